@@ -54,12 +54,17 @@ CLASSES = {
     "Lease": ("set", "claim", "wait_lost"),
     "StoreServer": ("start", "aclose"),
     "GradientSync": ("ready", "finish"),
+    "DistributedDataParallel": words("backward sync no_sync join register_comm_hook"),
     "Portal": ("call", "close"),
     "SyncWork": ("wait",),
 }
 """The methods that users call, in the order of reading; classes that are not here show none."""
 
-MADE_ELSEWHERE = {"SyncProcessGroup", "SyncWork", "GroupMember", *CLASSES} - {"GradientSync", "Portal"}
+MADE_ELSEWHERE = {"SyncProcessGroup", "SyncWork", "GroupMember", *CLASSES} - {
+    "GradientSync",
+    "DistributedDataParallel",
+    "Portal",
+}
 
 SECTIONS = {
     "Runtime": words(
@@ -86,7 +91,7 @@ SECTIONS = {
     "Stores": words(
         "Store Lease TcpStore FileStore HashStore PrefixStore StoreServer register_rendezvous_handler"
     ),
-    "Training": ("GradientSync",),
+    "Training": ("GradientSync", "DistributedDataParallel"),
     "Synchronous code": words("Portal SyncProcessGroup SyncWork"),
     "Errors": words(
         """

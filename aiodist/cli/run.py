@@ -65,6 +65,11 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: b
         raise UsageError(f"--rdzv-backend {args.rdzv_backend} does not exist here", hint="Use static or c10d")
     if args.on_failure not in ("stop", "continue"):
         raise UsageError(f"--on-failure {args.on_failure} has no meaning", hint="Use stop or continue")
+    if args.torch and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        raise UsageError(
+            "--torch has no effect with TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch would load no backend",
+            hint="Unset that variable",
+        )
     redirects = _per_rank("--redirects", args.redirects, nproc)
     tee = _per_rank("--tee", args.tee, nproc)
     if not elsewhere:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
@@ -67,8 +68,11 @@ class Portal(LoopThread):
         return world is not None and world._core.lineage is group._core.lineage
 
     def closing(self) -> Coroutine[Any, Any, None] | None:
-        """The coroutine to run before the loop ends with its process."""
-        return None if self._world is None else self._world.aclose()
+        """The coroutine to run before the loop ends with its process: by an error, where the program does."""
+        if self._world is None:
+            return None
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # what was not caught
+        return self._world.__aexit__(None if error is None else type(error), error, None)
 
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -89,10 +93,12 @@ class Portal(LoopThread):
     ) -> Reply:
         named = {name: _unwrapped(value) for name, value in (kwargs or {}).items()}
         asked = functools.partial(function, *map(_unwrapped, args), **named)
-        # A thread has streams of its own, and what it passes is computed on those.
+        return self.post(functools.partial(self._answer_asked, seat, self.streams(), asked))
+
+    def streams(self) -> Streams:
+        """The streams of a device that are current in the calling thread, on which its tensors are computed."""
         device = None if self._world is None else self._world.device
-        streams = [] if device is None else current_streams(device)
-        return self.post(functools.partial(self._answer_asked, seat, streams, asked))
+        return [] if device is None else current_streams(device)
 
     # ── in the loop's thread ─────────────────────────────────────────────────────────────────────────
 

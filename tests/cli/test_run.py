@@ -212,6 +212,12 @@ def test_refused(script: str, argv: list[str], message: str) -> None:
     assert "\n" not in str(info.value)
 
 
+def test_torch_that_loads_no_backends_cannot_be_given_one(script: str) -> None:
+    with pytest.raises(UsageError, match="has no effect with TORCH_DEVICE_BACKEND_AUTOLOAD=0"):
+        config("--torch", script, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert config("--torch", script).torch
+
+
 def test_no_such_script_or_program() -> None:
     with pytest.raises(UsageError, match=r"there is no script 'nothing\.py' in "):
         config("nothing.py")

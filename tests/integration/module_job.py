@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +31,9 @@ class Branches(torch.nn.Module):  # type: ignore[misc]
 
 
 class Shared(torch.nn.Module):  # type: ignore[misc]
-    """One layer that is used three times, and one never."""
+    """One layer that is used three times, and one never. Reentrant checkpoints give it three gradients."""
+
+    reentrant = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,9 +41,31 @@ class Shared(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer three times."""
+        x = x.requires_grad_()
         for _ in range(3):
-            x = torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).tanh()
+            x = torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=self.reentrant).tanh()
         return x
+
+
+class Reentrant(Shared):
+    """Its gradients come one by one."""
+
+    reentrant = True
+
+
+class Beside(torch.nn.Module):  # type: ignore[misc]
+    """A part of its loss is not in what it returns, nor can anybody find tensors in that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.beside = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+        self.idle = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Give a function of the output."""
+        self.loss = self.beside(x).square().sum()
+        main, _ = self.main(x), self.idle(x)
+        return lambda: main
 
 
 def plain() -> torch.nn.Module:
@@ -146,59 +169,61 @@ async def check_unused(pg: Any, as_view: bool) -> None:
         same(ours, torchs, f"unused, step {step}")
 
 
-@contextlib.contextmanager
-def refused(why: str) -> Iterator[None]:
-    """A block that has to end by a `UsageError` with these words."""
-    try:
-        yield
-    except dist.UsageError as error:
-        if why not in str(error):
-            raise
-    else:
-        raise AssertionError(f"nothing was said of: {why}")
-
-
-async def check_missing(pg: Any) -> None:
-    """A parameter without gradient is named, and the others have theirs."""
-    ours = await dist.DistributedDataParallel(made(Branches, 0), pg)
-    ours(inputs(pg.rank, 0, 2, 4), "1").sum().backward()
-    with refused("4 parameters got no gradient: two.weight, two.bias, never.weight, never.bias"):
+async def check_beside(pg: Any) -> None:
+    """A loss that is not in the output counts, an output that is not in the loss does not."""
+    ours = await dist.DistributedDataParallel(made(Beside, pg.rank), pg, find_unused_parameters=True)
+    for step in range(3):
+        ours.zero_grad()
+        given = [inputs(rank, step, 2, 4) for rank in range(pg.size)]
+        for _ in range(2):  # of the first nothing comes
+            give = ours(given[pg.rank])
+        (give().sum() + ours.module.loss).backward()
+        local = ours.module.beside.weight.grad.clone()
         await ours.sync()
+        rows = await pg.all_gather(local)
+        assert torch.allclose(ours.module.beside.weight.grad, rows.sum(0) / pg.size, rtol=1e-5), step
+        expected = sum(x.sum(0) for x in given) / pg.size
+        assert torch.allclose(ours.module.main.weight.grad, expected.expand(3, 4), atol=1e-6), step
+        assert ours.module.idle.weight.grad is None, step
+
+
+async def check_kept(pg: Any, as_view: bool) -> None:
+    """What no rank uses keeps its gradient; what was used in no_sync counts as used."""
+    options: dict[str, Any] = {"find_unused_parameters": True, "gradient_as_bucket_view": as_view}
+    ours = await dist.DistributedDataParallel(made(Branches, pg.rank), pg, **options)
+    mine = inputs(pg.rank, 0, 2, 4)
+    ours(mine, "12").sum().backward()
+    await ours.sync()
+    ours.module.two.weight.grad.fill_(1.0 + pg.rank)
+    ours(mine, "1").sum().backward()
+    await ours.sync()
+    assert torch.equal(ours.module.two.weight.grad, torch.full((3, 4), 1.0 + pg.rank)), as_view
+    ours.zero_grad()
+    with ours.no_sync():
+        ours(mine, "2").sum().backward()
+    ours(mine, "1").sum().backward()
+    await ours.sync()
     expected = sum(inputs(rank, 0, 2, 4).sum(0) for rank in range(pg.size)) / pg.size
-    assert torch.allclose(ours.module.one.weight.grad, expected.expand(3, 4), atol=1e-6)
-    with refused("no backward pass"):
-        await ours.sync()
-    loss = ours(inputs(pg.rank, 0, 2, 4)).sum() + ours.module.never(inputs(pg.rank, 1, 2, 4)).sum()
-    loss.backward(retain_graph=True)
-    with refused("the last step is not over"):
-        await ours.join()
-    with refused("came once more"):
-        loss.backward()
-    assert await ours.sync()
+    for branch in (ours.module.one, ours.module.two):
+        assert torch.allclose(branch.weight.grad, expected.expand(3, 4), atol=1e-6), as_view
 
 
-async def check_refused(pg: Any) -> None:
-    """What is wrong with a module is said before anything is sent."""
-    with refused(f"the modules differ: here is weight: torch.float32 [{3 + pg.rank}, 4]"):
-        await dist.DistributedDataParallel(torch.nn.Linear(4, 3 + pg.rank), pg)
-    with refused("no parameter with requires_grad"):
-        dist.DistributedDataParallel(torch.nn.ReLU(), pg)
-    with refused("takes a torch.nn.Module, not list"):
-        dist.DistributedDataParallel([], pg)
-    with refused("bucket_cap_mb must be"):
-        dist.DistributedDataParallel(torch.nn.Linear(2, 2), pg, bucket_cap_mb=0)
-    ours = dist.DistributedDataParallel(torch.nn.Linear(4, 2), pg)
-    with refused("never shared"):
-        ours(inputs(pg.rank, 0, 2, 4)).sum().backward()
-    with refused("never shared"):
+async def check_fewer(pg: Any) -> None:
+    """A static graph whose step brings fewer gradients than the first: those that came count."""
+    ours = await dist.DistributedDataParallel(made(lambda: torch.nn.Linear(4, 3), 0), pg, static_graph=True)
+    mine = inputs(pg.rank, 0, 2, 4)
+    total = sum(inputs(rank, 0, 2, 4).sum(0) for rank in range(pg.size)) / pg.size
+    for losses in (2, 1, 2):
+        ours.zero_grad()
+        outputs = [ours(mine).sum() for _ in range(losses)]
+        for output in outputs:
+            output.backward()
         await ours.sync()
-    table = await dist.DistributedDataParallel(torch.nn.Embedding(5, 2, sparse=True), pg)
-    with refused("of layout torch.sparse_coo"):
-        table(torch.tensor([1, 3])).sum().backward()
+        assert torch.allclose(ours.module.weight.grad, losses * total.expand(3, 4), atol=1e-5), losses
 
 
 async def check_join(pg: Any, by_all: bool) -> None:
-    """Uneven inputs: as many steps as rank numbers; then all have the module of the longest."""
+    """Uneven inputs: more steps on higher ranks; then all have the module of the longest."""
     make = lambda: torch.nn.Linear(4, 2)  # noqa: E731 - a maker of a module
     torchs = Torchs(made(make, pg.rank))
     ours = await dist.DistributedDataParallel(
@@ -219,6 +244,43 @@ async def check_join(pg: Any, by_all: bool) -> None:
         await ours.join()
     for mine, theirs in zip(ours.parameters(), torchs.parameters(), strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5), by_all
+
+
+async def check_join_with_buffers(pg: Any, hooked: bool) -> None:
+    """Uneven inputs: the buffers are those of a rank that has data; a hook averages over all ranks."""
+    ours = await dist.DistributedDataParallel(
+        made(plain, 0), pg, divide_by_initial_world_size=False, bucket_cap_mb=0.0001
+    )
+    if hooked:
+        ours.register_comm_hook(None, mean_of(pg))
+    for step in range(1 + pg.rank):
+        ours.zero_grad()
+        ours(inputs(pg.rank, step, 2, 3, 6, 6)).square().sum().backward()
+        local = [parameter.grad.clone() for parameter in ours.parameters()]
+        await ours.sync()
+        if pg.rank == pg.size - 1 and step == pg.rank:  # the only one that still has data
+            for mine, parameter in zip(local, ours.parameters(), strict=True):
+                share = mine / pg.size if hooked else mine
+                assert torch.allclose(parameter.grad, share, rtol=1e-4, atol=1e-5), hooked
+            kept = [buffer.clone() for buffer in ours.buffers()]
+    await ours.join()
+    if pg.rank == pg.size - 1:
+        for mine, buffer in zip(kept, ours.buffers(), strict=True):
+            assert torch.equal(mine, buffer), hooked
+    for buffer in ours.buffers():
+        rows = await pg.all_gather(buffer)
+        assert all(torch.equal(row, buffer) for row in rows), hooked
+    assert [int(b) for name, b in ours.named_buffers() if name.endswith("tracked")] == [pg.size]
+
+
+def mean_of(pg: Any) -> Any:
+    """A hook that averages as the wrapper does."""
+
+    async def hook(_: None, bucket: Any) -> torch.Tensor:
+        whole: torch.Tensor = await pg.all_reduce(bucket.buffer() / pg.size)
+        return whole
+
+    return hook
 
 
 async def check_hook(pg: Any) -> None:
@@ -258,12 +320,16 @@ async def main() -> None:
             view = {"gradient_as_bucket_view": as_view}
             await check_steps(pg, plain, image, f"plain {as_view}", bucket_cap_mb=0.001, **view)
             await check_steps(pg, Shared, (2, 4), f"static {as_view}", static_graph=True, **view)
+            await check_steps(pg, Reentrant, (2, 4), f"reentrant {as_view}", static_graph=True, **view)
             await check_no_sync(pg, as_view)
             await check_unused(pg, as_view)
-        await check_missing(pg)
-        await check_refused(pg)
+            await check_kept(pg, as_view)
+        await check_beside(pg)
+        await check_fewer(pg)
         await check_join(pg, True)
         await check_join(pg, False)
+        await check_join_with_buffers(pg, False)
+        await check_join_with_buffers(pg, True)
         await check_hook(pg)
         sys.stdout.write("all the same\n")
     c10d.destroy_process_group()

@@ -42,3 +42,19 @@ def test_training_goes_on_where_a_rank_dies_in_the_backward_pass(tmp_path: Path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("trained by 3, 2 changes") == 2, ended.stdout
     assert ended.stdout.count("trained by 3, 0 changes") == 1, ended.stdout
+
+
+@pytest.mark.slow("a death")
+def test_a_sync_that_was_cancelled_says_later_that_a_rank_died() -> None:
+    ended = run(2, "--on-failure", "continue", str(HERE / "module_losses_job.py"), "cancelled", "")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("went on 1") == 1, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow("two deaths, and a worker that starts anew")
+def test_no_newcomer_trains_from_nothing(tmp_path: Path) -> None:
+    job = [str(HERE / "module_losses_job.py"), "orphaned", str(tmp_path / "shared")]
+    ended = run(2, "--max-restarts", "1", *job)
+    assert ended.returncode != 0
+    assert "QuorumLost: all members that had the parameters died" in ended.stdout + ended.stderr
+    assert "trained from nothing" not in ended.stdout

@@ -63,6 +63,11 @@ try:
 except c10d.DistBackendError as error:
     print("cause:", type(error.__cause__).__name__, flush=True)
 """
+RAISES = (
+    DIES.replace("os.kill(os.getpid(), signal.SIGKILL)", 'raise ValueError("no such file")')
+    .replace("try:\n    while", "if True:\n    while")
+    .partition("except RuntimeError")[0]
+)
 BAD = """
 import torch, torch.distributed as c10d
 c10d.init_process_group("aiodist")
@@ -135,6 +140,14 @@ def test_who_dies_in_backward_is_named_in_every_survivor(tmp_path: Path) -> None
     assert ended.stdout.count("cause: PeerLost") == 2
 
 
+def test_who_raises_is_named_in_every_survivor_and_failed_first(tmp_path: Path) -> None:
+    ended = run(RAISES, tmp_path, 3)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "rank 1 failed first" in ended.stderr
+    assert "ValueError: no such file" in ended.stderr.partition("rank 1 failed first")[2]
+    assert "GroupAborted: rank 1 aborted the group: ValueError: no such file" in ended.stdout + ended.stderr
+
+
 def test_destroy_waits_for_no_receive_of_what_nobody_sends(tmp_path: Path) -> None:
     ended = run(PENDING, tmp_path, 2)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -199,17 +212,23 @@ def test_the_batch_norm_of_the_docs_is_that_of_the_whole_batch(tmp_path: Path) -
     assert ended.stdout.count("same") == 3
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow(MORE))])
-def test_what_callbacks_issue_has_one_order(size: int) -> None:
-    job = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(size), str(CALLBACKS)]
-    ended = run_to_end(job, {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
+@pytest.mark.parametrize(
+    ("size", "backend"),
+    [
+        (2, "aiodist"),
+        *(pytest.param(*case, marks=pytest.mark.slow(MORE)) for case in ((3, "aiodist"), (2, "gloo"))),
+    ],
+)
+def test_what_callbacks_issue_has_one_order(size: int, backend: str) -> None:
+    job = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(size), "--torch", str(CALLBACKS)]
+    ended = run_to_end([*job, backend], {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("in order") == size
 
 
 def test_who_dies_is_named_where_a_hook_averages() -> None:
     job = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "3", "--on-failure", "continue"]
-    ended = run_to_end([*job, str(CALLBACKS), "1"], {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
+    ended = run_to_end([*job, str(CALLBACKS), "aiodist", "1"], {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
     told = [line for line in ended.stdout.splitlines() if "told:" in line]
     assert len(told) == 2, ended.stdout + ended.stderr
     assert all("PeerLost: lost rank 1" in line for line in told), told

@@ -16,7 +16,7 @@ from tests.processes import run_to_end
 JOB = Path(__file__).parent / "torch_misuse_job.py"
 PARTS = [
     *("tensors", "dtypes", "arguments", "works", "threads", "children", "copies"),
-    *("disagreements", "aborted", "interrupted", "destroyed"),
+    *("disagreements", "aborted", "one_of_several", "averages", "interrupted", "destroyed"),
 ]
 pytestmark = [
     pytest.mark.timeout(120),

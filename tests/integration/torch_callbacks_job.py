@@ -1,10 +1,13 @@
-"""A job whose callbacks of futures issue collectives; with a number as argument that rank dies in a hook."""
+"""A job whose callbacks of futures issue collectives. Arguments: the backend; a rank that dies in a hook."""
 
 from __future__ import annotations
 
+import _thread
+import gc
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +74,57 @@ def check_power_sgd(size: int) -> None:
     assert all(torch.equal(rows[0], row) for row in rows)
 
 
+def check_crosswise(size: int) -> None:
+    """A callback waits for a callback of an operation that comes later."""
+    first, second = (c10d.all_reduce(torch.ones(1), async_op=True) for _ in range(2))
+    later = second.get_future()
+
+    def issuing(future: Any) -> torch.Tensor:
+        mine = future.value()[0].clone()
+        c10d.all_reduce(mine)
+        return mine
+
+    assert first.get_future().then(lambda _: later.then(issuing).wait()).wait().item() == size * size
+
+
+def check_many_groups(rank: int, size: int) -> None:
+    """Callbacks of more groups wait at the same time than a small pool has threads."""
+    groups = [c10d.new_group(list(range(size))) for _ in range(70)]
+    works = [c10d.all_reduce(torch.ones(1), group=group, async_op=True) for group in groups[rank == 0 :]]
+    futures = [work.get_future().then(lambda future: future.value()[0].item()) for work in works]
+    if rank == 0:  # the last one that comes, for which all have to wait
+        work = c10d.all_reduce(torch.ones(1), group=groups[0], async_op=True)
+        futures.append(work.get_future().then(lambda future: future.value()[0].item()))
+    assert torch.futures.wait_all(futures) == [float(size)] * 70
+    for group in groups:
+        c10d.destroy_process_group(group)
+
+
+def check_freed() -> None:
+    """A Work whose future was asked for keeps its tensors no longer than others."""
+    gc.collect()
+    gc.disable()
+    tensor = torch.ones(1000)
+    freed = weakref.ref(tensor)
+    work = c10d.all_reduce(tensor, async_op=True)
+    work.get_future().then(lambda done: done.value()[0].sum()).wait()
+    del tensor, work
+    for _ in range(20):  # another thread may be about to let go of it
+        c10d.barrier()
+    assert freed() is None
+    gc.enable()
+
+
+def check_bare_thread() -> None:
+    """A thread without a frame of Python's, as autograd has them, asks for the future."""
+    work = c10d.all_reduce(torch.ones(1), async_op=True)
+    _thread.start_new_thread(work.get_future, ())
+    while work._future is None:
+        os.sched_yield()
+    assert work._shown is None  # it is given one in which an error is one for C++
+    assert work._future.wait()[0].item() == c10d.get_world_size()
+
+
 def die(rank: int, victim: int) -> None:
     """A rank dies; the hooks of the others say who."""
     ddp = wrapped(cap=0.01)
@@ -88,14 +142,19 @@ def die(rank: int, victim: int) -> None:
 
 def main() -> None:
     """Run the checks."""
-    c10d.init_process_group("aiodist")
+    backend, *victim = sys.argv[1:]
+    c10d.init_process_group(backend)
     rank, size = c10d.get_rank(), c10d.get_world_size()
-    if len(sys.argv) > 1:
-        die(rank, int(sys.argv[1]))
+    if victim:
+        die(rank, int(victim[0]))
         return
     for _ in range(3):
         check_many(rank, size)
     check_power_sgd(size)
+    check_crosswise(size)
+    check_many_groups(rank, size)
+    check_freed()
+    check_bare_thread()
     print("in order", flush=True)
     c10d.destroy_process_group()
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as c10d
 from torch.nn.parallel import DistributedDataParallel
@@ -390,6 +391,59 @@ def aborted(rank: int) -> None:
     for _ in range(2):
         assert "GroupAborted" in message_of(lambda: check_usable(group), c10d.DistBackendError)
     check_usable()
+    group = c10d.new_group()
+    issued = threading.Event()
+
+    def issuing(_: Any) -> torch.Tensor:
+        mine = torch.ones(1)
+        if rank == 0 or not issued.is_set():  # the second one comes on rank 0 alone
+            work = c10d.all_reduce(mine, group=group, async_op=True)
+            issued.set()
+            work.wait()
+        return mine
+
+    c10d.all_reduce(torch.ones(1), group=group, async_op=True).get_future().then(issuing).wait()
+    if rank == 0:
+        issued.clear()
+    waits = c10d.all_reduce(torch.ones(1), group=group, async_op=True).get_future().then(issuing)
+    if rank == 0:
+        assert issued.wait(30)
+        group.abort()
+        with pytest.raises(RuntimeError, match="GroupAborted"):
+            waits.wait()
+    else:
+        waits.wait()
+    check_usable()
+
+
+def one_of_several(rank: int) -> None:
+    """Of several operations in one call one cannot begin: the Work fails when the others have ended."""
+    group = c10d.new_group()
+    first, wide = torch.full((4,), 1.0 + rank), torch.ones(1).expand(3)
+    work = group.allreduce_coalesced([first, wide])
+    if rank:
+        c10d.recv(torch.zeros(1), 0)  # the other one waits meanwhile
+    else:
+        c10d.send(torch.zeros(1), 1)
+    assert "overlaps itself" in message_of(work.wait, c10d.DistBackendError, ValueError)
+    assert first.tolist() == [3.0] * 4
+    check_usable(group)
+
+
+def averages(rank: int) -> None:
+    """The average of integers is the quotient of their sum, in every reduction."""
+    mean = c10d.ReduceOp.AVG
+    mine = torch.tensor([3 + 4 * rank, -3 - 4 * rank])
+    c10d.all_reduce(mine, mean)
+    assert mine.tolist() == [5, -5]
+    given = torch.tensor([3 + 4 * rank, 8])
+    c10d.reduce(given, 1, mean)
+    assert given.tolist() == ([5, 8] if rank else [3, 8])
+    part = torch.zeros(1, dtype=torch.int64)
+    c10d.reduce_scatter_tensor(part, torch.tensor([2 + 4 * rank, 11 + 2 * rank]), mean)
+    assert part.tolist() == [12 if rank else 4]
+    c10d.reduce_scatter(part, [torch.tensor([2 + 4 * rank]), torch.tensor([11 + 2 * rank])], mean)
+    assert part.tolist() == [12 if rank else 4]
 
 
 def interrupted(rank: int) -> None:
@@ -438,7 +492,7 @@ def destroyed(rank: int) -> None:
 
 PARTS = (
     *(tensors, dtypes, arguments, works, threads, children, copies),
-    *(disagreements, aborted, interrupted, destroyed),
+    *(disagreements, aborted, one_of_several, averages, interrupted, destroyed),
 )
 
 

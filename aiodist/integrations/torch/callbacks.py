@@ -12,16 +12,21 @@ A callback may wait for what it has issued. So the futures of that are completed
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-_THREADS = 64  # at most in which callbacks run at the same time
+T = TypeVar("T")
+_log = logging.getLogger("aiodist.torch")
+
+_THREADS = (
+    4096  # at most: callbacks may wait for others, so none may wait for a thread. Few are ever started.
+)
 
 # Never the loop's thread: a callback that waits for an operation would wait for itself.
 _threads = ThreadPoolExecutor(_THREADS, "aiodist torch")
@@ -42,16 +47,16 @@ def at_once(call: Callable[[], object], within: str = "") -> None:
     _threads.submit(_call, call, within)
 
 
-def _call(call: Callable[[], object], within: str) -> None:
-    _here.origin = within
+def _call(call: Callable[[], T], within: str) -> T:
+    before, _here.origin = origin(), within
     try:
-        call()
+        return call()
     finally:
-        _here.origin = ""
+        _here.origin = before
 
 
 class _Due(NamedTuple):
-    wait: Callable[[], object]
+    future: torch.futures.Future[Any]
     complete: Callable[[], object]
 
 
@@ -63,38 +68,41 @@ class InOrder:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._due: deque[_Due] = deque()
         self._gate = threading.Lock()
         self._runs = False
 
-    def add(self, wait: Callable[[], object], complete: Callable[[], object]) -> None:
-        """Take a future on.
+    def add(self, future: torch.futures.Future[Any], complete: Callable[[], object]) -> None:
+        """Take a callback on, behind those that were taken on before.
 
         Args:
-            wait: returns when its operation has ended.
-            complete: completes it, which runs its callbacks.
+            future: complete when the operation has ended.
+            complete: runs the callback.
         """
         with self._gate:
-            self._due.append(_Due(wait, complete))
-            if self._runs:
+            self._due.append(_Due(future, complete))
+        future.add_done_callback(lambda _: self._go_on())
+
+    def _go_on(self) -> None:
+        """Have a thread run callbacks if the first of them is due. No thread waits for one."""
+        with self._gate:
+            if self._runs or not self._due or not self._due[0].future.done():
                 return
             self._runs = True
-        _threads.submit(self._run)
+        _threads.submit(_call, self._run, self.name)
 
     def _run(self) -> None:
-        _here.origin = self._name
-        try:
-            while True:
-                with self._gate:
-                    if not self._due:
-                        self._runs = False
-                        return
-                    due = self._due.popleft()
-                due.wait()
+        while True:
+            with self._gate:
+                if not self._due or not self._due[0].future.done():
+                    self._runs = False
+                    return
+                due = self._due.popleft()
+            try:
                 due.complete()
-        finally:
-            _here.origin = ""
+            except Exception:  # of a callback it is in the future; this is torch's own
+                _log.exception("a callback of group %s could not run", self.name)
 
 
 class OrderedFuture(torch.futures.Future[Any]):  # type: ignore[misc]
@@ -112,14 +120,20 @@ class OrderedFuture(torch.futures.Future[Any]):  # type: ignore[misc]
 
     def then(self, callback: Callable[[Any], Any]) -> OrderedFuture:
         """Have a callback run with the complete future → the future of what it returns."""
-        inner, start = self._inner, torch.futures.Future()
-        result = OrderedFuture(start.then(lambda _: callback(inner)), self._in_order)
+        inner, in_order = self._inner, self._in_order
+        if origin() == in_order.name:  # asked for by a callback of the group, which may wait for this one
+            made = inner.then(lambda done: _call(lambda: callback(done), in_order.name))
+            result = OrderedFuture(made, in_order)
+            made.add_done_callback(lambda _: result.follow())
+            return result
+        start: torch.futures.Future[Any] = torch.futures.Future()
+        result = OrderedFuture(start.then(lambda _: callback(inner)), in_order)
 
         def complete() -> None:
             start.set_result(None)  # runs the callback
             result.follow()
 
-        self._in_order.add(self._ended, complete)
+        in_order.add(inner, complete)
         return result
 
     def follow(self) -> None:
@@ -132,10 +146,6 @@ class OrderedFuture(torch.futures.Future[Any]):  # type: ignore[misc]
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         """Have a callback run with the complete future."""
         self.then(callback)
-
-    def _ended(self) -> None:
-        with contextlib.suppress(Exception):  # callbacks find the error in it
-            self._inner.wait()
 
     def wait(self) -> Any:
         """The value, once it is there; raises the error."""

@@ -16,14 +16,17 @@ def register() -> None:
     Raises:
         ImportError: AIODIST_TORCH=1, and what that needs is not there: gloo shall not run in its place.
     """
+    in_place_of_gloo = os.environ.get("AIODIST_TORCH") == "1"
     try:
         from torch.distributed import Backend
 
         if not hasattr(Backend, "AIODIST"):
             Backend.register_backend("aiodist", _create, extended_api=True, devices=["cpu", "cuda"])
-    except (ImportError, AttributeError, TypeError):  # a torch without distributed, or of another kind
+    except (ImportError, AttributeError, TypeError) as error:  # another kind of torch
+        if in_place_of_gloo:
+            raise ImportError(f"AIODIST_TORCH=1: this torch takes no backend of others: {error}") from error
         return
-    if os.environ.get("AIODIST_TORCH") == "1":
+    if in_place_of_gloo:
         from aiodist.integrations.torch.in_place_of_gloo import take_its_place
 
         take_its_place()

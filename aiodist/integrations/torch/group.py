@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ from aiodist.portal.facade import SyncProcessGroup
 from aiodist.portal.loop_thread import Reply
 from aiodist.types import ReduceOp
 
-Start = Callable[[ProcessGroup], Any]
-"""Issues an operation on the loop → its Work."""
+Start = Callable[..., Any]
+"""Issues an operation of a group on the loop (`async_op=True`) → its Work."""
 
 
 class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
@@ -45,7 +46,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         global_ranks: global ranks of the members, in this group's order.
 
     A call puts its operation on the portal's loop and returns; operations start in the order of the calls.
-    What is wrong with the tensors is raised in the call, what the ranks disagree about by `wait`.
+    A tensor that cannot be sent at all is refused in the call; what else is wrong is raised by `wait`.
     """
 
     asked_as = "aiodist"
@@ -72,9 +73,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             return self._sparse(sparse, op)
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if len(given) == 1 and op is not ReduceOp.AVG and (array := quick(given[0])) is not None:
-            return self._start("all_reduce", given, functools.partial(_all_reduce, array, op), limit_of(opts))
+            return self._start("all_reduce", given, partial(_all_reduce, array, op=op), limit_of(opts))
         tensor = one(tensors, "allreduce")
-        return self._start("all_reduce", [tensor], functools.partial(_all_reduce, tensor, op), limit_of(opts))
+        start = _reducing(op, tensor, partial(_all_reduce, tensor))
+        return self._start("all_reduce", [tensor], start, limit_of(opts))
 
     def _sparse(self, tensor: Any, op: Any) -> AiodistWork:
         """Sum sparse tensors → a Work that is done: its steps keep their place among this caller's calls."""
@@ -91,9 +93,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> AiodistWork:
         """Reduce several tensors."""
         given, op = all_of(tensors), op_of(opts)
-        return self._start_all(
-            "all_reduce", given, [functools.partial(_all_reduce, tensor, op) for tensor in given]
-        )
+        starts = [_reducing(op, tensor, partial(_all_reduce, tensor)) for tensor in given]
+        return self._post("all_reduce", given, starts)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> AiodistWork:
         """Copy the root's tensor to all ranks, in place."""
@@ -105,9 +106,9 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: Any, opts: Any = None) -> AiodistWork:
         """Reduce to the root's tensor."""
         tensor, root, op = one(tensors, "reduce"), int(getattr(opts, "rootRank", 0)), op_of(opts)
-        return self._start(
-            "reduce", [tensor], lambda pg, **more: pg.reduce(tensor, root, op, **more), limit_of(opts)
-        )
+        gets = root == self.ours.rank
+        start = _reducing(op, tensor, lambda pg, op, **more: pg.reduce(tensor, root, op, **more), gets)
+        return self._start("reduce", [tensor], start, limit_of(opts))
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> AiodistWork:
         """Give every rank's tensor to every rank, as a list."""
@@ -116,7 +117,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._start(
             "all_gather",
             outputs,
-            lambda pg, async_op: shapes.all_gather(pg, outputs, tensor, async_op),
+            partial(shapes.all_gather, tensors=outputs, tensor=tensor),
             inputs=[tensor],
         )
 
@@ -128,10 +129,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             raise UsageError("allgather_coalesced takes, for each rank, as many outputs as inputs")
         given = apart(given, [tensor for row in rows for tensor in row])
         starts = [
-            functools.partial(_all_gather, [row[index] for row in rows], tensor)
+            partial(shapes.all_gather, tensors=[row[index] for row in rows], tensor=tensor)
             for index, tensor in enumerate(given)
         ]
-        return self._start_all("all_gather", [tensor for row in rows for tensor in row], starts, given)
+        return self._post("all_gather", [tensor for row in rows for tensor in row], starts, given)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> AiodistWork:
         """Gather every rank's tensor into one, along the first axis."""
@@ -140,7 +141,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._start(
             "all_gather_into_tensor",
             [out],
-            functools.partial(_all_gather_into, *fitting(out, tensor)),
+            _gathering(out, tensor),
             inputs=[tensor],
         )
 
@@ -150,11 +151,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """`all_gather_single` of several tensors."""
         outs, given = all_of(outputs), all_of(inputs)
         given = apart(given, outs)
-        starts = [
-            functools.partial(_all_gather_into, *fitting(out, tensor))
-            for out, tensor in zip(outs, given, strict=True)
-        ]
-        return self._start_all("all_gather_into_tensor", outs, starts, given)
+        starts = [_gathering(out, tensor) for out, tensor in zip(outs, given, strict=True)]
+        return self._post("all_gather_into_tensor", outs, starts, given)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -165,7 +163,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._start(
             "reduce_scatter",
             [out],
-            lambda pg, async_op: shapes.reduce_scatter(pg, out, inputs, op, async_op),
+            _reducing(op, out, partial(shapes.reduce_scatter, output=out, tensors=inputs)),
             inputs=inputs,
         )
 
@@ -176,7 +174,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._start(
             "reduce_scatter_tensor",
             [out],
-            functools.partial(_reduce_scatter_from, *fitting(tensor, out), op),
+            _scattering(op, tensor, out),
             inputs=[tensor],
         )
 
@@ -186,11 +184,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """`reduce_scatter_single` of several tensors."""
         outs, given, op = all_of(outputs), all_of(inputs), op_of(opts)
         given = apart(given, outs)
-        starts = [
-            functools.partial(_reduce_scatter_from, *fitting(tensor, out), op)
-            for out, tensor in zip(outs, given, strict=True)
-        ]
-        return self._start_all("reduce_scatter_tensor", outs, starts, given)
+        starts = [_scattering(op, tensor, out) for out, tensor in zip(outs, given, strict=True)]
+        return self._post("reduce_scatter_tensor", outs, starts, given)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -202,7 +197,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._start(
             "gather",
             outputs or [],
-            lambda pg, async_op: shapes.gather(pg, tensor, outputs, root, async_op),
+            partial(shapes.gather, tensor=tensor, tensors=outputs, dst=root),
             inputs=[tensor],
         )
 
@@ -213,7 +208,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._start(
             "scatter",
             [out],
-            lambda pg, async_op: shapes.scatter(pg, out, inputs, root, async_op),
+            partial(shapes.scatter, tensor=out, tensors=inputs, src=root),
             inputs=inputs or [],
         )
 
@@ -224,7 +219,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._start(
             "all_to_all",
             outs,
-            lambda pg, async_op: shapes.all_to_all(pg, outs, given, async_op),
+            partial(shapes.all_to_all, outputs=outs, inputs=given),
             inputs=given,
         )
 
@@ -265,9 +260,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Any, dst: int, tag: int = 0) -> AiodistWork:
         """Send a tensor to a group rank."""
         tensor = one(tensors, "send")
-        return self._start(
-            "send", [tensor], lambda pg, async_op: pg.send(tensor, dst, tag, async_op=async_op)
-        )
+        return self._start("send", [tensor], lambda pg, **more: pg.send(tensor, dst, tag, **more))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> AiodistWork:
         """Receive a tensor from a group rank, within the group's timeout."""
@@ -292,26 +285,16 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self,
         what: str,
         outputs: list[Any],
-        start: Callable[..., Any],
+        start: Start,
         limit: float | None = None,
         inputs: list[Any] | None = None,
     ) -> AiodistWork:
         """Put an operation on the loop."""
-        asked = functools.partial(start, async_op=True)
-        if limit is not None:
-            asked = functools.partial(asked, timeout=limit)
+        asked = start if limit is None else partial(start, timeout=limit)
         return self._post(what, outputs, [asked], inputs)
 
-    def _start_all(
-        self, what: str, outputs: list[Any], starts: list[Any], inputs: list[Any] | None = None
-    ) -> AiodistWork:
-        """Put several on the loop, as one."""
-        return self._post(
-            what, outputs, [functools.partial(start, async_op=True) for start in starts], inputs
-        )
-
     def _post(
-        self, what: str, outputs: list[Any], starts: list[Start], inputs: list[Any] | None = None
+        self, what: str, outputs: list[Any], starts: Sequence[Start], inputs: list[Any] | None = None
     ) -> AiodistWork:
         """Put these on the loop, in this order, as one Work. `inputs`: where they are not the outputs."""
         message = what in _MESSAGES
@@ -324,31 +307,37 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             self._issued += 1
         portal = self.ours.portal
         over = self._profiled(what, outputs if inputs is None else inputs)
+        streams = portal.streams()
 
         def issue(reply: Reply) -> None:
-            left = len(starts)
+            left, failed = len(starts), None
+
+            def over_with(count: int, error: BaseException | None, value: Any = None) -> None:
+                nonlocal left, failed
+                left, failed = left - count, failed or error
+                if not left:  # none touches a tensor any more
+                    over()
+                    portal.settle(reply, value if failed is None and len(starts) == 1 else None, failed)
 
             def ended(work: Any) -> None:
-                nonlocal left
-                left -= 1
                 error = work.exception()
-                if error is None and left:
-                    return
-                over()
-                portal.settle(reply, work.result() if error is None and len(starts) == 1 else None, error)
+                over_with(1, error, None if error is not None else work.result())
 
-            if not starts:
-                portal.settle(reply, None)
             portal.watch(reply)
-            try:
-                for start in starts:
-                    work = start(group)
-                    work.add_done_callback(ended)
-                    if reply.waited_for:  # as it is by now, where the call blocks
-                        work._poll_for_thread()
-            except BaseException:  # the portal settles it so
-                over()
-                raise
+            if not starts:
+                over_with(0, None)
+            for number, start in enumerate(starts):
+                try:
+                    with contextlib.ExitStack() as stack:
+                        for stream in streams:
+                            stack.enter_context(stream)
+                        work = start(group, async_op=True)
+                except BaseException as error:
+                    over_with(len(starts) - number, error)
+                    break
+                work.add_done_callback(ended)
+                if reply.waited_for:  # as it is by now, where the call blocks
+                    work._poll_for_thread()
 
         try:
             reply = portal.post(issue)
@@ -376,7 +365,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             return _nothing
         title = f"{self.asked_as}:{what}"
         record = torch.autograd._record_function_with_args_enter(title, *tensors)
-        return once(functools.partial(torch.autograd._record_function_with_args_exit, record))
+        return once(partial(torch.autograd._record_function_with_args_exit, record))
 
     def _start_coalescing(self, device: Any = None) -> None:
         """Refuse: batches of a device are in C++. Those without one are coalesced calls."""
@@ -408,7 +397,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def setGroupName(self, name: str) -> None:
         """Take another name."""
-        self._name = name
+        self._name = self._in_order.name = name
 
     _set_group_name = setGroupName
 
@@ -459,7 +448,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the timeout of operations that say nothing else."""
-        self.ours.portal.call(setattr, self.ours._group, "timeout", timeout.total_seconds())
+        for group in self._all():
+            group.portal.call(setattr, group._group, "timeout", timeout.total_seconds())
 
     setTimeout = _set_default_timeout = set_timeout
 
@@ -468,15 +458,19 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
         Who waited for errors has heard of them.
         """
-        try:
-            self.ours.portal.call(self.ours._group._core.drop_receives)
-            self.ours.close()
-        except AiodistError:
-            pass
+        for group in self._all():
+            with contextlib.suppress(AiodistError):
+                group.portal.call(group._group._core.drop_receives)
+                group.close()
 
     def abort(self) -> None:
         """End the group at once, on all ranks: all that is in flight fails."""
-        self.ours.abort("torch's abort()")
+        for group in self._all():
+            group.abort("torch's abort()")
+
+    def _all(self) -> list[SyncProcessGroup]:
+        """The group, and behind it those for what callbacks issue; the last one first."""
+        return [*reversed(self._second.values()), self.ours]
 
 
 _MESSAGES = ("send", "recv", "recvAnySource")
@@ -487,24 +481,38 @@ def _nothing() -> None:
     pass
 
 
-def _all_reduce(tensor: Any, op: Any, pg: ProcessGroup, **more: Any) -> Any:
-    if op is not ReduceOp.AVG or tensor.device.type != "cpu" or tensor.dtype not in _INTEGERS:
-        return pg.all_reduce(tensor, op, **more)
-    work = pg.all_reduce(tensor, ReduceOp.SUM, **more)  # of integers: the sum's quotient, as NCCL has it
-    work.add_done_callback(lambda done: done.exception() or tensor.div_(pg.size, rounding_mode="trunc"))
-    return work
+def _all_reduce(tensor: Any, pg: ProcessGroup, op: Any, **more: Any) -> Any:
+    return pg.all_reduce(tensor, op, **more)
 
 
-def _all_gather(outputs: list[Any], tensor: Any, pg: ProcessGroup, async_op: bool) -> Any:
-    return shapes.all_gather(pg, outputs, tensor, async_op)
+def _gathering(out: Any, tensor: Any) -> Start:
+    out, tensor = fitting(out, tensor)
+    return partial(shapes.all_gather_into_tensor, output=out, tensor=tensor)
 
 
-def _all_gather_into(out: Any, tensor: Any, pg: ProcessGroup, async_op: bool) -> Any:
-    return shapes.all_gather_into_tensor(pg, out, tensor, async_op)
+def _scattering(op: Any, tensor: Any, out: Any) -> Start:
+    given, part = fitting(tensor, out)
+    return _reducing(op, part, partial(shapes.reduce_scatter_tensor, output=part, tensor=given))
 
 
-def _reduce_scatter_from(tensor: Any, out: Any, op: Any, pg: ProcessGroup, async_op: bool) -> Any:
-    return shapes.reduce_scatter_tensor(pg, out, tensor, op, async_op)
+def _reducing(op: Any, out: Any, start: Callable[..., Any], gets: bool = True) -> Start:
+    """A reduction by an op. The average of integers is the quotient of their sum, as NCCL has it.
+
+    Args:
+        out: the tensor that gets the result, or one like it.
+        start: issues it, given the group and `op`.
+        gets: whether this rank gets the result.
+    """
+    if op is not ReduceOp.AVG or out.device.type != "cpu" or out.dtype not in _INTEGERS:
+        return partial(start, op=op)
+
+    def started(pg: ProcessGroup, **more: Any) -> Any:
+        work = start(pg, op=ReduceOp.SUM, **more)
+        if gets:
+            work.add_done_callback(lambda done: done.exception() or out.div_(pg.size, rounding_mode="trunc"))
+        return work
+
+    return started
 
 
 def _inner(lists: Any, what: str) -> list[Any]:

@@ -132,7 +132,8 @@ class AiodistWork(Work):  # type: ignore[misc]
 
 def _asked_by_reducer() -> bool:
     """Whether C++ has called, within a backward pass: it wants errors of C++, and adds no callbacks."""
-    return sys._getframe(2).f_code.co_name == "_engine_run_backward"
+    caller = sys._getframe(1).f_back  # None in a thread of autograd's own
+    return caller is None or caller.f_code.co_name == "_engine_run_backward"
 
 
 def as_torchs(error: BaseException) -> BaseException:
@@ -144,11 +145,14 @@ def as_torchs(error: BaseException) -> BaseException:
 
 
 def once(function: Callable[[], object]) -> Callable[[], None]:
-    """The function, called at most once, by whichever thread comes first."""
-    turn = threading.Lock()
+    """The function, called at most once, by whichever thread comes first; let go of then."""
+    left = [function]
 
     def call() -> None:
-        if turn.acquire(blocking=False):
-            function()
+        try:
+            run = left.pop()
+        except IndexError:
+            return
+        run()
 
     return call

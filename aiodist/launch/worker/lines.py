@@ -17,6 +17,8 @@ _ENDS = re.compile(rb"[\r\n]")
 
 # Endings that only say that *another* rank is in trouble.
 _SYMPTOMS = ("PeerLost", "GroupAborted", "CollectiveTimeout", "QuorumLost", "Evicted")
+_TORCHS_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # before each line of a traceback, once torch has a group
+_TOLD_BY_TORCH = re.compile(rf"\bDistBackendError: ({'|'.join(_SYMPTOMS)}):")
 _ERROR_LINE = re.compile(r"^(?:  [|+ ]*)?((?:\w+\.)*\w+)(?::|$)")
 _TRACE = ("Traceback (most recent call last)", "Fatal Python error:")
 _CHAIN = (
@@ -88,7 +90,8 @@ class LastWords:
         self._lines.extend(line[:_LAST_WIDTH] for line in lines[-_LAST_LINES:])
 
     def _decoded(self) -> list[str]:
-        return [line.decode("utf-8", "replace").rstrip() for line in self._lines]
+        lines = (line.decode("utf-8", "replace").rstrip() for line in self._lines)
+        return [_TORCHS_PREFIX.sub("", line) for line in lines]
 
     def excerpt(self, limit: int = 40) -> tuple[str, ...]:
         """At most `limit` lines: from the last traceback on (with its causes), else the last ten."""
@@ -106,14 +109,17 @@ class LastWords:
         error = ""
         for line in lines[start:] if start is not None else ():
             match = _ERROR_LINE.match(line)
-            if match and not line.startswith(("Traceback", *_CHAIN)):
+            if match and not line.startswith(
+                ("Traceback", "At:", *_CHAIN)
+            ):  # torch's C++ ends by "At:", lines
                 error = match.group(1).rpartition(".")[2] + line[match.end(1) :]
         return error
 
     @property
     def symptom(self) -> bool:
         """Whether the traceback ends in an error that only reports another rank's trouble."""
-        return self.error.partition(":")[0] in _SYMPTOMS
+        error = self.error
+        return error.partition(":")[0] in _SYMPTOMS or _TOLD_BY_TORCH.search(error) is not None
 
 
 def _trace_start(lines: Sequence[str]) -> int | None:

@@ -136,6 +136,19 @@ def test_symptoms(error: str, symptom: bool) -> None:
     assert words.error == error.removeprefix("aiodist.errors.")
 
 
+def test_symptoms_as_torch_tells_them() -> None:
+    told = "DistBackendError: PeerLost: lost rank 1: gone"
+    bare = TRACE.format(error=f"torch.distributed.{told}")
+    by_cpp = TRACE.format(error=f"RuntimeError: Got the following error: {told}\n\nAt:\n  a.py(279): f\n")
+    for text in (bare, by_cpp):
+        prefixed = "".join(f"[rank0]: {line}\n" if line else "\n" for line in text.splitlines())
+        for words in (words_of(text), words_of(prefixed)):
+            assert words.symptom
+            assert words.error.endswith(told)
+            assert words.excerpt()[0] == "Traceback (most recent call last):"
+    assert not words_of(TRACE.format(error="RuntimeError: DistBackendError: it said PeerLost: no")).symptom
+
+
 def test_no_traceback_is_no_symptom() -> None:
     words = words_of("PeerLost: only a log line")
     assert not words.symptom

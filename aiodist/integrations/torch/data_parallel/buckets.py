@@ -80,7 +80,7 @@ def buckets_of(
         names: of the parameters, for errors.
         parameters: all on one device.
         cap: bytes at which a bucket is closed.
-        tail: elements behind the first one's gradients.
+        tail: elements behind the last one's gradients.
 
     Raises:
         UsageError: a parameter cannot be communicated, is no number that can be averaged, or lies on another
@@ -99,7 +99,7 @@ def buckets_of(
     plans = plan(seen, cap)
     made = []
     for number, slots in enumerate(plans):
-        extra = 0 if number else tail
+        extra = tail if number == len(plans) - 1 else 0
         example = parameters[slots.slots[0].index].detach()
         if home.type == "cpu":
             memory = wrap(example, pg.empty(slots.count + extra, slots.dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
@@ -12,16 +13,21 @@ from typing import Any
 
 import torch
 
-from aiodist.ddp.buckets import cap_of
-from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError
+from aiodist.ddp.buckets import MIB, cap_of
+from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError, shown
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group
 from aiodist.integrations.torch.data_parallel.buckets import GradBucket, buckets_of
-from aiodist.integrations.torch.data_parallel.graph import reached_from
+from aiodist.tensors import view
 from aiodist.types import ReduceOp
 
 Hook = Callable[[Any, GradBucket], Awaitable[torch.Tensor | None]]
 """Gives the average of a bucket's gradients over all ranks: in its buffer (None), or in another tensor."""
+
+_wrappers: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
+"""By the id of each parameter, which a wrapper keeps alive."""
+
+_COMPARED = ("find_unused_parameters", "static_graph", "broadcast_buffers", "elastic")
 
 
 class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
@@ -43,21 +49,26 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     A gradient is divided by the number of ranks before they are added up, as torch does it, so that with two
     ranks every bit is the same.
 
+    A backward pass that raises is part of a step, too: its `sync` comes next, as on the other ranks. The
+    wrapper cannot be copied or saved; its module can.
+
     Args:
         module: with parameters of floating or complex dtypes, on one device, alike on all ranks.
-        pg: the group; None takes the default one. Elastic: a world.
+        pg: the group; None takes the default one. With `elastic`: the world, or what `dist.join()` gives.
+        process_group: torch's name for `pg`.
         bucket_cap_mb: size at which a bucket is closed, in MiB; the first one at 1 MiB.
-        find_unused_parameters: parameters may have no part in a loss. Each forward pass looks which have one,
-            so that nothing waits for the others. A gradient that no rank has stays as it was.
-        static_graph: the same parameters have a part in every loss, each as often as in the first: so only
-            the first step looks, and sends nothing before `sync`.
+        find_unused_parameters: parameters may have no part in a loss. The buckets from the first such
+            parameter on start in `sync`. A gradient that no rank has stays as it was.
+        static_graph: the same parameters have a part in every loss, and each gets its gradient as often as in
+            the first step, which sends nothing before `sync`; more than once, where a layer is used again.
         broadcast_buffers: every `sync` gives all ranks the buffers (running means, say) of the first rank
             that still has data.
         gradient_as_bucket_view: gradients lie in the buckets, which saves a copy of each and its memory.
         divide_by_initial_world_size: in `join`, divide by all ranks; False: by those that still have data.
+            Of no meaning where a comm hook divides.
         elastic: go on when members die or join: `sync` then says whether the step counts.
         state: tensors that every member must have alike besides the module's, newcomers too (momentum, a
-            counter of steps).
+            counter of steps). All have rank 0's at first.
         min_size: elastic: with fewer members training ends by `QuorumLost`.
 
     Attributes:
@@ -73,6 +84,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         module: torch.nn.Module,
         pg: ProcessGroup | None = None,
         *,
+        process_group: ProcessGroup | None = None,
         bucket_cap_mb: float = 25,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
@@ -86,6 +98,12 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         if not isinstance(module, torch.nn.Module):
             raise UsageError(f"DistributedDataParallel takes a torch.nn.Module, not {type(module).__name__}")
+        pg = process_group if pg is None else pg
+        if pg is not None and not isinstance(pg, ProcessGroup):
+            raise UsageError(
+                f"pg must be a ProcessGroup of aiodist, not {type(pg).__name__}",
+                hint="Pass the group by its name, pg=…; where the parameters lie says the device",
+            )
         self.module = module
         self.pg = default_group() if pg is None else pg
         if elastic:
@@ -101,17 +119,38 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             raise UsageError("the module has no parameter with requires_grad: there is nothing to average")
         self._names = [name for name, _ in trained]
         self._trained = [parameter for _, parameter in trained]
-        self._number_of = {id(parameter): index for index, parameter in enumerate(self._trained)}
+        if any(id(parameter) in _wrappers for parameter in self._trained):
+            raise UsageError(
+                "a parameter of the module belongs to another wrapper already",
+                hint="Wrap a module once; `del` the wrapper before you make another one",
+            )
+        for name, buffer in module.named_buffers():
+            view(buffer, writable=True, what=f"buffer {name}", device=True)
+        for value in self._state:
+            if not isinstance(value, torch.Tensor):
+                raise UsageError(f"state must be tensors of torch, not {shown(value)}")
+            view(value, writable=True, what="a tensor of state", device=True)
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._hook: Hook | None = None
         self._hook_state: Any = None
         self._synchronising = True  # not within no_sync
-        self._synced = False
+        self._synced = self._holds = False  # these members have the same values; this one ever had them
+        self._late, self._lost = elastic and self.pg.epoch > 0, False  # a newcomer, perhaps
         self._times: list[int] | None = None  # how often each gradient comes in a step; static, once known
+        self._passes: set[asyncio.Future[None]] = set()  # backward passes in threads
+        self._ending: asyncio.Task[bool] | None = None
+        self._syncs = False
         self._make_buckets()
         itself = weakref.ref(self)  # parameters may outlive the wrapper
         for index, parameter in enumerate(self._trained):
             parameter.register_post_accumulate_grad_hook(partial(_accumulated, itself, index))
+            _wrappers[id(parameter)] = self
+
+    def __getstate__(self) -> Any:
+        raise UsageError(
+            "the wrapper cannot be copied or saved: it belongs to its group",
+            hint="Copy or save ddp.module, or its state_dict()",
+        )
 
     # ── before the first step ────────────────────────────────────────────────────────────────────────
 
@@ -120,25 +159,38 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         return self
 
     async def _share(self) -> None:
-        """Give all ranks rank 0's values; elastic: of whichever members there are by then."""
+        """Give all ranks the values of the first that has ever had them with others, or else of rank 0."""
         while not self._synced:
             try:
-                await self._check_alike()
-                await self._broadcast(0, [*self._values(), *self._state])
-                self._synced = True
+                source = await self._compared()
+                await self._broadcast(source, [*self._values(), *self._state])
+                self._synced = self._holds = True
             except GroupBroken as error:
                 await self._regroup(error)
 
-    async def _check_alike(self) -> None:
-        mine = [f"{name}: {value.dtype} {list(value.shape)}" for name, value in self._named_values()]
-        for rank, theirs in enumerate(await self.pg.all_gather_object(mine)):
+    async def _compared(self) -> int:
+        """Compare the modules and the options → whose values count."""
+        values = [*self._named_values(), *((f"state[{n}]", value) for n, value in enumerate(self._state))]
+        mine = [f"{name}: {value.dtype} {list(value.shape)}" for name, value in values]
+        mine += [f"{name} with requires_grad" for name in self._names]
+        options = (self._finds, self._static, self._sends_buffers, self._elastic)
+        mine += [f"bucket_cap_mb={self._cap / MIB:g}", *map("{}={}".format, _COMPARED, options)]
+        rows = await self.pg.all_gather_object((self._holds, mine))
+        for rank, (_, theirs) in enumerate(rows):
             if theirs != mine:
                 pairs = zip([*mine, "nothing"], [*theirs, "nothing"], strict=False)
                 here, there = next(pair for pair in pairs if pair[0] != pair[1])
                 raise UsageError(
                     f"the modules differ: here is {here}, on rank {rank} {there}",
-                    hint="Make the same module on all ranks",
+                    hint="Make the same module on all ranks, and wrap it alike",
                 )
+        holders = [rank for rank, (holds, _) in enumerate(rows) if holds]
+        if self._lost and not holders:
+            raise QuorumLost(
+                "all members that had the parameters died before a newcomer had them",
+                hint="Start again from a checkpoint",
+            )
+        return holders[0] if holders else 0
 
     def _named_values(self) -> list[tuple[str, torch.Tensor]]:
         return [*self.module.named_parameters(), *self.module.named_buffers()]
@@ -155,6 +207,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         """Go on with the members that are left, and newcomers; the values are to be shared then."""
         if error is not None and (not self._elastic or isinstance(error, Evicted | QuorumLost)):
             raise error
+        self._lost = self._late  # who had the values when this newcomer came may be gone
         self.pg = await self.pg.rebuild(self._min_size)
         self._synced = False
         self._make_buckets()
@@ -163,12 +216,14 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the module."""
-        outputs = self.module(*inputs, **options)
-        if self._finds and self._synchronising and torch.is_grad_enabled():
-            reached = reached_from(outputs)
-            self._in_graph |= {index for id_, index in self._number_of.items() if id_ in reached}
-            self._looked = True
-        return outputs
+        pending = self._begun or self._ending is not None
+        if pending and self._synchronising and torch.is_grad_enabled():
+            raise UsageError(
+                "a backward pass was not followed by sync()",
+                hint="Await sync() after each backward pass, also after one that raised; put passes whose "
+                "gradients add up into no_sync(), all but the last",
+            )
+        return self.module(*inputs, **options)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -180,8 +235,14 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             self._synchronising = before
 
     async def backward(self, loss: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
-        """Run `loss.backward(gradient)` in a thread: the loop goes on meanwhile."""
-        await asyncio.to_thread(loss.backward, gradient)
+        """Run `loss.backward(gradient)` in a thread: the loop goes on meanwhile.
+
+        Cancelling it ends the wait only; `sync` waits for the thread.
+        """
+        run = asyncio.ensure_future(asyncio.to_thread(loss.backward, gradient))
+        self._passes.add(run)
+        run.add_done_callback(self._passes.discard)
+        await asyncio.shield(run)
 
     async def sync(self) -> bool:
         """Wait until every `p.grad` is the average over all ranks, and the buffers are the same.
@@ -189,36 +250,39 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         Cancelling it ends the wait only; call it again.
 
         Returns:
-            → True. Elastic: False where members have died or joined; nothing counts of this step, do it
-            again. All members, newcomers too, have the same parameters, buffers and state then.
+            → True. Elastic: False where members have died or joined: the gradients of this step are gone, do
+            it again. All members, newcomers too, have the same parameters, buffers and state then.
 
         Raises:
             UsageError: there was no backward pass; or it gave no gradient to some parameters, which
                 are named. The others have gone on, and so can this rank.
-            GroupBroken: the group broke. Elastic: only `Evicted` and `QuorumLost`.
+            GroupBroken: the group broke. Elastic: only `Evicted` and `QuorumLost`; that, too, where all died
+                that had the parameters.
         """
-        if not self._synced:
-            raise UsageError(
-                "the parameters were never shared",
-                hint="Write `ddp = await dist.DistributedDataParallel(…)` before the first step",
-            )
-        if not any(self._came):
-            raise UsageError(
-                "there was no backward pass since the last sync()",
-                hint="Call loss.backward() before, the last one outside no_sync()",
-            )
-        if self._static and self._times is None:
-            self._times = list(self._came)
-            for index, times in enumerate(self._came):
-                if times:
-                    self._fill(index)
+        if asyncio.get_running_loop() is not self._loop or self._syncs:
+            where = "in another task" if self._syncs else "on another event loop than the wrapper's"
+            raise UsageError(f"sync() was called {where}", hint="One task has to await it, once in each step")
+        self._syncs = True
+        try:
+            return await self._sync()
+        finally:
+            self._syncs = False
+
+    async def _sync(self) -> bool:
+        while self._passes:
+            await asyncio.wait(self._passes)
+        if self._ending is None:  # else an earlier call was cancelled
+            self._start_rest()
         missing = [index for index, times in enumerate(self._came) if not times]
-        for index in missing:
-            self._fill(index)
-        self._start_full()
-        if not await self._over():
-            return False
-        self._write()
+        try:
+            if not await self._over():
+                return False
+            self._write()
+        except (GroupBroken, asyncio.CancelledError):
+            raise
+        except BaseException:  # of a hook: the next step may do better
+            self._reset()
+            raise
         self._reset()
         if missing and not (self._finds or self._static):
             names = ", ".join(self._names[index] for index in missing[:5])
@@ -227,6 +291,21 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                 hint="Pass find_unused_parameters=True, or have them take part in the loss",
             )
         return True
+
+    def _start_rest(self) -> None:
+        """Start the buckets that have not started: the backward pass is over."""
+        if not self._synced:
+            raise _never_shared()
+        if not self._begun:
+            raise UsageError(
+                "there was no backward pass since the last sync()",
+                hint="Call loss.backward() before, the last one outside no_sync()",
+            )
+        if self._static and self._times is None:
+            self._times = list(self._came)
+        for index in range(len(self._trained)):
+            self._fill(index)
+        self._start_full()
 
     async def join(self) -> None:
         """Take part without data until all ranks have called it: for inputs that are uneven.
@@ -241,9 +320,12 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             UsageError: a backward pass was not followed by `sync`; elastic wrappers have no `join`.
             GroupBroken: the group broke.
         """
-        if self._elastic or any(self._came):
-            why = "elastic steps are dealt out anew instead" if self._elastic else "the last step is not over"
-            raise UsageError(f"join() is not to be called now: {why}", hint="Call sync() first")
+        if self._elastic:
+            raise UsageError(
+                "an elastic wrapper has no join()", hint="Deal the data out by ddp.pg.rank and ddp.pg.size"
+            )
+        if self._begun:
+            raise UsageError("join() was called before the last step was over", hint="Await sync() first")
         while True:
             self._has_data = False
             for index in range(len(self._trained)):
@@ -272,7 +354,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         Raises:
             UsageError: there is one already, or a step has begun.
         """
-        if self._hook is not None or any(self._came):
+        if self._hook is not None or self._begun:
             raise UsageError("one comm hook can be registered, before the first step")
         self._hook, self._hook_state = hook, state
         self._make_buckets()
@@ -280,53 +362,53 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     # ── the buckets of a step ────────────────────────────────────────────────────────────────────────
 
     def _make_buckets(self) -> None:
-        """Make them in the group's memory. Behind the first one's gradients is a place for each rank, which
-        says by 1 whether it has data, and one for each parameter that may be unused."""
+        """Make them in the group's memory. Behind the last one's gradients is a place for each rank, which
+        says by 1 whether it has data, and one for each parameter that may be unused. It is sent last, when
+        all gradients have come."""
         used = len(self._trained) if self._finds or self._static else 0
         tail = self.pg.size + used
         apart = self._hook is not None  # a hook may change what it is given
         self._buckets = buckets_of(self.pg, self._names, self._trained, self._cap, 0 if apart else tail)
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.indices}
-        example = self._buckets[0].memory
-        self._tail = example.new_empty(tail) if apart else self._buckets[0].tail
+        last = self._buckets[-1]
+        self._tail = last.memory.new_empty(tail) if apart else last.tail
         self._has_data = True
         self._active = self._active_now = list(range(self.pg.size))
         self._reset()
 
     def _reset(self) -> None:
         """Begin a step."""
+        self._begun = False  # a gradient has come that is to be sent
         self._came = [0] * len(self._trained)
-        self._in_graph: set[int] = set()
-        self._looked = False
-        self._ending: asyncio.Task[bool] | None = None
         self._missing = [set(bucket.indices) for bucket in self._buckets]
         self._works: list[Awaitable[Any]] = []
-        self._tail_work: Awaitable[Any] | None = None
         self._added_up: set[int] = set()  # gradients that came within no_sync
 
     def _arrived(self, index: int) -> None:
         """Note that autograd has a gradient; in whichever thread that runs."""
         if not self._synchronising:
+            if self._begun:
+                raise UsageError(
+                    "a backward pass within no_sync() came after the pass that sends the gradients",
+                    hint="Await sync() before, or run the last pass outside no_sync()",
+                )
             self._added_up.add(index)
             return
         if not self._synced:
-            raise UsageError(
-                "the parameters were never shared",
-                hint="Write `ddp = await dist.DistributedDataParallel(…)` before the first step",
-            )
-        first = not any(self._came)
+            raise _never_shared()
+        first, self._begun = not self._begun, True
         self._came[index] += 1
         if self._static and self._times is None:
             return  # how often it comes is not known yet
-        if first:
-            for other in range(len(self._trained)):
-                if not self._expects(other):
+        if first and self._times:
+            for other, times in enumerate(self._times):
+                if not times:
                     self._fill(other)
         if self._came[index] > (self._times[index] if self._times else 1):
             raise UsageError(
                 f"the gradient of {self._names[index]} came once more than it may in this step",
-                hint="Await sync() after each backward pass, put all but the last into no_sync(), "
-                "or pass static_graph=True",
+                hint="Await sync() after each backward pass, put all but the last into no_sync(); where one "
+                "pass uses a layer several times, pass static_graph=True",
             )
         if not self._times or self._came[index] == self._times[index]:
             self._fill(index)
@@ -334,12 +416,6 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                 self._start_full()
             else:
                 self._loop.call_soon_threadsafe(self._start_full)
-
-    def _expects(self, index: int) -> bool:
-        """Whether this step's backward pass will bring a gradient, as far as that is known."""
-        if self._times is not None:
-            return self._times[index] > 0
-        return not self._looked or index in self._in_graph
 
     def _fill(self, index: int) -> None:
         """Put a gradient into its bucket; zeros, where there is none."""
@@ -358,7 +434,14 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                     "which cannot be averaged",
                     hint="Make the layer with sparse=False",
                 )
+            elif gradient.dtype != place.dtype:
+                raise UsageError(
+                    f"the gradient of {self._names[index]} is of {gradient.dtype}, and was of {place.dtype}",
+                    hint="Convert the module before you wrap it",
+                )
             elif gradient.data_ptr() == place.data_ptr():
+                if not (self._came[index] or index in self._added_up):
+                    self._trained[index].grad = gradient.clone()  # it stays as it was, if no rank has one
                 place.mul_(scale)
             else:
                 torch.mul(gradient, scale, out=place)
@@ -370,38 +453,57 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         """Start the buckets that are full, in their order; on the loop."""
         while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
             bucket = self._buckets[len(self._works)]
-            if not self._works:
-                self._fill_tail()
             if self._hook is None:
+                if bucket.is_last():
+                    self._fill_tail()
                 self._works.append(self.pg.all_reduce(bucket.memory, ReduceOp.SUM, async_op=True))
-                continue
-            if not self._works:
-                self._tail_work = self.pg.all_reduce(self._tail, ReduceOp.SUM, async_op=True)
-            before = self._works[-1] if self._works else None
-            self._works.append(self._loop.create_task(self._hooked(bucket, before)))
+            else:
+                before = self._works[-1] if self._works else None
+                self._works.append(self._loop.create_task(self._hooked(bucket, before)))
 
     async def _hooked(self, bucket: GradBucket, before: Awaitable[Any] | None) -> torch.Tensor | None:
         """Call the hook when that of the bucket before has ended: operations have one order on all ranks."""
         if before is not None:
             await before
         assert self._hook is not None
-        return await self._hook(self._hook_state, bucket)
+        made: Any = self._hook(self._hook_state, bucket)
+        if not inspect.isawaitable(made):
+            raise UsageError(
+                f"the comm hook gave {shown(made)}, which cannot be awaited", hint="Write it as `async def`"
+            )
+        result = await made
+        if result is None:
+            return None
+        whole = bucket.buffer()
+        if not isinstance(result, torch.Tensor) or result.numel() != whole.numel():
+            gave = f"{result.numel()} elements" if isinstance(result, torch.Tensor) else shown(result)
+            raise UsageError(f"the comm hook gave {gave} for a bucket of {whole.numel()} elements")
+        return result.detach().to(whole).reshape(-1).contiguous()
 
     def _fill_tail(self) -> None:
-        """Say that this rank has data, and, as far as that is known, which parameters it uses."""
+        """Say that this rank has data, and which parameters it has used; when all gradients have come."""
         with torch.no_grad():
             self._tail.zero_()
             if self._has_data:
                 self._tail[self.pg.rank] = 1
                 if len(self._tail) > self.pg.size:
-                    used = [self._expects(i) or i in self._added_up for i in range(len(self._trained))]
+                    used = [times > 0 or index in self._added_up for index, times in enumerate(self._came)]
                     self._tail[self.pg.size :] = torch.tensor(used)
 
     async def _over(self) -> bool:
         """Wait for the end of the step → whether it counts. Who is cancelled ends only the wait."""
         if self._ending is None:
             self._ending = self._loop.create_task(self._end())
-        return await asyncio.shield(self._ending)
+            self._ending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        try:
+            counts = await asyncio.shield(self._ending)
+        except asyncio.CancelledError:
+            raise  # the next call is told how it ended
+        except BaseException:
+            self._ending = None
+            raise
+        self._ending = None
+        return counts
 
     async def _end(self) -> bool:
         """Wait for the buckets, then for the buffers; elastic: have all members say that they have them."""
@@ -423,11 +525,12 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
 
     async def _received(self) -> None:
         results = await asyncio.gather(*self._works, return_exceptions=True)  # all are over then
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        if self._tail_work is not None:
-            await self._tail_work
+        failed = [result for result in results if isinstance(result, BaseException)]
+        if self._hook is not None and not any(isinstance(error, GroupBroken) for error in failed):
+            self._fill_tail()  # also where the hook failed here: the others wait for it
+            await self.pg.all_reduce(self._tail)
+        if failed:
+            raise failed[0]
         self._active_now = self._tail[: self.pg.size].nonzero().flatten().tolist()
         self._active = self._active_now or self._active
         if self._sends_buffers and self._active_now:
@@ -454,7 +557,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         with torch.no_grad():
             for bucket, work in zip(self._buckets, self._works, strict=True):
                 result = work.result() if isinstance(work, asyncio.Task) else None
-                averages = bucket.views if result is None else bucket.views_of(result.reshape(-1))
+                averages = bucket.views if result is None else bucket.views_of(result)
                 for index, place in bucket.views.items():
                     if used and not used[index]:
                         continue  # no rank has it
@@ -467,6 +570,13 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                         parameter.grad = place.clone()
                     else:
                         parameter.grad.copy_(place)
+
+
+def _never_shared() -> UsageError:
+    return UsageError(
+        "the parameters were never shared",
+        hint="Write `ddp = await dist.DistributedDataParallel(…)` before the first step",
+    )
 
 
 def _accumulated(wrapper: weakref.ref[DistributedDataParallel], index: int, _parameter: Any) -> None:
