@@ -96,7 +96,7 @@ class Portal(LoopThread):
         return self.post(functools.partial(self._answer_asked, seat, self.streams(), asked))
 
     def streams(self) -> Streams:
-        """The streams of a device that are current in the calling thread: its tensors are computed on them."""
+        """Streams of a device that are current in the calling thread: its tensors are computed on them."""
         device = None if self._world is None else self._world.device
         return [] if device is None else current_streams(device)
 
