@@ -1,9 +1,13 @@
-"""The line of a program that called the library, for a warning that is given when the call is long over."""
+"""The program's lines: which one called the library, and whose code is no program's."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
+import functools
+import os
 import sys
+import sysconfig
 import warnings
 from pathlib import Path
 from types import FrameType
@@ -11,6 +15,31 @@ from typing import NamedTuple
 
 _HERE = str(Path(__file__).parent / "_")[:-1]
 _ASYNCIO = str(Path(asyncio.__file__).parent / "_")[:-1]
+
+
+class Whose(enum.Enum):
+    """Whose code a file holds."""
+
+    program = "the user's"
+    library = "Python's own, or installed"
+    loop = "asyncio's"
+    ours = "aiodist's"
+
+
+def whose(file: str) -> Whose:
+    """Whose code a file holds."""
+    if file.startswith(_HERE):
+        return Whose.ours
+    if file.startswith(_ASYNCIO):
+        return Whose.loop
+    return Whose.library if file.startswith(("<frozen ", *_libraries())) else Whose.program
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """The folders of Python's own code, and of what was installed."""
+    paths = sysconfig.get_paths()
+    return tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class Line(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from aiodist.callers import calling_line, warn_of_line
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.net.turn import Turn
+from aiodist.recorder import Entry, Pending, Track
 from aiodist.timeouts import seconds
 from aiodist.types import Call
 
@@ -104,16 +105,22 @@ class Issuer:
         trouble: given the group rank of a message's other side, says in a few words why it may be late.
         turn: the present turn of the loop.
         thread, running: the loop's thread, and whether it runs: in that thread no other does, then.
+        track: where their operations are written down.
         traces: whether Works note the lines that made them, which costs 2 to 10 % of a small operation: in
             asyncio's debug mode, and once one was dropped that nobody had awaited.
     """
 
-    __slots__ = ("failures", "group", "loop", "running", "thread", "traces", "trouble", "turn")
+    __slots__ = ("failures", "group", "loop", "running", "thread", "traces", "track", "trouble", "turn")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, failures: Failures | None = None, group: Any = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        track: Track,
+        failures: Failures | None = None,
+        group: Any = None,
     ) -> None:
         self.group = group
+        self.track = track
         self.loop = loop
         self.turn = Turn.of(loop)
         self.failures = failures
@@ -164,6 +171,7 @@ class Work(Generic[T]):
         "_held_back",
         "_issuer",
         "_line",
+        "_noted",
         "_result",
         "_seq",
         "_state",
@@ -179,6 +187,7 @@ class Work(Generic[T]):
         driver: Driver | None = None,
         result: Any = None,
         seq: int | None = None,
+        noted: Entry | None = None,
     ) -> None:
         """Make the handle.
 
@@ -189,10 +198,12 @@ class Work(Generic[T]):
             driver: what brings the operation on while it is awaited.
             result: what the operation gives if it ends well, where that is known.
             seq: the number, where `call` is only one like it.
+            noted: how the operation is written down (`Track.note`); None: it is made of others, which are.
         """
         self._issuer = issuer
         self._call = call
         self._seq = seq
+        self._noted: Entry | Pending | None = noted
         self._driver = driver
         self._state = _PENDING
         self._result: Any = result
@@ -298,6 +309,7 @@ class Work(Generic[T]):
                 "this Work belongs to another event loop",
                 hint="Await it on the loop that made the group; from threads use aiodist.portal",
             )
+        self._is_pending()
         waiter: asyncio.Future[None] = self._issuer.loop.create_future()
         if self._waiters is None:
             self._waiters = [waiter]
@@ -452,6 +464,18 @@ class Work(Generic[T]):
                 self._issuer.failures.note(error)
             self._wake()
 
+    def _is_pending(self) -> None:
+        """Write down that the loop has turned, or is about to, while the operation was pending."""
+        if type(self._noted) is tuple:
+            self._noted = self._issuer.track.enter(self._noted)
+            if self._callbacks is None:
+                self._callbacks = []  # so that its end is more than a state
+
+    def _happened(self, what: int) -> None:
+        """Write down when something happened to it (`recorder.layout`: ARRIVED, FIRST). From any thread."""
+        if type(self._noted) is list:
+            self._issuer.track.stamp(self._noted, what)
+
     def _gives(self, result: T) -> None:
         """Note the result that it has if it ends well, before it does."""
         self._result = result
@@ -481,6 +505,9 @@ class Work(Generic[T]):
         if take_back is None or self._state == _FAILED:
             return
         take_back()
+        if type(self._noted) is list:
+            self._issuer.track.end(self._noted, failed=True)
+            self._noted = None
         self._result = self._driver = None
         self._state = _FAILED
         self._error = UsageError(
@@ -498,7 +525,7 @@ class Work(Generic[T]):
 
     def _forget_failure(self) -> None:
         """Note no failure any more: nobody wants the result."""
-        self._issuer = Issuer(self._issuer.loop, None, self._issuer.group)
+        self._issuer = Issuer(self._issuer.loop, self._issuer.track, None, self._issuer.group)
 
     def _not_begun(self, what: str) -> UsageError:
         return UsageError(
@@ -506,6 +533,9 @@ class Work(Generic[T]):
         )
 
     def _wake(self) -> None:
+        if type(self._noted) is list:
+            self._issuer.track.end(self._noted, failed=self._state == _FAILED)
+            self._noted = None
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
             if not waiter.done():

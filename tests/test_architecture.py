@@ -26,7 +26,7 @@ FLOORS: list[set[str]] = [
     {"membership", "backends"},
     {"control", "transport", "work"},
     {"shm", "kernels", "tensors", "rendezvous"},
-    {"net"},
+    {"net", "recorder"},
     {"environment", "wire", "schedules"},
     {"types"},
     {"roles"},

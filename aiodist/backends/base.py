@@ -23,6 +23,10 @@ Given = Array | list[Array] | None
 """An argument of an operation: a tensor, a list with one for each member, or nothing."""
 
 
+def _nothing(_what: int) -> None:
+    """Write nothing down: the operation is a part of another one, or not in flight."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Operation:
     """One started operation: what to do, on which memory, and how to say that it has ended.
@@ -47,6 +51,8 @@ class Operation:
 
     Attributes:
         noted: what the backend noted of it in the user's own call (`Backend.hold`); None: nothing yet.
+        happened: writes down when all peers had arrived, or data came first (`recorder.layout`: ARRIVED,
+            FIRST), for an operation in flight. From any thread.
     """
 
     call: Call
@@ -64,6 +70,7 @@ class Operation:
     place: str = ""
     convert: Callable[[Any], Any] | None = None
     noted: Any = field(default=None, init=False)
+    happened: Callable[[int], object] = field(default=_nothing, init=False)
 
     @property
     def sealed(self) -> bool:
@@ -135,6 +142,7 @@ class ShortWay(Protocol):
         held: bool,
         op: ReduceOp | Premultiplied | int = 0,
         root: Any = NO_ROOT,
+        depth: int = 1,
     ) -> Work[Any] | None:
         """A collective with tensors.
 
@@ -143,6 +151,7 @@ class ShortWay(Protocol):
             other: the other tensor or None, unchecked.
             op, root: what the caller passed, unchecked.
             held: the caller passed `async_op=True`.
+            depth: of the program's line: it has called the method (1) that calls this, or others between.
         """
 
     def barrier(self, held: bool) -> Work[Any] | None:

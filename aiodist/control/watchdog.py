@@ -9,14 +9,14 @@ A loop that was closed with its groups open will never turn again: that is told 
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import sys
-import sysconfig
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
+from aiodist.callers import Whose, whose
 from aiodist.control.liveness import Patience, Progress
 from aiodist.control.plane import ControlPlane
 
@@ -32,11 +32,19 @@ class Watchdog:
         loop: the loop that it watches.
         patience: when it speaks.
         plane: tells the neighbours.
+        also: called whenever it looks.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, patience: Patience, plane: ControlPlane) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        patience: Patience,
+        plane: ControlPlane,
+        also: Callable[[], object] = lambda: None,
+    ) -> None:
         self._loop = loop
         self._plane = plane
+        self._also = also
         self._watched = threading.get_ident()
         self._progress = Progress(patience, time.monotonic())
         self._over = threading.Event()
@@ -56,6 +64,7 @@ class Watchdog:
             seconds = self._progress.tick(time.monotonic(), self._plane.turns)
             if seconds is not None:
                 self._plane.say_blocked(seconds, line_of(self._watched))
+            self._also()
 
 
 def line_of(thread: int) -> str:
@@ -67,7 +76,7 @@ def line_of(thread: int) -> str:
     if inner is None:
         return ""
     frame: FrameType | None = inner
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and whose(frame.f_code.co_filename) is not Whose.program:
         frame = frame.f_back
     shown = inner if frame is None else frame
     code = shown.f_code
@@ -81,16 +90,3 @@ def _short(path: str) -> str:
     except (OSError, ValueError):  # the directory is gone; another drive
         return path
     return path if relative.startswith(os.pardir) else relative
-
-
-def _is_library(path: str) -> bool:
-    return path.startswith(("<frozen ", *_libraries()))
-
-
-@functools.cache
-def _libraries() -> tuple[str, ...]:
-    """The folders of code that is not the user's: Python's own, what was installed, and aiodist."""
-    paths = sysconfig.get_paths()
-    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return tuple(os.path.join(folder, "") for folder in folders)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import os
+import sys
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -36,6 +37,7 @@ from aiodist.group.places import HOST_PLACE, place_of
 from aiodist.group.requests import Request
 from aiodist.group.roster import Roster
 from aiodist.group.watch import Watch
+from aiodist.recorder import Recorder
 from aiodist.roles import ROLES, Kind
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import Call
@@ -56,9 +58,10 @@ class GroupCore:
         make_backend: makes the backend of a context and global ranks, which tells the reports what breaks.
         family: of the world that the group is made of; None: it is a world itself.
         closer: awaited when the group has ended; the world's alone.
+        recorder: the process's.
 
     Attributes:
-        roster, timeout, control, family: as given.
+        roster, timeout, control, family, recorder: as given.
         loop: where the group lives.
         numbers: of its operations.
         backend: carries its operations out.
@@ -79,8 +82,11 @@ class GroupCore:
         make_backend: Callable[[int, Sequence[int], Reports], Backend],
         family: Family[GroupCore] | None = None,
         closer: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        *,
+        recorder: Recorder,
     ) -> None:
         self.roster = roster
+        self.recorder = recorder
         self.timeout = timeout
         self.control = control
         self.loop = loop = asyncio.get_running_loop()
@@ -92,7 +98,8 @@ class GroupCore:
         self.short: ShortWay | None = None
         self.short_messages: ShortMessages | None = None
         self._closer = closer
-        self.issuer = Issuer(loop, self.failures)
+        self._track = recorder.track(roster.name, roster.epoch, roster.ranks)
+        self.issuer = Issuer(loop, self._track, self.failures)
         self._quiet = False  # the Works have failed: nothing touches their buffers
         self._late: list[Work[Any]] = []  # issued between the break and that moment
         self._closing: asyncio.Future[None] | None = None
@@ -343,10 +350,13 @@ class GroupCore:
         else:
             seq = self.numbers.issue() if reserved is None else reserved
             call = Call(kind, seq, dtype, shape, asked.reduce, asked.root, 0, detail)
-        work: Work[Any] = Work(self.issuer, call, async_op)
         if self.error is not None:
+            work: Work[Any] = Work(self.issuer, call, async_op)
             self._refuse(work)
             return work
+        line = self.recorder.lines.find(sys._getframe(1))
+        noted = self._track.note_line(self._track.sort_of(call, asked.tag), call.seq, line)
+        work = Work(self.issuer, call, async_op, noted=noted)
         operation = Operation(
             call,
             work,

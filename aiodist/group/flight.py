@@ -86,6 +86,7 @@ class Flight:
         now = self._loop.time()
         ask_at = now + min(STALL, timeout / 2)
         self._open[operation] = Entry(timeout, now + timeout, ask_at)
+        operation.happened = operation.work._happened
         call = operation.call
         if not call.message:
             self._recent[call.seq] = call
@@ -181,6 +182,8 @@ class Flight:
             thread_time(),
         )  # its own time: it may be stopped meanwhile
         late = now - self._due
+        for operation in self._open:
+            operation.work._is_pending()  # nobody awaits it, perhaps
         silent: list[tuple[Operation, Entry]] = []
         for operation, entry in list(self._open.items()):
             if operation not in self._open:

@@ -269,7 +269,7 @@ class ProcessGroup:
             → array of the parts that came, in rank order.
         """
         if in_splits is None and out_splits is None:
-            started = self._short_way(Kind.all_to_all, tensor, out, timeout, async_op)
+            started = self._short_way(Kind.all_to_all, tensor, out, timeout, async_op, depth=2)
             if started is not None:
                 return started
         asked = exchange(self._roster, tensor, out, in_splits, out_splits)
@@ -330,6 +330,7 @@ class ProcessGroup:
         async_op: bool,
         op: Op | None = None,
         root: Any = NO_ROOT,
+        depth: int = 3,
     ) -> Work[Any] | None:
         """Start a collective without what a plain array does not need; None where it is no case for that."""
         core = self._core
@@ -337,7 +338,7 @@ class ProcessGroup:
         if short is None or timeout is not None or core.batches.open:
             return None
         lead, other = (out, tensor) if kind is Kind.scatter else (tensor, out)
-        return short.start(kind, lead, other, async_op, 0 if op is None else op, root)
+        return short.start(kind, lead, other, async_op, 0 if op is None else op, root, depth)
 
     # ── messages between two ranks ───────────────────────────────────────────────────────────────────
 

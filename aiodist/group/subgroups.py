@@ -166,6 +166,7 @@ class Subgroups:
             group = GroupCore(
                 *(roster, timeout, core.control, partial(core.backend.subgroup, whole=whole)),
                 family=core.family,
+                recorder=core.recorder,
             )
         except GroupBroken as error:
             self._renounce(context, roster.ranks, error)

@@ -14,10 +14,10 @@ from contextvars import Context, copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
-from aiodist.backends.cuda.streams import current_streams
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.batch import stand_for
+from aiodist.portal.calling import Calling
 from aiodist.portal.loop_thread import LoopThread, Reply
 from aiodist.runtime import init, joining
 from aiodist.timeouts import Timeout, seconds
@@ -25,7 +25,6 @@ from aiodist.work import Work
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Streams = list[contextlib.AbstractContextManager[Any]]
 
 
 class Portal(LoopThread):
@@ -93,26 +92,25 @@ class Portal(LoopThread):
     ) -> Reply:
         named = {name: _unwrapped(value) for name, value in (kwargs or {}).items()}
         asked = functools.partial(function, *map(_unwrapped, args), **named)
-        return self.post(functools.partial(self._answer_asked, seat, self.streams(), asked))
+        return self.post(functools.partial(self._answer_asked, seat, self.calling(), asked))
 
-    def streams(self) -> Streams:
-        """Streams of a device that are current in the calling thread: its tensors are computed on them."""
-        device = None if self._world is None else self._world.device
-        return [] if device is None else current_streams(device)
+    def calling(self) -> Calling:
+        """What belongs to the calling thread."""
+        return Calling(self._world)
 
     # ── in the loop's thread ─────────────────────────────────────────────────────────────────────────
 
     def _answer_asked(
-        self, seat: Seat | None, streams: Streams, asked: functools.partial[Any], reply: Reply
+        self, seat: Seat | None, calling: Calling, asked: functools.partial[Any], reply: Reply
     ) -> None:
         if seat is None:
-            awaited = self._issue(streams, asked, reply)
+            awaited = self._issue(calling, asked, reply)
             if awaited is not None:
                 self.start(awaited, functools.partial(self._wrap_up, reply))
             return
 
         async def answer() -> tuple[Any, ...]:
-            awaited = self._issue(streams, asked, reply)
+            awaited = self._issue(calling, asked, reply)
             return () if awaited is None else (await awaited,)
 
         def ended(result: tuple[Any, ...] | None, error: BaseException | None) -> None:
@@ -122,11 +120,9 @@ class Portal(LoopThread):
 
         stand_for(self.start(answer(), ended, seat.context), seat)
 
-    def _issue(self, streams: Streams, asked: functools.partial[Any], reply: Reply) -> Awaitable[Any] | None:
+    def _issue(self, calling: Calling, asked: functools.partial[Any], reply: Reply) -> Awaitable[Any] | None:
         """Call a function and let what it returns settle the reply. → what has to be awaited first, if so."""
-        with contextlib.ExitStack() as stack:
-            for stream in streams:
-                stack.enter_context(stream)
+        with calling:
             made = asked()
         held = bool(asked.keywords.get("async_op"))
         if isinstance(made, Work):

@@ -7,7 +7,9 @@ import contextlib
 import functools
 import logging
 import os
+import time
 from functools import partial
+from hashlib import blake2b
 
 from aiodist.backends.choice import BackendChoice
 from aiodist.control.liveness import Patience
@@ -25,6 +27,7 @@ from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, Presence
 from aiodist.membership.record import UID_BYTES
 from aiodist.net.sockets import join_address
+from aiodist.recorder import Recorder
 from aiodist.rendezvous import (
     FileStore,
     Invitation,
@@ -39,6 +42,7 @@ from aiodist.rendezvous import (
 )
 from aiodist.rendezvous.file_store import LINGER_SECONDS
 from aiodist.runtime.late import Late
+from aiodist.shm.records import Memory
 from aiodist.transport import SocketEndpoint
 
 ELASTIC = "aiodist/elastic"
@@ -83,6 +87,9 @@ class Member:
         store = PrefixStore(self._name, meeting.store)
         hosted = _hosted(meeting)
         uid = os.urandom(UID_BYTES)
+        where = _address_of(meeting.store)
+        self._record = Memory(blake2b(f"{where} {self._job_id} {name}".encode(), digest_size=6).hexdigest())
+        self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
         node, local_rank = _seat(asked)
         settings = Settings(
             *(name, self._job_id, tuned.transport, tuned.agreed, asked.timeout),
@@ -95,11 +102,12 @@ class Member:
             choice=choice,
             node=node,
             local_rank=local_rank,
+            recorder=self._recorder,
         )
         self.job = Job(
             *(uid, self._me.decode(errors="replace"), settings, store),
             *(self._open_endpoint, self._leave, self._host_store, self._reach_store),
-            store_address=_address_of(meeting.store),
+            store_address=where,
         )
 
     async def first_epoch(self, told: bool = False) -> ProcessGroup:
@@ -206,6 +214,8 @@ class Member:
     async def _leave(self) -> None:
         """Give the rank back and leave the meeting."""
         _log.debug("leaving job %s%s", self._job_id, ", in haste" if self.job.hasty else "")
+        self._recorder.leave()
+        self._record.remove()
         with contextlib.suppress(UsageError):
             found = find_default() if asyncio.get_running_loop() is self._loop else None
             regroup = None if found is None else regroup_of(found)

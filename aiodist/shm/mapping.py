@@ -35,21 +35,24 @@ def map_at(address: int | None, nbytes: int, access: int, flags: int, fd: int) -
     return found
 
 
-def mapped(fd: int, nbytes: int, *advice: int) -> memoryview:
-    """The first bytes of a file as read-only memory, shared with all others that map it. It stays mapped as
-    long as anything refers to it.
+def mapped(fd: int, nbytes: int, *advice: int, writable: bool = False) -> memoryview:
+    """The first bytes of a file as memory, shared with all others that map it. It stays mapped as long as
+    anything refers to it.
 
     Args:
         fd: the file; not needed afterwards.
         advice: for madvise(2); what this kernel does not know is left out.
+        writable: else it can only be read.
 
     Raises:
         OSError: the system does not map it.
     """
-    address = map_at(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd)
+    access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    address = map_at(None, nbytes, access, mmap.MAP_SHARED, fd)
     for one in advice:
         _libc().madvise(address, nbytes, one)
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     unmaps = weakref.finalize(memory, _libc().munmap, address, nbytes)
     unmaps.atexit = False  # threads may look until the very end
-    return memoryview(memory).toreadonly().cast("B")
+    view = memoryview(memory).cast("B")
+    return view if writable else view.toreadonly()

@@ -25,6 +25,7 @@ from aiodist.backends.host.claims import Claim, Claims, move_up
 from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.errors import WireError
 from aiodist.kernels.cost import copy_cost_ns
+from aiodist.recorder.layout import FIRST
 from aiodist.transport import Incoming, Into, Key, Taken
 from aiodist.types import agree, message_signature
 
@@ -523,6 +524,7 @@ class Messages:
         assert isinstance(target, np.ndarray)
         mine = message_signature(target.dtype, target.size, number)
         if agree(mine, theirs):
+            operation.happened(FIRST)
             return True
         self._channels.unfit(source, mine, theirs)
         return False

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache, partial
+from functools import partial
+from sys import _getframe
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from aiodist.backends.base import Array, Numbers, Operation, contents
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.messages import ANY, Messages
 from aiodist.backends.host.unclaimed import Unclaimed
+from aiodist.recorder import Sort
 from aiodist.roles import Kind
 from aiodist.transport import EAGER_MESSAGE, Incoming, Outgoing
 from aiodist.types import DTYPE_CODES, NUMBER_AT, OBJECT_TAGS, Call, message_signature
@@ -63,6 +65,7 @@ class Case(NamedTuple):
         header: of the messages.
         outgoing, incoming: the channel that they go over.
         nbytes: of a message.
+        sort: in the recorder.
     """
 
     call: Call
@@ -70,6 +73,7 @@ class Case(NamedTuple):
     outgoing: Outgoing | None
     incoming: Incoming | None
     nbytes: int
+    sort: Sort
 
 
 _NEW: Any = object()
@@ -105,6 +109,8 @@ class ShortMessages:
         self._poller = channels.resources.poller
         self._submit = submit
         self._issuer = issuer
+        self._track = issuer.track
+        self._calls: dict[tuple[Kind, int, int], tuple[Call, Sort]] = {}  # of messages of bytes
         self._numbers = numbers
         self._enter = enter
         self._ended = ended
@@ -137,7 +143,8 @@ class ShortMessages:
             return None
         number = self._numbers.next_message(_SEND, dst, tag)
         channel.send_eager(case.header.numbered(number), self._context, contents(tensor))
-        work: Work[None] = Work(self._issuer, case.call, held, None, None, number)
+        noted = self._track.note(case.sort, number, _getframe(2))
+        work: Work[None] = Work(self._issuer, case.call, held, None, None, number, noted)
         work._finish(None)
         return work
 
@@ -151,7 +158,8 @@ class ShortMessages:
         if case is None or not tensor.flags.carray or not self._issuer.here():
             return None
         number = self._numbers.next_message(_RECV, src, tag)
-        work: Work[int] = Work(self._issuer, case.call, held, None, None, number)
+        noted = self._track.note(case.sort, number, _getframe(2))
+        work: Work[int] = Work(self._issuer, case.call, held, None, None, number, noted)
         self._wait(Unclaimed(work, src, tag, tensor, None, self._post), case.incoming)
         return work
 
@@ -165,7 +173,9 @@ class ShortMessages:
         signature = message_signature(_BYTE, nbytes, number)
         header = pack_eager(self._context, 1 + tag, number, nbytes, signature)
         channel.send_eager(header, self._context, memoryview(data), sealed=True)
-        work: Work[None] = Work(self._issuer, _of_bytes(_SEND, dst), held, None, None, number)
+        call, sort = self._of_bytes(_SEND, dst, tag)
+        noted = self._track.note(sort, number, _getframe(2))
+        work: Work[None] = Work(self._issuer, call, held, None, None, number, noted)
         work._finish(None)
         return work
 
@@ -174,7 +184,9 @@ class ShortMessages:
         if not self._issuer.here():
             return None
         number = self._numbers.next_message(_RECV, src, tag)
-        work: Work[Any] = Work(self._issuer, _of_bytes(_RECV, src), held, None, None, number)
+        call, sort = self._of_bytes(_RECV, src, tag)
+        noted = self._track.note(sort, number, _getframe(2))
+        work: Work[Any] = Work(self._issuer, call, held, None, None, number, noted)
         channel = None if src == ANY else self._channels.incoming(src)
         self._wait(Unclaimed(work, src, tag, None, convert, self._post), channel)
         return work
@@ -246,14 +258,19 @@ class ShortMessages:
             header = Header(self._context, tag, dtype, tensor.size)
             sends = kind is Kind.send
             outgoing = channels.outgoing(peer) if sends else None
-            case = Case(call, header, outgoing, None if sends else channels.incoming(peer), tensor.nbytes)
+            incoming, sort = None if sends else channels.incoming(peer), self._track.sort_of(call, tag)
+            case = Case(call, header, outgoing, incoming, tensor.nbytes, sort)
         if len(cases) >= _SHAPES:
             cases.clear()
         cases[dtype, shape, peer, tag] = case
         return case
 
-
-@lru_cache(256)
-def _of_bytes(kind: Kind, peer: int) -> Call:
-    """The call of a message of any number of bytes, but for its number."""
-    return Call(kind, 0, _BYTE, (0,), None, peer)
+    def _of_bytes(self, kind: Kind, peer: int, tag: int) -> tuple[Call, Sort]:
+        """The call of a message of any number of bytes, but for its number, and its sort."""
+        found = self._calls.get((kind, peer, tag))
+        if found is None:
+            if len(self._calls) >= _SHAPES:
+                self._calls.clear()
+            call = Call(kind, 0, _BYTE, (0,), None, peer)
+            found = self._calls[kind, peer, tag] = call, self._track.sort_of(call, tag)
+        return found

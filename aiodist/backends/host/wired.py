@@ -17,6 +17,7 @@ from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks
 from aiodist.backends.host.layout import Layout, Receiving, Sending
 from aiodist.kernels import copy_cost_ns, cost_ns, reduce_into
+from aiodist.recorder.layout import ARRIVED, FIRST
 from aiodist.transport import Fold, Incoming, Into, Key, Outgoing
 
 
@@ -107,6 +108,8 @@ class Collective:
             number = self._round = self._round + 1
             if number == len(rounds):
                 break
+            if number == 1:  # who is heard in the first round is here; others may come later
+                self.operation.happened(ARRIVED)
             sends, receives = rounds[number]
             # This turn counts itself: nothing ends the round before all is posted.
             self._waiting = 1 + self._due[number]
@@ -147,6 +150,7 @@ class Collective:
 
     def _received(self, number: int) -> None:
         """Note that a receive of this round is over: perhaps before the round is entered."""
+        self.operation.happened(FIRST)
         self._due[number] -= 1
         if number == self._round:
             self._over()

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,8 @@ from aiodist.group.process_group import ProcessGroup
 from aiodist.group.roster import Roster, context_of
 from aiodist.group.seats import UNSAID, Said, seats_of
 from aiodist.net.shortage import raise_descriptors
+from aiodist.recorder import Recorder
+from aiodist.recorder.layout import SIZE
 from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.transport import Endpoint
 
@@ -89,6 +92,7 @@ class Settings:
         patience: of signs of life on control links; None: there are none (simulations).
         node: number of this process's node, as its launcher says; `UNSAID`: it does not.
         local_rank: rank on the node, likewise.
+        recorder: this process's; None: each world has one of its own (simulations).
     """
 
     name: str
@@ -106,6 +110,7 @@ class Settings:
     patience: Patience | None = None
     node: int = UNSAID
     local_rank: int = UNSAID
+    recorder: Recorder | None = None
 
 
 class World:
@@ -162,7 +167,9 @@ class World:
         try:
             if patience is not None and self._size > 1:
                 self._control.watch(self._loop, patience)
-                self._watchdog = Watchdog(self._loop, patience, self._control)
+                recorder = self._settings.recorder
+                also = _nothing if recorder is None else recorder.flush
+                self._watchdog = Watchdog(self._loop, patience, self._control, also)
             if not self._settings.inline and self._size > _FEW:
                 raise_descriptors(_USUAL + _EACH * self._size)
             cards = await self._meet(store, host, deadline)
@@ -272,6 +279,8 @@ class World:
 
     def _make(self, cards: list[dict[str, Any]]) -> ProcessGroup:
         settings, ranks = self._settings, tuple(range(self._size))
+        recorder = settings.recorder or Recorder(bytearray(SIZE), os.getpid(), time.monotonic, time.time())
+        recorder.take_part(self._endpoint.rank, self._size, settings.epoch)
         roster = Roster(
             self._endpoint.rank,
             ranks,
@@ -282,7 +291,11 @@ class World:
             seats_of([Said(*card["seat"]) for card in cards]),
         )
         return ProcessGroup(
-            GroupCore(roster, settings.timeout, self._control, self._backend, closer=self.aclose)
+            GroupCore(
+                *(roster, settings.timeout, self._control, self._backend),
+                closer=self.aclose,
+                recorder=recorder,
+            )
         )
 
     def _backend(self, context: int, ranks: Sequence[int], reports: Reports) -> Backend:

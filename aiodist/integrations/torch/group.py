@@ -307,7 +307,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             self._issued += 1
         portal = self.ours.portal
         over = self._profiled(what, outputs if inputs is None else inputs)
-        streams = portal.streams()
+        calling = portal.calling()
 
         def issue(reply: Reply) -> None:
             left, failed = len(starts), None
@@ -328,9 +328,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
                 over_with(0, None)
             for number, start in enumerate(starts):
                 try:
-                    with contextlib.ExitStack() as stack:
-                        for stream in streams:
-                            stack.enter_context(stream)
+                    with calling:
                         work = start(group, async_op=True)
                 except BaseException as error:
                     over_with(len(starts) - number, error)

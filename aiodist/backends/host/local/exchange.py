@@ -45,6 +45,7 @@ from aiodist.backends.base import Array, Operation
 from aiodist.backends.buffers import Buffers
 from aiodist.backends.host.local.board import CODE, FILL, MASK, RESULT, ZEROS, Peer
 from aiodist.backends.host.local.plan import Plan, digest_of
+from aiodist.recorder.layout import ARRIVED
 from aiodist.types import Call
 
 Steps = Generator[None, None, None]
@@ -304,6 +305,8 @@ class Exchange:
                     while True:
                         yield
                 yield
+        if self.operation is not None:
+            self.operation.happened(ARRIVED)
 
     def put(self, word: int, value: int) -> None:
         """Write a word of the slot, and wake peers that wait for it."""

@@ -13,7 +13,7 @@ from aiodist.backends.base import Array, Numbers, Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import MASK, SLOTS, Board, Peer, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
-from aiodist.backends.host.local.exchange import NOTHING, Exchange
+from aiodist.backends.host.local.exchange import NOTHING, TAKE, Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import Path, Plan, fitting, most_staged, path_of
@@ -22,6 +22,7 @@ from aiodist.backends.host.local.wired import Wired
 from aiodist.backends.release import Release
 from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
+from aiodist.recorder.layout import ARRIVED
 from aiodist.types import Call
 from aiodist.work import Issuer, Work
 
@@ -298,6 +299,8 @@ class LocalGroup:
             return True
         try:
             if not exchange.look() or exchange.ended:  # the look itself may have broken the group
+                if exchange.phase != TAKE and exchange.operation is not None:
+                    exchange.operation.happened(ARRIVED)
                 return False
         except Exception as error:
             self._owner.failed(error)
@@ -348,6 +351,7 @@ class LocalGroup:
             return
         exchange.drop()
         if exchange.plan.path is not Path.wired:
+            operation.happened(ARRIVED)
             self._owner.finished(operation)
 
     def failed(self, error: Exception) -> None:

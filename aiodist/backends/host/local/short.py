@@ -11,7 +11,9 @@ may go the long way: both run the same exchange.
 
 from __future__ import annotations
 
+from sys import _getframe
 from threading import get_ident
+from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +25,7 @@ from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.plan import Path, Plan
 from aiodist.errors import GroupBroken, UsageError
+from aiodist.recorder import Sort
 from aiodist.roles import ROLES, Kind, Parts
 from aiodist.tensors.view import torch_memory
 from aiodist.types import DTYPE_CODES, Call, Premultiplied, ReduceOp, check_reduction
@@ -68,16 +71,20 @@ class Case:
         other_shapes: that it may have where one is passed: its parts stacked, or joined along the first axis.
         alone: one tensor is given and overwritten, unless there is another.
         joined: parts of all members stay in one array.
+        sort: of such calls, in the recorder.
     """
 
     __slots__ = (
         *("alone", "each_from", "each_to", "gets", "gives", "joined", "other_shape", "other_shapes", "plan"),
-        "size",
+        *("size", "sort"),
     )
 
-    def __init__(self, plan: Plan, other_shapes: tuple[tuple[int, ...], ...], rank: int, size: int) -> None:
+    def __init__(
+        self, plan: Plan, other_shapes: tuple[tuple[int, ...], ...], rank: int, size: int, sort: Sort
+    ) -> None:
         roles, root = ROLES[plan.call.kind], plan.call.root
         self.plan = plan
+        self.sort = sort
         self.other_shapes = other_shapes
         self.other_shape = other_shapes[0]
         self.gives, self.gets = roles.gives(rank, root), roles.gets(rank, root)
@@ -118,6 +125,8 @@ class Short:
         self._hub = running.hub
         self._issuer = issuer
         self._numbers = numbers
+        self._track = issuer.track
+        self._lines, self._keep = self._track.known, self._track.keep
         self._thread, self._loop_runs = issuer.thread, issuer.running
         self._board = running.board
         self._rank, self._size = rank, size
@@ -135,6 +144,7 @@ class Short:
         held: bool,
         op: ReduceOp | Premultiplied | int = _NO_OP,
         root: Any = _ANY_ROOT,
+        depth: int = 1,
     ) -> Work[Any] | None:
         """Take a number and start, if this is a case for it; else None, and nothing has happened.
 
@@ -144,9 +154,10 @@ class Short:
             other: the other tensor or None, unchecked.
             op, root: what the caller passed, unchecked.
             held: the caller passed `async_op=True`.
+            depth: how many calls the program's line is above this one, but for one.
         """
         if type(lead) is not np.ndarray:
-            return self._start_of_torch(kind, lead, other, held, op, root)
+            return self._start_of_torch(kind, lead, other, held, op, root, depth)
         try:
             case = self._cases[kind][op][lead.dtype, lead.shape, root]  # type: ignore[index]
         except (KeyError, AttributeError, TypeError, IndexError):
@@ -162,7 +173,7 @@ class Short:
             return None
         if other is None and case.alone:
             both = [lead] if lead.ndim == 1 else [lead.reshape(-1)]
-            return self._issue(case.plan, both, both, lead, held)
+            return self._issue(case, both, both, lead, held, depth)
         if other is not None and (
             type(other) is not np.ndarray
             or not other.flags.carray
@@ -175,10 +186,10 @@ class Short:
         if arrays is None:
             return None
         send, recv, result = arrays
-        return self._issue(case.plan, send, recv, result, held)
+        return self._issue(case, send, recv, result, held, depth)
 
     def _start_of_torch(
-        self, kind: Kind, lead: Any, other: Any, held: bool, op: Any, root: Any
+        self, kind: Kind, lead: Any, other: Any, held: bool, op: Any, root: Any, depth: int
     ) -> Work[Any] | None:
         """Start on the memory of torch's tensors, where no tensor has to be made for the result."""
         lead_array, roles = torch_memory(lead), ROLES[kind]
@@ -187,7 +198,7 @@ class Short:
         other_array = None if other is None else torch_memory(other)
         if other is not None and other_array is None:
             return None
-        work = self.start(kind, lead_array, other_array, held, op, root)
+        work = self.start(kind, lead_array, other_array, held, op, root, depth + 2)
         if work is not None and work._result is not None:
             work._gives(lead if work._result is lead_array else other)
         return work
@@ -198,15 +209,16 @@ class Short:
         case = cases.get(())
         if case is None:
             call = Call(Kind.barrier, 0, np.dtype(np.uint8), (0,))
-            case = cases[()] = Case(self._running.plan(call, 0), ((),), self._rank, self._size)
+            plan, sort = self._running.plan(call, 0), self._track.sort_of(call)
+            case = cases[()] = Case(plan, ((),), self._rank, self._size, sort)
         if self.closed or not self._issuer.here():
             return None
-        return self._issue(case.plan, [], [], None, held)
+        return self._issue(case, [], [], None, held, 1)
 
     def _issue(
-        self, plan: Plan, send: list[Array], recv: list[Array], result: Any, held: bool
+        self, case: Case, send: list[Array], recv: list[Array], result: Any, held: bool, depth: int
     ) -> Work[Any] | None:
-        numbers, board = self._numbers, self._board
+        numbers, board, plan = self._numbers, self._board, case.plan
         seq = numbers.issued
         slot = seq & MASK
         before, ends = seq - SLOTS, board.ends  # as `Board.free`, written out
@@ -223,11 +235,18 @@ class Short:
         exchange.reset(seq, send, recv)
         if exchange.needs and not self._has_room(exchange):
             return None
-        work: Work[Any] = Work(self._issuer, plan.call, held, exchange, result, seq)
-        exchange.work = work
         numbers.issued = seq + 1
         self._recent[slot] = exchange
         exchange.begin()  # and what `LocalGroup.run` does with one that is on the loop and not in flight
+        frame = _getframe(depth + 2)  # peers have it: what follows costs no time while they are awaited
+        try:  # as `Track.note`, written out
+            line = self._lines[id(frame.f_code)][frame.f_lasti]
+        except KeyError:
+            line = self._track.lines.find(frame)
+        noted = (case.sort, seq, line, monotonic())
+        self._keep(noted)
+        work: Work[Any] = Work(self._issuer, plan.call, held, exchange, result, seq, noted)
+        exchange.work = work
         self._on_loop[seq] = exchange
         hub = self._hub
         if not hub.rest_due or self._running not in hub.waiting:
@@ -320,7 +339,7 @@ class Short:
         plan = self._running.plan(call, nbytes)
         case = None
         if plan.path in (Path.direct, Path.slot, Path.inline):
-            case = Case(plan, other_shapes, self._rank, self._size)
+            case = Case(plan, other_shapes, self._rank, self._size, self._track.sort_of(call))
         cases = self._cases[kind][op]
         if len(cases) >= _SHAPES:
             cases.clear()

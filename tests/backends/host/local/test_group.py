@@ -24,6 +24,7 @@ from aiodist.group.numbers import Numbers
 from aiodist.schedules.select import UNKNOWN
 from aiodist.types import Call, Kind, ReduceOp
 from aiodist.work import Issuer
+from tests.recorder.made import a_track
 
 LIMITS = Thresholds(inline=512, block=4096, staging=4096)
 
@@ -138,7 +139,7 @@ class Member:
 
 def short_way_of(member: Member) -> Short:
     """Its short way."""
-    issuer = Issuer(asyncio.get_running_loop())
+    issuer = Issuer(asyncio.get_running_loop(), a_track())
 
     def note(work: Any) -> Operation:
         return Operation(work.call, work, work._result, work._result, None, print)

@@ -1,0 +1,169 @@
+"""Reading a recorder's memory, in any process, while its owner writes, is stuck, or is dead."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodist.errors import WireError
+from aiodist.recorder.layout import (
+    HEADER,
+    MAGIC,
+    PENDING_AT,
+    PENDING_PLACES,
+    PLACE,
+    RING_AT,
+    RING_PLACES,
+    SIZE,
+    TEXT_AT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the program."""
+
+    file: str
+    number: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group that the rank has made: its name, its epoch, and the global ranks of its members."""
+
+    name: str
+    epoch: int
+    ranks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One operation.
+
+    Args:
+        group: that it belongs to; None: it could not be written down.
+        op: 'all_reduce'.
+        number: in its group; of a message, among those of its peer and tag.
+        dtype, shape, reduce, root, tag, nbytes: of the call. `root` is the group rank of a message's peer.
+        line: of the program that has issued it, where it is known.
+        issued, pending, arrived, first, ended: when it was issued, found pending, when all peers had arrived,
+            when data came first, and when it ended; seconds of the rank's monotonic clock, 0.0: not, or not
+            that anybody knows.
+        failed: it ended by an error.
+    """
+
+    group: Group | None
+    op: str
+    number: int
+    dtype: str
+    shape: tuple[int, ...]
+    reduce: str
+    root: int
+    tag: int
+    nbytes: int
+    line: Line | None
+    issued: float
+    pending: float
+    arrived: float
+    first: float
+    ended: float
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The record of one rank.
+
+    Args:
+        pid, rank, size, epoch: of the process, and the job.
+        offset: seconds from its monotonic clock to the time of day.
+        began, left: when its process began to record, and when it left in good order (0.0: it has not).
+        groups: that it has made.
+        last: the last operations, the oldest first.
+        pending: those that were pending at the last turn of the loop and have not ended, the oldest first.
+    """
+
+    pid: int
+    rank: int
+    size: int
+    epoch: int
+    offset: float
+    began: float
+    left: float
+    groups: tuple[Group, ...] = ()
+    last: tuple[Record, ...] = ()
+    pending: tuple[Record, ...] = field(default=())
+
+
+_UNKNOWN = (0, "?", "", (), "", -1, 0, 0)  # a sort for which there was no room
+
+
+class _Texts:
+    """What the lines of text say, by number."""
+
+    def __init__(self, text: bytes) -> None:
+        self.groups: dict[int, Group] = {}
+        self.sorts: dict[int, tuple[Any, ...]] = {}
+        self.lines: dict[int, Line] = {}
+        for entry in text.split(b"\n"):
+            if not entry:
+                continue
+            match json.loads(entry):
+                case ["group", int(number), str(name), int(epoch), "span", [int(start), int(count)]]:
+                    self.groups[number] = Group(name, epoch, range(start, start + count))
+                case ["group", int(number), str(name), int(epoch), "list", list(ranks)]:
+                    self.groups[number] = Group(name, epoch, tuple(map(int, ranks)))
+                case ["sort", int(number), int(group), str(op), str(dtype), list(shape), str(reduce), *more]:
+                    root, tag, nbytes = map(int, more)
+                    self.sorts[number] = (group, op, dtype, tuple(map(int, shape)), reduce, root, tag, nbytes)
+                case ["line", int(number), str(file), int(line), str(function)]:
+                    self.lines[number] = Line(file, line, function)
+                case _:
+                    raise WireError("a recorder's text is broken")
+
+
+def read(memory: Any) -> Recording:
+    """Read a recorder's memory.
+
+    Args:
+        memory: a buffer, which may change meanwhile. Operations that do are left out.
+
+    Raises:
+        WireError: it is no recorder's.
+    """
+    shown = memoryview(memory).cast("B")
+    if len(shown) < SIZE:
+        raise WireError(f"a recorder's memory has {SIZE} bytes, not {len(shown)}")
+    once, again = bytes(shown[:TEXT_AT]), bytes(shown[:TEXT_AT])
+    magic, pid, rank, size, epoch, offset, text, began, left = HEADER.unpack_from(again)
+    if magic != MAGIC or text > SIZE - TEXT_AT:
+        raise WireError("this is no recorder's memory, or that of another version of aiodist")
+    try:
+        texts = _Texts(bytes(shown[TEXT_AT : TEXT_AT + text]))
+    except (ValueError, TypeError) as error:
+        raise WireError(f"a recorder's text is broken: {error}") from error
+    last = _records(once, again, texts, RING_AT, RING_PLACES)
+    pending = _records(once, again, texts, PENDING_AT, PENDING_PLACES)
+    groups = tuple(texts.groups.values())
+    return Recording(pid, rank, size, epoch, offset, began, left, groups, last, pending)
+
+
+def _records(once: bytes, again: bytes, texts: _Texts, start: int, places: int) -> tuple[Record, ...]:
+    found: dict[tuple[Any, ...], Record] = {}
+    for at in range(start, start + places * PLACE.size, PLACE.size):
+        if once[at : at + PLACE.size] == again[at : at + PLACE.size]:
+            sort, number, line, issued, pending, arrived, first, ended = PLACE.unpack_from(again, at)
+            key = (sort, number, issued)
+            if 0 < issued < math.inf and (ended or key not in found):
+                group, op, dtype, shape, reduce, root, tag, nbytes = texts.sorts.get(sort, _UNKNOWN)
+                found[key] = Record(
+                    *(texts.groups.get(group), op, number, dtype, shape, reduce, root, tag, nbytes),
+                    texts.lines.get(line),
+                    *(issued, pending, arrived, first, abs(ended)),
+                    ended < 0,
+                )
+    return tuple(sorted(found.values(), key=lambda record: record.issued))

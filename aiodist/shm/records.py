@@ -1,0 +1,176 @@
+"""Recorders' memory as files: who reads one needs nothing of the process that writes it, or wrote it.
+
+A process's file lies in shared memory, in a folder of its user's, and is locked for as long as the process
+lives. It is removed when the process leaves its job in good order. What a killed process leaves behind is for
+whoever explains that (the launcher, or a neighbour); at the latest it is removed when a process of the user
+begins to record, ten minutes later or more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import logging
+import os
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from aiodist.environment.files import Folder
+from aiodist.errors import WireError
+from aiodist.recorder.layout import SIZE
+from aiodist.recorder.reading import Recording, read
+from aiodist.shm.mapping import mapped
+
+SHARED_MEMORY = Path("/dev/shm")
+KEPT = 600.0  # seconds for which the file of a killed process is left to others
+
+_log = logging.getLogger("aiodist.recorder")
+_numbers = itertools.count()
+
+
+class Name(NamedTuple):
+    """The name of a file.
+
+    Args:
+        job: a key that all processes of a job know.
+        pid: of the process.
+        number: of the recorder in it.
+    """
+
+    job: str
+    pid: int
+    number: int
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Name | None:
+        """Read a name; None: it is no recorder's."""
+        job, *numbers = text.split(".")
+        if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+            return None
+        return cls(job, *map(int, numbers))
+
+
+class Memory:
+    """Memory for a recorder of this process. Where there can be no file it belongs to this process alone.
+
+    Args:
+        job: for the file's name.
+
+    Attributes:
+        buffer: `layout.SIZE` bytes, all zero. It stays when the file is removed.
+    """
+
+    def __init__(self, job: str) -> None:
+        self.buffer: memoryview | bytearray = bytearray(SIZE)
+        self._name = str(Name(job, os.getpid(), next(_numbers)))
+        self._lock = -1
+        try:
+            with open_folder(make=True) as folder:
+                sweep(folder)
+                self._lay_into(folder)
+        except OSError as error:  # no such folder, not ours, no room, as in small containers
+            _log.debug("the recorder has no file: %s", error)
+
+    def _lay_into(self, folder: Folder) -> None:
+        handle = folder.file(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            self._lock = folder.file(self._name)  # of its own: memory keeps what it was mapped by open
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _mine.add(self)
+            os.posix_fallocate(handle, 0, SIZE)  # now, or a write could end the process by SIGBUS
+            self.buffer = mapped(handle, SIZE, writable=True)
+        except BaseException:
+            folder.remove(self._name)
+            self._let_go()
+            raise
+        finally:
+            os.close(handle)
+
+    def remove(self) -> None:
+        """Remove the file: the process leaves its job in good order."""
+        if self._lock >= 0:
+            with contextlib.suppress(OSError), open_folder() as folder:
+                folder.remove(self._name)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+class Found(NamedTuple):
+    """A recorder's file that was found.
+
+    Args:
+        name: of the file.
+        alive: its process lives.
+        recording: what it holds.
+    """
+
+    name: Name
+    alive: bool
+    recording: Recording
+
+
+def open_folder(make: bool = False) -> Folder:
+    """The folder of this user's recorders.
+
+    Raises:
+        OSError: there is none, or it cannot be trusted.
+    """
+    return Folder.open(SHARED_MEMORY / f"aiodist-{os.geteuid()}", make=make)
+
+
+def find(folder: Folder, job: str | None = None, pid: int | None = None) -> Iterator[Found]:
+    """Read the recorders of this host and user: all, those of a job, or those of a process."""
+    for text in folder.names():
+        name = Name.parse(text)
+        if name is not None and job in (None, name.job) and pid in (None, name.pid):
+            with contextlib.suppress(OSError, WireError):  # it has just gone, or is not whole yet
+                handle = folder.file(text)
+                try:
+                    if os.fstat(handle).st_size >= SIZE:  # to read beyond the end would be SIGBUS
+                        yield Found(name, _is_locked(handle), read(mapped(handle, SIZE)))
+                finally:
+                    os.close(handle)
+
+
+def sweep(folder: Folder) -> None:
+    """Remove the files of processes that died a while ago."""
+    before = time.time() - KEPT
+    for text in folder.names():
+        with contextlib.suppress(OSError):
+            handle = folder.file(text)
+            try:
+                if os.fstat(handle).st_ctime < before and not _is_locked(handle):
+                    folder.remove(text)
+            finally:
+                os.close(handle)
+
+
+def _is_locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+_mine: weakref.WeakSet[Memory] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Let go of the parent's locks: they would hold for as long as the child lives."""
+    for memory in list(_mine):
+        memory._let_go()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,225 @@
+"""What is written down can be read, at any time, whatever came between; and costs little memory."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist.recorder import Entry, Line, Pending, Record, read
+from aiodist.recorder.layout import ARRIVED, FIRST, PENDING_PLACES, RING_PLACES, SIZE
+from aiodist.recorder.recorder import MOST_SORTS, Recorder, Track
+from aiodist.roles import Kind
+from tests.recorder.made import a_call, a_recorder
+
+
+def note(track: Track, number: int, count: int = 3, **more: Any) -> Entry:
+    return track.note(track.sort_of(a_call(number, count), **more), number, sys._getframe(0))
+
+
+def records(recorder: Recorder) -> tuple[Record, ...]:
+    recorder.flush(RING_PLACES)
+    return read(recorder._memory).last
+
+
+def test_an_operation_is_read_as_it_was_issued() -> None:
+    recorder = a_recorder()
+    track = recorder.track("halves", 2, [1, 3, 5])
+    here = sys._getframe(0).f_lineno + 1
+    track.note(track.sort_of(a_call(7, 5)), 7, sys._getframe(0))
+    assert read(recorder._memory).last == ()
+    recorder.flush()
+    found = read(recorder._memory)
+    assert (found.pid, found.rank, found.size, found.epoch, found.began, found.left) == (
+        4711,
+        3,
+        8,
+        2,
+        1.0,
+        0.0,
+    )
+    assert found.offset == 4999.0
+    (group,) = found.groups
+    assert (group.name, group.epoch, list(group.ranks)) == ("halves", 2, [1, 3, 5])
+    (record,) = found.last
+    line = Line(__file__, here, "test_an_operation_is_read_as_it_was_issued")
+    expected = (
+        group,
+        "all_reduce",
+        7,
+        "float32",
+        (5,),
+        "SUM",
+        -1,
+        0,
+        20,
+        line,
+        2.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        False,
+    )
+    assert record == Record(*expected)
+    assert found.pending == ()
+    recorder.leave()
+    assert read(recorder._memory).left == 3.0
+
+
+def pending_of(recorder: Recorder) -> tuple[Record, ...]:
+    recorder.flush(RING_PLACES)
+    return read(recorder._memory).pending
+
+
+def test_what_is_pending_has_times_of_its_own() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    entry = note(track, 0)  # 2.0
+    assert len(records(recorder)) == 1
+    pending = track.enter(entry)  # 3.0
+    (seen,) = pending_of(recorder)
+    assert (seen.number, seen.issued, seen.pending, seen.arrived) == (0, 2.0, 3.0, 0.0)
+    track.stamp(pending, ARRIVED)  # 4.0
+    track.stamp(pending, FIRST)  # 5.0
+    track.stamp(pending, ARRIVED)  # the first time counts
+    (seen,) = pending_of(recorder)
+    assert (seen.arrived, seen.first, seen.ended) == (4.0, 5.0, 0.0)
+    track.end(pending)  # 6.0
+    assert pending_of(recorder) == ()
+    (record,) = records(recorder)  # in the place of what was written before
+    times = (record.issued, record.pending, record.arrived, record.first, record.ended)
+    assert times == (2.0, 3.0, 4.0, 5.0, 6.0)
+    assert not record.failed
+    track.end(track.enter(note(track, 1)), failed=True)
+    assert records(recorder)[1].failed
+    assert records(recorder)[1].ended > 0
+
+
+def test_the_ring_keeps_the_last_and_what_is_pending_stays() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    pending = track.enter(note(track, 0))
+    for number in range(1, RING_PLACES + 10):
+        note(track, number)
+    assert [record.number for record in records(recorder)] == list(range(10, RING_PLACES + 10))
+    assert [record.number for record in pending_of(recorder)] == [0]
+    track.end(pending)
+    assert pending_of(recorder) == ()
+    assert [record.number for record in records(recorder) if record.ended] == [0]
+
+
+def test_more_may_be_pending_than_have_places() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    pending = [track.enter(note(track, number)) for number in range(PENDING_PLACES + 5)]
+    assert [record.number for record in pending_of(recorder)] == list(range(PENDING_PLACES))
+    for one in pending[:10]:
+        track.end(one)
+    assert [record.number for record in pending_of(recorder)] == list(range(10, PENDING_PLACES + 5))
+
+
+def test_how_often_each_sort_was_used() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    for number in range(30):
+        note(track, number, count=1 + number % 3)
+        if number % 7 == 0:
+            recorder.flush(2)
+    recorder.flush(2)
+    assert [sort.uses for sort in recorder.sorts] == [10, 10, 10]
+
+
+def test_a_flush_writes_the_last_and_each_once() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    for number in range(100):
+        note(track, number)
+    recorder.flush(10)
+    assert [record.number for record in read(recorder._memory).last] == list(range(90, 100))
+    for number in range(100, 105):
+        note(track, number)
+    before = recorder._next
+    recorder.flush(10)
+    assert recorder._next == before + 5
+    recorder.flush(10)
+    assert recorder._next == before + 5
+
+
+def test_sorts_and_lines_have_an_end_and_nothing_breaks_there() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    for number in range(MOST_SORTS + 300):
+        note(track, number, count=number + 1)
+        note(track, number, tag=1)
+    last = records(recorder)[-2:]
+    assert [(record.op, record.number) for record in last] == [("all_reduce", MOST_SORTS + 299)] * 2
+    assert (last[0].shape, last[0].nbytes, last[1].shape) == ((), 0, (3,))
+    assert len(recorder.sorts) <= MOST_SORTS + 2
+    for number in range(2100):  # lines of programs that make code as they go
+        exec(
+            compile("track.note(sort, number, sys._getframe(0))", f"made{number}.py" * 5, "exec"),
+            {"track": track, "sort": track.sort_of(a_call()), "number": number, "sys": sys},
+        )
+    assert records(recorder)[-1].line is None
+    another = recorder.track("late", 0, range(8))
+    note(another, 5)
+    assert records(recorder)[-1].number == 5
+    assert len(recorder._memory) == SIZE
+
+
+def test_the_librarys_own_lines_are_not_the_programs() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    sort = track.sort_of(a_call())
+    code = compile("def inside():\n    return track.note(sort, 1, sys._getframe(0))", callers_file(), "exec")
+    inside: dict[str, Any] = {"track": track, "sort": sort, "sys": sys}
+    exec(code, inside)
+    for _ in range(2):
+        inside["inside"]()
+    lines = [record.line for record in records(recorder)]
+    assert lines[0] == lines[1]
+    assert lines[0] is not None
+    assert lines[0].function == "test_the_librarys_own_lines_are_not_the_programs"
+
+
+def callers_file() -> str:
+    import aiodist.callers
+
+    return aiodist.callers.__file__
+
+
+@given(st.lists(st.tuples(st.sampled_from("neasf"), st.integers(0, 70)), max_size=200))
+def test_any_order_of_events_can_be_read(steps: list[tuple[str, int]]) -> None:
+    """The pending ones are those that have entered and not ended, whatever else happened."""
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    issued: list[Entry] = []
+    entered: dict[int, Pending] = {}
+    ended = set()
+    for step, which in steps:
+        if step == "n":
+            issued.append(note(track, len(issued)))
+        elif which < len(issued) and step == "e" and which not in entered and which not in ended:
+            entered[which] = track.enter(issued[which])
+        elif which in entered and step == "a":
+            track.stamp(entered[which], ARRIVED)
+        elif which in entered and step == "s":
+            track.end(entered.pop(which))
+            ended.add(which)
+        elif step == "f":
+            recorder.flush(RING_PLACES)
+    found = records(recorder)
+    assert [record.number for record in found] == list(range(len(issued)))
+    assert {record.number for record in found if record.ended} == ended
+    assert {record.number for record in pending_of(recorder)} == set(sorted(entered)[:PENDING_PLACES])
+
+
+def test_every_kind_of_operation_has_a_name() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    for number, kind in enumerate(Kind):
+        track.note(track.sort_of(a_call(number, kind=kind)), number, sys._getframe(0))
+    assert [record.op for record in records(recorder)] == [kind.name for kind in Kind]
