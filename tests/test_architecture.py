@@ -22,6 +22,7 @@ FLOORS: list[set[str]] = [
     {"__main__", "cli", "integrations"},
     {"launch", "ddp", "functional", "portal", "bench", "doctor"},
     {"runtime"},
+    {"observe"},
     {"group"},
     {"membership", "backends"},
     {"control", "transport", "work"},

@@ -4,6 +4,7 @@ layout     what lies where in that memory
 recorder   writes it: `Recorder` for a rank, `Track` for each of its groups
 lines      the user's lines, each written down when it is seen first
 reading    memory → what happened
+dump       that as JSON, and back
 """
 
 from aiodist.recorder.reading import Line, Record, Recording, read

@@ -1,9 +1,11 @@
 """The memory of a recorder.
 
-    0        header      what process this is
+    0        header      what process this is, and how it goes
     4 KiB    pending     the 64 operations that the loop has slept for longest
     8 KiB    ring        the last 2,048 operations, each in the next place; some twice: once with their end
-    136 KiB  text        lines of JSON that only grow: groups, sorts of operations, lines of the program
+    136 KiB  sums        how many operations of each sort there were, and how long they took
+    160 KiB  text        lines of JSON that only grow: the job, groups, sorts of operations, lines of the
+                         program, events
 
 One thread writes. Others read at any time, also in other processes: a place that changes while they read it
 is left out (`reading`). Times are seconds of the monotonic clock, which all processes of a host share.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import struct
 
-MAGIC = b"aiodist record 1"
+MAGIC = b"aiodist record 2"
 
 HEADER = struct.Struct("<16sQQQQdQdd")
 """Magic; process id, rank, number of ranks, epoch; wall clock minus monotonic clock, in seconds; bytes of
@@ -23,6 +25,16 @@ RANK_AT = struct.calcsize("<16sQ")
 TEXT_BYTES_AT = struct.calcsize("<16sQQQQd")
 LEFT_AT = TEXT_BYTES_AT + 16
 
+VITALS = struct.Struct("<dQddQQ")
+"""When all this was written last; beats of the loop, and when the last one was seen; the longest time by
+which a beat was late of late; operations that were issued; those that failed."""
+
+VITALS_AT = 128
+
+ASKED_AT, ANSWERED_AT = 2048, 2056
+"""Another process of this user adds one to the first word where it wants to know what the process does; the
+process answers in a file beside, and writes the number that it has answered into the second."""
+
 PLACE = struct.Struct("<QQQddddd")
 """One operation: its sort, number and line; when it was issued; when the loop began to sleep for it (0.0: it
 ended before, or nobody knows); when all peers had arrived; when data came first; when it ended. The end of a
@@ -30,7 +42,13 @@ failure is below 0.0."""
 
 SORT, NUMBER, LINE, ISSUED, PENDING, ARRIVED, FIRST, ENDED = range(8)
 
+SUM = struct.Struct("<QQQdd")
+"""Of one sort of operations: how many were issued; how many the loop has slept for, and how many of these
+failed; seconds that these waited for peers; seconds that they took from then on."""
+
 PENDING_AT, PENDING_PLACES = 4096, 64
 RING_AT, RING_PLACES = 8192, 2048
-TEXT_AT = RING_AT + RING_PLACES * PLACE.size
-SIZE = 256 * 1024
+SUMS_AT = RING_AT + RING_PLACES * PLACE.size
+SUM_PLACES = 600
+TEXT_AT = 160 * 1024
+SIZE = 288 * 1024

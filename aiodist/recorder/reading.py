@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,12 @@ from aiodist.recorder.layout import (
     RING_AT,
     RING_PLACES,
     SIZE,
+    SUM,
+    SUM_PLACES,
+    SUMS_AT,
     TEXT_AT,
+    VITALS,
+    VITALS_AT,
 )
 
 
@@ -75,6 +80,60 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Vitals:
+    """How a rank goes.
+
+    Args:
+        flushed: when its process wrote this; seconds of the monotonic clock.
+        turns, turned: how often the event loop has beaten, and when the last beat was seen.
+        late: seconds by which a beat was late, the most of the last ten seconds.
+        issued, failed: operations.
+    """
+
+    flushed: float = 0.0
+    turns: int = 0
+    turned: float = 0.0
+    late: float = 0.0
+    issued: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """All operations of a sort: as `Record`, and how they went.
+
+    Args:
+        uses: how many were issued; of more than 4,096 in a second the number is an estimate.
+        slept: how many of them the loop has slept for; the times tell only of these.
+        failed: how many of these failed.
+        waited: seconds until all peers had arrived.
+        moved: seconds from then on; of an operation that nobody saw the peers of, all of its time.
+    """
+
+    group: Group | None
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    reduce: str
+    root: int
+    tag: int
+    nbytes: int
+    uses: int
+    slept: int
+    failed: int
+    waited: float
+    moved: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened: when (seconds of the monotonic clock), and in words."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """The record of one rank.
 
@@ -85,6 +144,10 @@ class Recording:
         groups: that it has made.
         last: the last operations, the oldest first.
         pending: those that were pending at the last turn of the loop and have not ended, the oldest first.
+        vitals: how it goes.
+        sums: all operations, by sort.
+        about: what is told of the process and its job, by name.
+        events: what has happened, the oldest first.
     """
 
     pid: int
@@ -96,7 +159,11 @@ class Recording:
     left: float
     groups: tuple[Group, ...] = ()
     last: tuple[Record, ...] = ()
-    pending: tuple[Record, ...] = field(default=())
+    pending: tuple[Record, ...] = ()
+    vitals: Vitals = Vitals()
+    sums: tuple[Sum, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
 
 
 _UNKNOWN = (0, "?", "", (), "", -1, 0, 0)  # a sort for which there was no room
@@ -105,11 +172,13 @@ _UNKNOWN = (0, "?", "", (), "", -1, 0, 0)  # a sort for which there was no room
 class _Texts:
     """What the lines of text say, by number."""
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, lines: bytes) -> None:
         self.groups: dict[int, Group] = {}
         self.sorts: dict[int, tuple[Any, ...]] = {}
         self.lines: dict[int, Line] = {}
-        for entry in text.split(b"\n"):
+        self.about: dict[str, Any] = {}
+        self.events: list[Event] = []
+        for entry in lines.split(b"\n"):
             if not entry:
                 continue
             match json.loads(entry):
@@ -122,6 +191,10 @@ class _Texts:
                     self.sorts[number] = (group, op, dtype, tuple(map(int, shape)), reduce, root, tag, nbytes)
                 case ["line", int(number), str(file), int(line), str(function)]:
                     self.lines[number] = Line(file, line, function)
+                case ["about", dict(about)]:
+                    self.about.update(about)
+                case ["event", float(at), str(text)]:
+                    self.events.append(Event(at, text))
                 case _:
                     raise WireError("a recorder's text is broken")
 
@@ -149,7 +222,19 @@ def read(memory: Any) -> Recording:
     last = _records(once, again, texts, RING_AT, RING_PLACES)
     pending = _records(once, again, texts, PENDING_AT, PENDING_PLACES)
     groups = tuple(texts.groups.values())
-    return Recording(pid, rank, size, epoch, offset, began, left, groups, last, pending)
+    vitals = Vitals(*VITALS.unpack_from(again, VITALS_AT))
+    sums = tuple(_sums(again, texts))
+    return Recording(
+        *(pid, rank, size, epoch, offset, began, left, groups, last, pending, vitals, sums),
+        *(texts.about, tuple(texts.events)),
+    )
+
+
+def _sums(memory: bytes, texts: _Texts) -> Iterator[Sum]:
+    for mark, (group, *sort) in sorted(texts.sorts.items()):
+        if mark < SUM_PLACES:
+            numbers = SUM.unpack_from(memory, SUMS_AT + mark * SUM.size)
+            yield Sum(texts.groups.get(group), *sort, *numbers)
 
 
 def _records(once: bytes, again: bytes, texts: _Texts, start: int, places: int) -> tuple[Record, ...]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiodist.recorder.layout import (
+    ANSWERED_AT,
+    ASKED_AT,
     ENDED,
     HEADER,
     ISSUED,
@@ -30,14 +33,25 @@ from aiodist.recorder.layout import (
     RING_AT,
     RING_PLACES,
     SIZE,
+    SORT,
+    SUM,
+    SUM_PLACES,
+    SUMS_AT,
     TEXT_AT,
     TEXT_BYTES_AT,
+    VITALS,
+    VITALS_AT,
 )
 from aiodist.recorder.lines import Lines
-from aiodist.types import Call
+
+if TYPE_CHECKING:
+    from aiodist.types import Call
 
 MOST_SORTS = 500  # of one group that are told apart
 MOST_AT_ONCE = 256  # operations that `flush` writes: it holds the interpreter meanwhile
+MOST_EVENTS = 200  # that are kept, the first ones
+LONGEST = 500  # characters of an event
+LATELY = 10.0  # seconds for which the longest delay of the loop is told
 
 _put_place = struct.Struct("<QQQ").pack_into
 _put_count = struct.Struct("<Q").pack_into
@@ -56,15 +70,25 @@ class Sort:
     Attributes:
         mark: its number.
         nbytes: of the tensor that ranks agree on.
-        uses: how many of them `flush` has seen.
+        uses, slept, failed, waited, moved: as in `layout.SUM`, as far as `flush` has seen them.
     """
 
-    __slots__ = ("mark", "nbytes", "uses")
+    __slots__ = ("failed", "mark", "moved", "nbytes", "slept", "uses", "waited")
 
     def __init__(self, mark: int, nbytes: int) -> None:
         self.mark = mark
         self.nbytes = nbytes
-        self.uses = 0
+        self.uses = self.slept = self.failed = 0
+        self.waited = self.moved = 0.0
+
+    def end(self, record: Pending) -> None:
+        """Add an operation that has ended."""
+        *_, issued, _pending, arrived, _first, ended = record
+        self.slept += 1
+        self.failed += ended < 0
+        begun = arrived or issued
+        self.waited += begun - issued
+        self.moved += max(0.0, abs(ended) - begun)
 
 
 _NONE: Pending = [Sort(0, 0), 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0]
@@ -94,10 +118,14 @@ class Recorder:
         self.pending: dict[int, Pending] = {}
         self._over: deque[Pending] = deque(maxlen=RING_PLACES)
         self._memory = memoryview(memory)
+        self._gate = threading.Lock()
         self._next = 0
         self._flushed = self._flushed_end = 0.0
         self._groups = 0
         self._text = 0
+        self._issued = self._failed = self._events = 0
+        self._turns, self._turned = 0, 0.0
+        self._late: deque[tuple[float, float]] = deque()
         now = clock()
         HEADER.pack_into(self._memory, 0, MAGIC, pid, 0, 0, 0, wall - now, 0, now, 0.0)
 
@@ -113,14 +141,51 @@ class Recorder:
         self._write("group", self._groups, name, epoch, "span" if span else "list", members)
         return Track(self, self._groups)
 
+    def tell(self, **about: Any) -> None:
+        """Write what is told of the process and its job: plain values by name."""
+        self._write("about", about)
+
+    def event(self, text: str) -> None:
+        """Note something that has happened, such as an error that nobody waits for. From any thread."""
+        if self._events < MOST_EVENTS:
+            self._events += 1
+            self._write("event", self.clock(), text[:LONGEST])
+
+    def asked(self) -> int:
+        """The number of the last question that another process has asked; 0 where it is answered."""
+        asked, answered = struct.unpack_from("<QQ", self._memory, ASKED_AT)
+        return int(asked) if asked != answered else 0
+
+    def answered(self, number: int) -> None:
+        """Note that this question is answered."""
+        _put_count(self._memory, ANSWERED_AT, number)
+
+    def beat(self, turns: int, every: float) -> None:
+        """Note how often the loop has beaten. Called twice a second, at least.
+
+        Args:
+            turns: the number of its beats.
+            every: seconds from beat to beat where nothing delays them.
+        """
+        now = self.clock()
+        if turns != self._turns:
+            if self._turned:
+                late = (now - self._turned) / (turns - self._turns) - every
+                self._late.append((now, max(0.0, late)))
+            self._turns, self._turned = turns, now
+        while self._late and self._late[0][0] < now - LATELY:
+            self._late.popleft()
+
     def flush(self, most: int = MOST_AT_ONCE) -> None:
         """Write what is new where others can read it: the last `most`. From one thread at a time."""
         kept, over = list(self.kept), list(self._over)  # whole: nothing else runs meanwhile
         waiting = list(self.pending.values())
         fresh = [entry for entry in kept if entry[3] > self._flushed]  # by when it was issued
         ended = [record for record in over if abs(record[ENDED]) > self._flushed_end]
-        for sort, *_ in fresh:
-            sort.uses += 1
+        self._count(fresh)
+        for record in ended:
+            record[SORT].end(record)
+            self._failed += record[ENDED] < 0
         known = {(record[ISSUED], record[NUMBER]) for record in ended}
         others = [
             [*entry, 0.0, 0.0, 0.0, 0.0] for entry in fresh[-most:] if (entry[3], entry[1]) not in known
@@ -135,6 +200,23 @@ class Recorder:
             self._flushed = fresh[-1][3]
         if ended:
             self._flushed_end = abs(ended[-1][ENDED])
+        for sort in {entry[0] for entry in fresh} | {record[SORT] for record in ended}:
+            if 0 < sort.mark < SUM_PLACES:
+                at = SUMS_AT + sort.mark * SUM.size
+                SUM.pack_into(self._memory, at, sort.uses, sort.slept, sort.failed, sort.waited, sort.moved)
+        late = max((late for _, late in self._late), default=0.0)
+        vitals = (self.clock(), self._turns, self._turned, late, self._issued, self._failed)
+        VITALS.pack_into(self._memory, VITALS_AT, *vitals)
+
+    def _count(self, fresh: list[Entry]) -> None:
+        """Add what was issued since the last time."""
+        more = 1.0  # times as many as are seen: others were pushed out before
+        if len(fresh) == RING_PLACES and self._flushed:
+            first, last = fresh[0][3], fresh[-1][3]  # when issued: as many in a second before as since
+            more += (first - self._flushed) / max(last - first, 1e-6)
+        for sort, seen in Counter(entry[0] for entry in fresh).items():
+            sort.uses += round(seen * more)
+        self._issued += round(len(fresh) * more)
 
     def _put(self, at: int, record: Pending) -> None:
         sort, *numbers = record
@@ -147,13 +229,14 @@ class Recorder:
     def _write(self, *entry: Any) -> bool:
         """Add a line of text → whether there was room."""
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        start = TEXT_AT + self._text
-        if start + len(line) > SIZE:
-            return False
-        self._memory[start : start + len(line)] = line
-        self._text += len(line)
-        _put_count(self._memory, TEXT_BYTES_AT, self._text)  # now it can be read
-        return True
+        with self._gate:
+            start = TEXT_AT + self._text
+            if start + len(line) > SIZE:
+                return False
+            self._memory[start : start + len(line)] = line
+            self._text += len(line)
+            _put_count(self._memory, TEXT_BYTES_AT, self._text)  # now it can be read
+            return True
 
 
 class Track:

@@ -66,7 +66,7 @@ def test_an_operation_is_read_as_it_was_issued() -> None:
     assert record == Record(*expected)
     assert found.pending == ()
     recorder.leave()
-    assert read(recorder._memory).left == 3.0
+    assert read(recorder._memory).left == 4.0
 
 
 def pending_of(recorder: Recorder) -> tuple[Record, ...]:

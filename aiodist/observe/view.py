@@ -1,0 +1,189 @@
+"""What is known of a rank at one moment, and of a job. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiodist.errors import WireError
+from aiodist.recorder.dump import from_json, to_json
+from aiodist.recorder.reading import Record, Recording
+
+SIGN = 2.0
+"""Seconds after which a loop that has not turned counts as blocked, and a process that has not written
+anything as held: both are due twice a second."""
+
+
+class Doing(enum.Enum):
+    """What a rank does."""
+
+    running = "it computes, or has nothing to do"
+    waiting = "its loop sleeps while operations are pending"
+    blocked = "its event loop does not turn"
+    held = "a call holds its interpreter"
+    stopped = "it is stopped, by a signal or a debugger"
+    dead = "its process has ended without leaving"
+    left = "it has left the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """What a process was doing when it was asked.
+
+    Args:
+        thread: the calls of the loop's thread, 'train.py:41 in evaluate', the innermost first.
+        tasks: asyncio's tasks, each with its awaits, as lines.
+        by_signal: the process could not answer by itself; the kernel made it write this.
+    """
+
+    thread: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    by_signal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """A rank, as it was seen.
+
+    Args:
+        host: its name.
+        key: of the job, as in the name of the recorder's file.
+        recording: what its recorder held.
+        now: when it was seen, in seconds of the host's monotonic clock.
+        alive: its process lived.
+        stopped: a signal or a debugger had stopped it.
+        memory: resident bytes of the process; cpu: seconds of processor time that it has used.
+        stacks: what it did, where it was asked.
+        shift: seconds to add to its monotonic times to have those of whoever looks; error: by how much that
+            may be wrong.
+    """
+
+    host: str
+    key: str
+    recording: Recording
+    now: float
+    alive: bool = True
+    stopped: bool = False
+    memory: int = 0
+    cpu: float = 0.0
+    stacks: Stacks | None = None
+    shift: float = 0.0
+    error: float = 0.0
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return self.recording.rank
+
+    @property
+    def doing(self) -> Doing:
+        """What it did."""
+        vitals = self.recording.vitals
+        if self.recording.left:
+            return Doing.left
+        if not self.alive:
+            return Doing.dead
+        if self.stopped:
+            return Doing.stopped
+        if vitals.flushed and self.now - vitals.flushed > SIGN:
+            return Doing.held
+        if vitals.turned and self.now - vitals.turned > SIGN:
+            return Doing.blocked
+        return Doing.waiting if self.recording.pending else Doing.running
+
+    @property
+    def since(self) -> float:
+        """Seconds for which it has been doing that; 0.0: not known."""
+        vitals, doing = self.recording.vitals, self.doing
+        start = 0.0
+        if doing is Doing.blocked or (doing is Doing.stopped and vitals.turned):
+            start = vitals.turned
+        elif doing is Doing.held:
+            start = vitals.flushed
+        elif doing is Doing.waiting:
+            start = self.recording.pending[0].issued
+        return max(0.0, self.now - start) if start else 0.0
+
+    @property
+    def last(self) -> Record | None:
+        """The operation that it has issued last; None: none that is known."""
+        return self.recording.last[-1] if self.recording.last else None
+
+    @property
+    def wait_share(self) -> float:
+        """The part of its time, from 0 to 1, that it has waited for peers to arrive."""
+        waited = sum(one.waited for one in self.recording.sums)
+        return min(1.0, waited / max(1e-9, self.now - self.recording.began))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        stacks = self.stacks
+        told = None if stacks is None else [list(stacks.thread), list(stacks.tasks), stacks.by_signal]
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return {**plain, "stacks": told, "recording": to_json(self.recording)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> RankView:
+        """From what `to_json` made.
+
+        Raises:
+            WireError: this is none.
+        """
+        try:
+            told = data["stacks"]
+            stacks = None if told is None else Stacks(tuple(told[0]), tuple(told[1]), bool(told[2]))
+            plain = {name: data[name] for name in _PLAIN}
+            return cls(recording=from_json(data["recording"]), stacks=stacks, **plain)
+        except (KeyError, IndexError, TypeError) as error:
+            raise WireError(f"this is no rank: {error}") from error
+
+    def placed(self, shift: float, error: float) -> RankView:
+        """The same, with what is known of its clock."""
+        return replace(self, shift=shift, error=error)
+
+
+_PLAIN = ("host", "key", "now", "alive", "stopped", "memory", "cpu", "shift", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job, as it was seen.
+
+    Args:
+        key: in the names of its recorders' files.
+        ranks: those that were seen, by rank; of one that was restarted the last.
+    """
+
+    key: str
+    ranks: tuple[RankView, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that it has."""
+        newest = max(self.ranks, key=lambda rank: rank.recording.epoch)
+        return newest.recording.size
+
+    @property
+    def name(self) -> str:
+        """What its ranks run: the script's name."""
+        argv = self.ranks[0].recording.about.get("argv") or ["?"]
+        return str(argv[0]).rpartition("/")[2]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of its ranks, in the ranks' order."""
+        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+
+
+def jobs(ranks: Iterable[RankView]) -> list[JobView]:
+    """The ranks by job, the job that began last first."""
+    found: dict[str, dict[int, RankView]] = {}
+    for rank in ranks:
+        of_job = found.setdefault(rank.key, {})
+        before = of_job.get(rank.rank)
+        if before is None or (before.alive, before.recording.began) <= (rank.alive, rank.recording.began):
+            of_job[rank.rank] = rank
+    views = [JobView(key, tuple(of_job[rank] for rank in sorted(of_job))) for key, of_job in found.items()]
+    return sorted(views, key=lambda job: -max(rank.recording.began for rank in job.ranks))
