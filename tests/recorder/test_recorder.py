@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.recorder import Entry, Line, Pending, Record, read
-from aiodist.recorder.layout import ARRIVED, FIRST, PENDING_PLACES, RING_PLACES, SIZE
-from aiodist.recorder.recorder import MOST_SORTS, Recorder, Track
+from aiodist.recorder.layout import ARRIVED, ASKED_AT, FIRST, PENDING_PLACES, RING_PLACES, SIZE
+from aiodist.recorder.recorder import LONGEST, MOST_EVENTS, MOST_SORTS, Recorder, Track
 from aiodist.roles import Kind
 from tests.recorder.made import a_call, a_recorder
 
@@ -77,21 +77,23 @@ def pending_of(recorder: Recorder) -> tuple[Record, ...]:
 def test_what_is_pending_has_times_of_its_own() -> None:
     recorder = a_recorder()
     track = recorder.track("world", 0, range(8))
-    entry = note(track, 0)  # 2.0
+    entry = note(track, 0)
     assert len(records(recorder)) == 1
-    pending = track.enter(entry)  # 3.0
+    pending = track.enter(entry)
     (seen,) = pending_of(recorder)
-    assert (seen.number, seen.issued, seen.pending, seen.arrived) == (0, 2.0, 3.0, 0.0)
-    track.stamp(pending, ARRIVED)  # 4.0
-    track.stamp(pending, FIRST)  # 5.0
+    assert (seen.number, seen.issued, seen.arrived) == (0, entry[3], 0.0)
+    assert seen.pending > seen.issued
+    track.stamp(pending, ARRIVED)
+    track.stamp(pending, FIRST)
     track.stamp(pending, ARRIVED)  # the first time counts
     (seen,) = pending_of(recorder)
-    assert (seen.arrived, seen.first, seen.ended) == (4.0, 5.0, 0.0)
-    track.end(pending)  # 6.0
+    assert (seen.first, seen.ended) == (seen.arrived + 1, 0.0)
+    track.end(pending)
     assert pending_of(recorder) == ()
     (record,) = records(recorder)  # in the place of what was written before
-    times = (record.issued, record.pending, record.arrived, record.first, record.ended)
-    assert times == (2.0, 3.0, 4.0, 5.0, 6.0)
+    times = [record.issued, record.pending, record.arrived, record.first, record.ended]
+    assert times == sorted(set(times))
+    assert times[:4] == [entry[3], seen.pending, seen.arrived, seen.first]
     assert not record.failed
     track.end(track.enter(note(track, 1)), failed=True)
     assert records(recorder)[1].failed
@@ -223,3 +225,62 @@ def test_every_kind_of_operation_has_a_name() -> None:
     for number, kind in enumerate(Kind):
         track.note(track.sort_of(a_call(number, kind=kind)), number, sys._getframe(0))
     assert [record.op for record in records(recorder)] == [kind.name for kind in Kind]
+
+
+def test_how_a_rank_goes() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    recorder.tell(job="j", argv=["train.py"])
+    recorder.tell(job="k")
+    slept = [track.enter(note(track, number)) for number in range(2)]
+    note(track, 2)
+    for failed, one in enumerate(slept):
+        track.stamp(one, ARRIVED)
+        track.end(one, failed=bool(failed))
+    recorder.event("disk full")
+    recorder.beat(10, 0.5)
+    recorder.beat(11, 0.5)
+    recorder.flush()
+    found = read(recorder._memory)
+    assert (found.vitals.issued, found.vitals.failed, found.vitals.turns) == (3, 1, 11)
+    assert found.vitals.late == 0.5  # a beat in one second
+    assert dict(found.about) == {"job": "k", "argv": ["train.py"]}
+    assert [event.text for event in found.events] == ["disk full"]
+    (total,) = found.sums
+    assert (total.op, total.uses, total.slept, total.failed, total.nbytes) == ("all_reduce", 3, 2, 1, 12)
+    first, second, _ = found.last
+    assert total.waited == sum(record.arrived - record.issued for record in (first, second))
+    assert total.moved == sum(record.ended - record.arrived for record in (first, second))
+    assert found.vitals.flushed > found.vitals.turned
+
+
+def test_operations_that_were_pushed_out_are_estimated() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    note(track, 0)
+    recorder.flush()
+    for number in range(3 * RING_PLACES):
+        note(track, number)
+    recorder.flush()
+    issued = read(recorder._memory).vitals.issued
+    assert abs(issued - 3 * RING_PLACES) < 10
+    assert abs(read(recorder._memory).sums[0].uses - 3 * RING_PLACES) < 10
+
+
+def test_a_question_is_asked_once() -> None:
+    memory = bytearray(SIZE)
+    recorder = a_recorder(memory)
+    assert recorder.asked() == 0
+    memory[ASKED_AT] += 1
+    assert recorder.asked() == 1
+    recorder.answered(1)
+    assert recorder.asked() == 0
+
+
+def test_events_are_bounded() -> None:
+    recorder = a_recorder()
+    for number in range(2 * MOST_EVENTS):
+        recorder.event(f"{number}" * 1000)
+    events = read(recorder._memory).events
+    assert len(events) == MOST_EVENTS
+    assert all(len(event.text) <= LONGEST for event in events)
