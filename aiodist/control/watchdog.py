@@ -32,7 +32,7 @@ class Watchdog:
         loop: the loop that it watches.
         patience: when it speaks.
         plane: tells the neighbours.
-        also: called whenever it looks.
+        also: called whenever it looks, with `plane.turns`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Watchdog:
         loop: asyncio.AbstractEventLoop,
         patience: Patience,
         plane: ControlPlane,
-        also: Callable[[], object] = lambda: None,
+        also: Callable[[int], object] = lambda turns: None,
     ) -> None:
         self._loop = loop
         self._plane = plane
@@ -64,7 +64,7 @@ class Watchdog:
             seconds = self._progress.tick(time.monotonic(), self._plane.turns)
             if seconds is not None:
                 self._plane.say_blocked(seconds, line_of(self._watched))
-            self._also()
+            self._also(self._plane.turns)
 
 
 def line_of(thread: int) -> str:

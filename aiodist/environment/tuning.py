@@ -45,6 +45,8 @@ class Tuning:
         evict_silent_after: AIODIST_EVICT_SILENT_AFTER: seconds after which a process counts as lost that
             gives no sign of life, where nobody can see whether it is stopped. It may be in a call that holds
             the interpreter. As long as `evict_after` at least.
+        stall_after: AIODIST_STALL_AFTER: seconds for which an operation is pending before the job says why it
+            stands still; 0: it never does. That ends nothing.
         limits: where one way of doing things gives way to another; see `thresholds`.
     """
 
@@ -59,6 +61,7 @@ class Tuning:
     warn_after: float = 5.0
     evict_after: float = 30.0
     evict_silent_after: float = 600.0
+    stall_after: float = 30.0
     limits: Thresholds = field(default_factory=Thresholds)
 
     @property
@@ -122,6 +125,7 @@ def tuning(environ: Environ) -> Tuning:
         warn_after=warn_after,
         evict_after=evict_after,
         evict_silent_after=evict_silent_after,
+        stall_after=_stall_after(environ),
         limits=thresholds(environ),
     )
 
@@ -188,6 +192,13 @@ def switch(environ: Environ, name: str, default: bool = False) -> bool:
     if value not in _YES + _NO:
         raise UsageError(f"{name}={environ[name]!r} is neither yes nor no", hint="Write 1 or 0")
     return value in _YES
+
+
+def _stall_after(environ: Environ) -> float:
+    name = "AIODIST_STALL_AFTER"
+    return (
+        0.0 if environ.get(name, "").strip() in ("0", "0.0") else _seconds(environ, name, _USUAL.stall_after)
+    )
 
 
 def _seconds(environ: Environ, name: str, default: float) -> float:

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from aiodist.observe.view import JobView
+from aiodist.errors import name_ranks
+from aiodist.observe import words
+from aiodist.observe.straggler import find_straggler
+from aiodist.observe.view import Doing, JobView, RankView
+from aiodist.observe.waits import MESSAGES, Wait, Waits, orders
+from aiodist.recorder.reading import Record
+from aiodist.sanitize import one_line
 
 AFTER = 30.0
 """Seconds for which an operation is pending before a job counts as standing still."""
+
+MOST = 6  # ranks that are told one by one
+FRAMES, TASKS = 6, 12  # lines of a stack, and of the tasks, that are shown
+
+_KINDS = {
+    Doing.blocked: "blocked",
+    Doing.held: "held",
+    Doing.stopped: "stopped",
+    Doing.dead: "dead",
+    Doing.left: "left",
+}
+_ADVICE = {
+    "blocked": "Move the call off the loop: await asyncio.to_thread(…), or an async library.",
+    "held": "A call in C holds the interpreter: it has to release it, or to run in another process.",
+    "stopped": "Let it go on: kill -CONT {pid}; a debugger that is attached stops it too.",
+    "dead": "Its last words are in its log; 'aiodist explain' reads what its recorder held.",
+    "left": "It has ended before the others: all ranks must call the same operations as often.",
+    "late": "It has not reached this call yet: look at what it does instead.",
+    "branched": "All members of a group must issue the same operations in the same order.",
+    "deadlock": "Issue the operations in the same order on all ranks, or await none before all are issued.",
+    "unreceived": "Post the matching recv (same peer, tag and group), or drop the send.",
+    "unsent": "Post the matching send (same peer, tag and group), or drop the recv.",
+    "moving": "All are there and data moves: the network between them is slow, or a peer reads slowly.",
+    "unseen": "Nothing is seen of it from here: look on its host, by 'aiodist stacks'.",
+    "straggler": "It computes for longer than the others: look at its data, its host and its clock rate.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +49,7 @@ class Verdict:
     """Why a job stands still, or is slow.
 
     Args:
-        kind: 'blocked', 'held', 'stopped', 'late', 'branched', 'deadlock', 'unreceived', 'dead', 'straggler'.
+        kind: a key of `_ADVICE`, which says what to do.
         ranks: that cause it.
         title: in one line.
         lines: the details, in the order in which they are to be read.
@@ -35,4 +69,153 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
     Args:
         after: seconds for which an operation has to be pending before anything is said.
     """
-    return ()
+    ranks = {rank.rank: rank for rank in job.ranks}
+    waits = Waits(job.ranks)
+    told: dict[tuple[str, tuple[int, ...]], Verdict] = {}
+    blamed: set[int] = set()
+    for wait in waits.all:
+        if wait.seconds >= after and wait.rank not in blamed:
+            verdict = _on_wait(wait, waits, ranks)
+            if verdict.kind != "moving" or not told:
+                told.setdefault((verdict.kind, verdict.ranks), verdict)
+                blamed.update(verdict.ranks)
+    for rank in job.ranks:
+        stuck = rank.doing in (Doing.blocked, Doing.held, Doing.stopped) and rank.since >= after
+        if stuck and rank.rank not in blamed:
+            kind = _KINDS[rank.doing]
+            title = f"rank {rank.rank}: {words.doing(rank)}"
+            told.setdefault((kind, (rank.rank,)), _verdict(kind, [rank.rank], title, "", ranks))
+    slow = None if told else find_straggler(job)
+    if slow is not None:
+        title = (
+            f"rank {slow.rank} came last in {slow.last} of the last {slow.seen} operations; "
+            f"the others waited {words.seconds(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
+        )
+        rest = "" if slow.line is None else f"it comes late to {words.line(slow.line)}"
+        told["straggler", (slow.rank,)] = _verdict("straggler", [slow.rank], title, rest, ranks)
+    return tuple(told.values())
+
+
+def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
+    """The verdict on something that has been pending for too long."""
+    what, since = words.operation(wait.record), words.seconds(wait.seconds)
+    if not wait.absent:
+        title = f"{what} has been pending for {since} though all have come to it"
+        return _verdict("moving", [wait.rank], title, _where(wait), ranks)
+    causes, circle = waits.causes(wait)
+    waiting = [one.rank for one in waits.all if _same(one.record, wait.record)]
+    many = len(wait.record.group.ranks) if wait.record.group else 0
+    if circle:
+        title = f"{name_ranks(list(causes))} wait for each other, for {since}"
+        rest = [f"rank {one}: {words.doing(ranks[one])}" for one in causes if one in ranks]
+        return _verdict("deadlock", list(causes), title, "\n".join(rest[:MOST]), ranks, told=set(causes))
+    title = f"{what} has waited {since} for {name_ranks(list(causes))}"
+    if many > 2:
+        title += f" of {many}"
+    first = ranks.get(causes[0])
+    kind = "unseen" if first is None else _KINDS.get(first.doing, "late")
+    rows = [f"{name_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'} in it{_at(wait)}"]
+    if kind in ("late", "left"):
+        other = _branch(wait.record, causes[0], ranks)
+        if wait.record.op in MESSAGES:
+            kind = "unreceived" if wait.record.op == "send" else "unsent"
+            rows.append(f"rank {causes[0]} has issued no {MESSAGES[wait.record.op]} that fits")
+        elif other:
+            kind = "branched"
+            rows.append(other)
+    return _verdict(kind, list(causes), title, "\n".join(rows), ranks)
+
+
+def _verdict(
+    kind: str,
+    causes: list[int],
+    title: str,
+    rest: str,
+    ranks: dict[int, RankView],
+    told: set[int] | None = None,
+) -> Verdict:
+    lines: list[str] = []
+    for number in causes[:MOST]:
+        rank = ranks.get(number)
+        if rank is None:
+            lines.append(f"rank {number}: nothing is seen of it")
+        elif kind != "moving":
+            lines.append(f"rank {number} ({words.place(rank)}): {words.doing(rank)}")
+            lines += _stacks(rank)
+            lines += _events(rank)
+    if len(causes) > MOST:
+        lines.append(f"… and {len(causes) - MOST} more ranks")
+    if told:
+        lines = [row for row in lines if row.startswith(" ")]
+    lines += rest.splitlines()
+    first = ranks.get(causes[0])
+    pid = "PID" if first is None else str(first.recording.pid)
+    lines.append(f"→ {_ADVICE[kind].format(pid=pid)}")
+    return Verdict(kind, tuple(causes), title, tuple(lines), f"{kind} {causes} {_about(causes, ranks)}")
+
+
+def _about(causes: list[int], ranks: dict[int, RankView]) -> str:
+    """The point of the program at which the causes are: a verdict about the same one is given once."""
+    last = [ranks[one].last for one in causes if one in ranks]
+    return ", ".join(f"{one.op} {one.number} {one.group and one.group.name}" for one in last if one)
+
+
+def _stacks(rank: RankView) -> Iterator[str]:
+    stacks = rank.stacks
+    if stacks is None:
+        return
+    for frame in stacks.thread[:FRAMES]:
+        yield f"    {one_line(frame, 160)}"
+    if stacks.tasks and rank.doing in (Doing.running, Doing.waiting):
+        yield "  its tasks:"
+        for row in stacks.tasks[:TASKS]:
+            yield f"    {_kept_indent(row)}"
+        if len(stacks.tasks) > TASKS:
+            yield f"    … {len(stacks.tasks) - TASKS} lines more: aiodist stacks"
+
+
+def _kept_indent(row: str) -> str:
+    stripped = row.lstrip(" ")
+    return " " * min(24, len(row) - len(stripped)) + one_line(stripped, 140)
+
+
+def _events(rank: RankView) -> Iterator[str]:
+    for event in rank.recording.events[-2:]:
+        yield f"  {words.seconds(max(0.0, rank.now - event.at))} ago: {one_line(event.text, 200)}"
+
+
+def _at(wait: Wait) -> str:
+    where = words.line(wait.record.line)
+    return f" at {where}" if where else ""
+
+
+def _where(wait: Wait) -> str:
+    where = words.line(wait.record.line)
+    return f"issued at {where}" if where else ""
+
+
+def _same(one: Record, other: Record) -> bool:
+    return (one.group, one.op, one.number) == (other.group, other.op, other.number) and (
+        one.op not in MESSAGES or one is other
+    )
+
+
+def _branch(record: Record, rank: int, ranks: dict[int, RankView]) -> str:
+    """Where a rank's order of collectives departs from that of most others; '' where it does not."""
+    if record.group is None:
+        return ""
+    issued = orders(ranks, record.group)
+    own = issued.pop(rank, {})
+    for number in sorted(own):
+        others = [order[number] for order in issued.values() if number in order]
+        if 2 * len(others) <= len(record.group.ranks) - 1 or not others:
+            continue
+        ways = Counter((one.op, one.line) for one in others)
+        (op, where), count = ways.most_common(1)[0]
+        mine = own[number]
+        if 2 * count > len(others) and (mine.op, mine.line) != (op, where):
+            return (
+                f"its way departs from the others' at #{number}: it issued {mine.op} at "
+                f"{words.line(mine.line) or '?'}, {count} of the others {op} at {words.line(where) or '?'}"
+            )
+    return ""

@@ -87,11 +87,16 @@ class RankView:
             return Doing.dead
         if self.stopped:
             return Doing.stopped
-        if vitals.flushed and self.now - vitals.flushed > SIGN:
+        if self.now - self._heard > SIGN:
             return Doing.held
         if vitals.turned and self.now - vitals.turned > SIGN:
             return Doing.blocked
         return Doing.waiting if self.recording.pending else Doing.running
+
+    @property
+    def _heard(self) -> float:
+        """When its process wrote something last."""
+        return self.recording.vitals.flushed or self.recording.began
 
     @property
     def since(self) -> float:
@@ -101,7 +106,7 @@ class RankView:
         if doing is Doing.blocked or (doing is Doing.stopped and vitals.turned):
             start = vitals.turned
         elif doing is Doing.held:
-            start = vitals.flushed
+            start = self._heard
         elif doing is Doing.waiting:
             start = self.recording.pending[0].issued
         return max(0.0, self.now - start) if start else 0.0
@@ -178,9 +183,16 @@ class JobView:
 
 
 def jobs(ranks: Iterable[RankView]) -> list[JobView]:
-    """The ranks by job, the job that began last first."""
+    """The ranks by job, the job that began last first. Of those that died in an earlier epoch nothing is
+    told: their numbers are others' now."""
     found: dict[str, dict[int, RankView]] = {}
-    for rank in ranks:
+    every = list(ranks)
+    newest: dict[str, int] = {}
+    for rank in every:
+        newest[rank.key] = max(newest.get(rank.key, 0), rank.recording.epoch)
+    for rank in every:
+        if not rank.alive and rank.recording.epoch < newest[rank.key]:
+            continue
         of_job = found.setdefault(rank.key, {})
         before = of_job.get(rank.rank)
         if before is None or (before.alive, before.recording.began) <= (rank.alive, rank.recording.began):

@@ -11,6 +11,7 @@ from typing import Any
 from aiodist.errors import WireError
 from aiodist.recorder.layout import (
     HEADER,
+    ISSUED,
     MAGIC,
     PENDING_AT,
     PENDING_PLACES,
@@ -197,6 +198,43 @@ class _Texts:
                     self.events.append(Event(at, text))
                 case _:
                     raise WireError("a recorder's text is broken")
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What can be seen of a rank at little cost.
+
+    Args:
+        rank: its number; size: 0: it has no place in its job yet.
+        flushed, turned: as in `Vitals`.
+        left: as in `Recording`.
+        oldest: when the oldest operation was issued that is pending; 0.0: none is.
+    """
+
+    rank: int
+    size: int
+    flushed: float
+    turned: float
+    left: float
+    oldest: float
+
+
+GLANCE = PENDING_AT + PLACE.size
+"""Bytes of a memory that a `Glance` takes: the oldest of what is pending is first."""
+
+
+def glance(memory: Any) -> Glance:
+    """Look at the first `GLANCE` bytes of a recorder's memory.
+
+    Raises:
+        WireError: it is no recorder's.
+    """
+    if len(memory) < GLANCE or bytes(memory[: len(MAGIC)]) != MAGIC:
+        raise WireError("this is no recorder's memory, or that of another version of aiodist")
+    _, _, rank, size, *_, left = HEADER.unpack_from(memory)
+    flushed, _, turned, *_ = VITALS.unpack_from(memory, VITALS_AT)
+    oldest = PLACE.unpack_from(memory, PENDING_AT)[ISSUED]
+    return Glance(rank, size, flushed, turned, left, oldest if 0 < oldest < math.inf else 0.0)
 
 
 def read(memory: Any) -> Recording:

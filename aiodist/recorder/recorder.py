@@ -168,7 +168,7 @@ class Recorder:
             every: seconds from beat to beat where nothing delays them.
         """
         now = self.clock()
-        if turns != self._turns:
+        if turns != self._turns or not self._turned:
             if self._turned:
                 late = (now - self._turned) / (turns - self._turns) - every
                 self._late.append((now, max(0.0, late)))

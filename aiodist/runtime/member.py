@@ -7,9 +7,13 @@ import contextlib
 import functools
 import logging
 import os
+import platform
+import socket
+import sys
 import time
 from functools import partial
 from hashlib import blake2b
+from typing import Any
 
 from aiodist.backends.choice import BackendChoice
 from aiodist.control.liveness import Patience
@@ -27,6 +31,7 @@ from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, Presence
 from aiodist.membership.record import UID_BYTES
 from aiodist.net.sockets import join_address
+from aiodist.observe.watcher import Watcher
 from aiodist.recorder import Recorder
 from aiodist.rendezvous import (
     FileStore,
@@ -42,12 +47,15 @@ from aiodist.rendezvous import (
 )
 from aiodist.rendezvous.file_store import LINGER_SECONDS
 from aiodist.runtime.late import Late
+from aiodist.sanitize import one_line
 from aiodist.shm.records import Memory
 from aiodist.transport import SocketEndpoint
 
 ELASTIC = "aiodist/elastic"
 """Key that tells a launcher that a failed worker may be started again alone: its script joins, and the job
 has begun. If a worker fails before that, the whole job starts again. b'over': the job has ended, and well."""
+
+MOST_WORDS = 20  # of a command line, that are told to those who look at the job
 
 _HASTE = 1.0  # seconds that a store lingers for its clients when a rank was lost
 
@@ -88,8 +96,11 @@ class Member:
         hosted = _hosted(meeting)
         uid = os.urandom(UID_BYTES)
         where = _address_of(meeting.store)
-        self._record = Memory(blake2b(f"{where} {self._job_id} {name}".encode(), digest_size=6).hexdigest())
+        key = blake2b(f"{where} {self._job_id} {name}".encode(), digest_size=6).hexdigest()
+        self._record = Memory(key)
         self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
+        self._recorder.tell(**_about(self._job_id, name, where))
+        watcher = Watcher(self._recorder, self._record, key, tuned.stall_after)
         node, local_rank = _seat(asked)
         settings = Settings(
             *(name, self._job_id, tuned.transport, tuned.agreed, asked.timeout),
@@ -103,6 +114,7 @@ class Member:
             node=node,
             local_rank=local_rank,
             recorder=self._recorder,
+            look=partial(watcher.look, every=tuned.heartbeat),
         )
         self.job = Job(
             *(uid, self._me.decode(errors="replace"), settings, store),
@@ -253,6 +265,18 @@ def warn_of_plain_traffic(backend: str) -> None:
             "asks nobody for a certificate; keep its network apart, or use backend 'host'",
             " and ".join(f"'{name}'" for name in others),
         )
+
+
+def _about(job: str, name: str, address: str) -> dict[str, Any]:
+    """What a process tells of itself to those who look at its job."""
+    return {
+        "job": job,
+        "name": name,
+        "address": address,
+        "argv": [one_line(word) for word in sys.argv[:MOST_WORDS]],
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+    }
 
 
 def _seat(asked: Invitation) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from aiodist.environment.files import Folder
 from aiodist.errors import WireError
 from aiodist.recorder.layout import SIZE
-from aiodist.recorder.reading import Recording, read
+from aiodist.recorder.reading import GLANCE, Glance, Recording, glance, read
 from aiodist.shm.mapping import mapped
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -65,11 +65,12 @@ class Memory:
 
     Attributes:
         buffer: `layout.SIZE` bytes, all zero. It stays when the file is removed.
+        name: of the file.
     """
 
     def __init__(self, job: str) -> None:
         self.buffer: memoryview | bytearray = bytearray(SIZE)
-        self._name = str(Name(job, os.getpid(), next(_numbers)))
+        self.name = Name(job, os.getpid(), next(_numbers))
         self._lock = -1
         try:
             with open_folder(make=True) as folder:
@@ -79,15 +80,15 @@ class Memory:
             _log.debug("the recorder has no file: %s", error)
 
     def _lay_into(self, folder: Folder) -> None:
-        handle = folder.file(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        handle = folder.file(str(self.name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            self._lock = folder.file(self._name)  # of its own: memory keeps what it was mapped by open
+            self._lock = folder.file(str(self.name))  # of its own: memory keeps what it was mapped by open
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _mine.add(self)
             os.posix_fallocate(handle, 0, SIZE)  # now, or a write could end the process by SIGBUS
             self.buffer = mapped(handle, SIZE, writable=True)
         except BaseException:
-            folder.remove(self._name)
+            folder.remove(str(self.name))
             self._let_go()
             raise
         finally:
@@ -97,7 +98,7 @@ class Memory:
         """Remove the file: the process leaves its job in good order."""
         if self._lock >= 0:
             with contextlib.suppress(OSError), open_folder() as folder:
-                folder.remove(self._name)
+                folder.remove(str(self.name))
             self._let_go()
 
     def _let_go(self) -> None:
@@ -139,6 +140,19 @@ def find(folder: Folder, job: str | None = None, pid: int | None = None) -> Iter
                 try:
                     if os.fstat(handle).st_size >= SIZE:  # to read beyond the end would be SIGBUS
                         yield Found(name, _is_locked(handle), read(mapped(handle, SIZE)))
+                finally:
+                    os.close(handle)
+
+
+def glances(folder: Folder, job: str) -> Iterator[tuple[Name, Glance]]:
+    """Look at the recorders of a job on this host, at little cost."""
+    for text in folder.names():
+        name = Name.parse(text)
+        if name is not None and name.job == job:
+            with contextlib.suppress(OSError, WireError):
+                handle = folder.file(text)
+                try:
+                    yield name, glance(os.pread(handle, GLANCE, 0))
                 finally:
                     os.close(handle)
 

@@ -55,6 +55,10 @@ logger = logging.getLogger("aiodist.group.world")
 HOST_ONLY = BackendChoice()
 
 
+def _ignore(_turns: int) -> None:
+    pass
+
+
 _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 
 _FEW, _USUAL, _EACH = 64, 1024, 4
@@ -93,6 +97,7 @@ class Settings:
         node: number of this process's node, as its launcher says; `UNSAID`: it does not.
         local_rank: rank on the node, likewise.
         recorder: this process's; None: each world has one of its own (simulations).
+        look: called twice a second, in a thread, with the number of the loop's beats.
     """
 
     name: str
@@ -111,6 +116,7 @@ class Settings:
     node: int = UNSAID
     local_rank: int = UNSAID
     recorder: Recorder | None = None
+    look: Callable[[int], object] = _ignore
 
 
 class World:
@@ -167,9 +173,7 @@ class World:
         try:
             if patience is not None and self._size > 1:
                 self._control.watch(self._loop, patience)
-                recorder = self._settings.recorder
-                also = _nothing if recorder is None else recorder.flush
-                self._watchdog = Watchdog(self._loop, patience, self._control, also)
+                self._watchdog = Watchdog(self._loop, patience, self._control, self._settings.look)
             if not self._settings.inline and self._size > _FEW:
                 raise_descriptors(_USUAL + _EACH * self._size)
             cards = await self._meet(store, host, deadline)

@@ -1,0 +1,73 @@
+"""Which rank the others wait for, again and again: by who issued each collective last. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from aiodist.observe.view import JobView
+from aiodist.observe.waits import MESSAGES, Place, place_of
+from aiodist.recorder.reading import Line, Record
+
+ENOUGH = 20  # operations below which nothing is said
+OFTEN = 0.6  # of the operations in which it has to be last; of two ranks, one is last in half of them anyway
+LOST = 0.05  # of the others' time that has to be lost by it
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank for which the others wait.
+
+    Args:
+        rank: which.
+        last: in how many collectives it came last, of so many `seen`.
+        lost: seconds that all others together waited in these.
+        share: the part of the others' time that this is.
+        line: to which it most often came last.
+    """
+
+    rank: int
+    last: int
+    seen: int
+    lost: float
+    share: float
+    line: Line | None
+
+
+def find_straggler(job: JobView) -> Straggler | None:
+    """The rank for which the others wait most, if there is one that is worth a word.
+
+    Only collectives count that all members of their group have issued, as far as the recorders reach back,
+    and only delays that are longer than the clocks' error.
+    """
+    calls: dict[tuple[Place, int], dict[int, Record]] = defaultdict(dict)
+    shifts = {rank.rank: (rank.shift, rank.error) for rank in job.ranks}
+    for rank in job.ranks:
+        for record in rank.recording.last:
+            if record.group is not None and record.op not in MESSAGES and len(record.group.ranks) > 1:
+                calls[place_of(record.group), record.number][rank.rank] = record
+    whole = {key: by for key, by in calls.items() if by.keys() >= set(key[0][2])}
+    if len(whole) < ENOUGH:
+        return None
+    last: Counter[int] = Counter()
+    lines: dict[int, Counter[Line | None]] = defaultdict(Counter)
+    lost: dict[int, float] = defaultdict(float)
+    times: list[float] = []
+    for by in whole.values():
+        issued = sorted((record.issued + shifts[rank][0], rank) for rank, record in by.items())
+        (latest, slowest), (before, _) = issued[-1], issued[-2]
+        times.append(latest)
+        if latest - before > 2 * max(shifts[rank][1] for rank in by):
+            last[slowest] += 1
+            lines[slowest][by[slowest].line] += 1
+            lost[slowest] += sum(latest - time for time, _ in issued[:-1])
+    if not last:
+        return None
+    worst, count = last.most_common(1)[0]
+    span = max(times) - min(times)
+    share = lost[worst] / max(1e-9, span * (len(job.ranks) - 1))
+    least = OFTEN if len(job.ranks) > 2 else (1 + OFTEN) / 2
+    if count < least * len(whole) or share < LOST:
+        return None
+    line = lines[worst].most_common(1)[0][0]
+    return Straggler(worst, count, len(whole), lost[worst], min(1.0, share), line)
