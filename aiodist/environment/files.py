@@ -259,6 +259,10 @@ class Folder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._handle)
 
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder in it that has nothing in it."""
+        os.rmdir(name, dir_fd=self._handle)
+
     def sync(self) -> None:
         """Return when its names are on the disk."""
         os.fsync(self._handle)

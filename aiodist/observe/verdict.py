@@ -89,16 +89,18 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
     if slow is not None:
         title = (
             f"rank {slow.rank} came last in {slow.last} of the last {slow.seen} operations; "
-            f"the others waited {words.seconds(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
+            f"the others waited {words.span(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
         )
-        rest = "" if slow.line is None else f"it comes late to {words.line(slow.line)}"
+        rest = "" if slow.line is None else f"it comes late to {words.place(slow.line)}"
         told["straggler", (slow.rank,)] = _verdict("straggler", [slow.rank], title, rest, ranks)
     return tuple(told.values())
 
 
 def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
     """The verdict on something that has been pending for too long."""
-    what, since = words.operation(wait.record), words.seconds(wait.seconds)
+    what, since = words.operation(wait.record), words.span(wait.seconds)
+    data = words.payload(wait.record)
+    what = f"{what} ({data})" if data else what
     if not wait.absent:
         title = f"{what} has been pending for {since} though all have come to it"
         return _verdict("moving", [wait.rank], title, _where(wait), ranks)
@@ -140,7 +142,7 @@ def _verdict(
         if rank is None:
             lines.append(f"rank {number}: nothing is seen of it")
         elif kind != "moving":
-            lines.append(f"rank {number} ({words.place(rank)}): {words.doing(rank)}")
+            lines.append(f"rank {number} ({words.where(rank)}): {words.doing(rank)}")
             lines += _stacks(rank)
             lines += _events(rank)
     if len(causes) > MOST:
@@ -181,16 +183,16 @@ def _kept_indent(row: str) -> str:
 
 def _events(rank: RankView) -> Iterator[str]:
     for event in rank.recording.events[-2:]:
-        yield f"  {words.seconds(max(0.0, rank.now - event.at))} ago: {one_line(event.text, 200)}"
+        yield f"  {words.span(max(0.0, rank.now - event.at))} ago: {one_line(event.text, 200)}"
 
 
 def _at(wait: Wait) -> str:
-    where = words.line(wait.record.line)
+    where = words.place(wait.record.line)
     return f" at {where}" if where else ""
 
 
 def _where(wait: Wait) -> str:
-    where = words.line(wait.record.line)
+    where = words.place(wait.record.line)
     return f"issued at {where}" if where else ""
 
 
@@ -216,6 +218,6 @@ def _branch(record: Record, rank: int, ranks: dict[int, RankView]) -> str:
         if 2 * count > len(others) and (mine.op, mine.line) != (op, where):
             return (
                 f"its way departs from the others' at #{number}: it issued {mine.op} at "
-                f"{words.line(mine.line) or '?'}, {count} of the others {op} at {words.line(where) or '?'}"
+                f"{words.place(mine.line) or '?'}, {count} of the others {op} at {words.place(where) or '?'}"
             )
     return ""

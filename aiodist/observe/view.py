@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,7 +58,8 @@ class RankView:
         memory: resident bytes of the process; cpu: seconds of processor time that it has used.
         stacks: what it did, where it was asked.
         shift: seconds to add to its monotonic times to have those of whoever looks; error: by how much that
-            may be wrong.
+            may be wrong; drift: seconds by which the shift grows in a second of its time. The shift is that
+            at `now`.
     """
 
     host: str
@@ -71,6 +73,7 @@ class RankView:
     stacks: Stacks | None = None
     shift: float = 0.0
     error: float = 0.0
+    drift: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -116,6 +119,10 @@ class RankView:
         """The operation that it has issued last; None: none that is known."""
         return self.recording.last[-1] if self.recording.last else None
 
+    def time(self, at: float) -> float:
+        """A time of its monotonic clock on the clock of whoever looks."""
+        return at + self.shift + self.drift * (at - self.now)
+
     @property
     def wait_share(self) -> float:
         """The part of its time, from 0 to 1, that it has waited for peers to arrive."""
@@ -138,18 +145,35 @@ class RankView:
         """
         try:
             told = data["stacks"]
-            stacks = None if told is None else Stacks(tuple(told[0]), tuple(told[1]), bool(told[2]))
-            plain = {name: data[name] for name in _PLAIN}
+            stacks = (
+                None
+                if told is None
+                else Stacks(tuple(map(str, told[0])), tuple(map(str, told[1])), bool(told[2]))
+            )
+            plain = {name: kind(data[name]) for name, kind in _PLAIN.items()}
+            if not all(map(math.isfinite, (plain["now"], plain["cpu"], plain["shift"], plain["drift"]))):
+                raise ValueError("a time is not finite")
             return cls(recording=from_json(data["recording"]), stacks=stacks, **plain)
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise WireError(f"this is no rank: {error}") from error
 
-    def placed(self, shift: float, error: float) -> RankView:
+    def placed(self, shift: float, error: float, drift: float = 0.0) -> RankView:
         """The same, with what is known of its clock."""
-        return replace(self, shift=shift, error=error)
+        return replace(self, shift=shift, error=error, drift=drift)
 
 
-_PLAIN = ("host", "key", "now", "alive", "stopped", "memory", "cpu", "shift", "error")
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "host": str,
+    "key": str,
+    "now": float,
+    "alive": bool,
+    "stopped": bool,
+    "memory": int,
+    "cpu": float,
+    "shift": float,
+    "error": float,
+    "drift": float,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +197,8 @@ class JobView:
     @property
     def name(self) -> str:
         """What its ranks run: the script's name."""
-        argv = self.ranks[0].recording.about.get("argv") or ["?"]
-        return str(argv[0]).rpartition("/")[2]
+        argv = self.ranks[0].recording.about.get("argv")
+        return str(argv[0]).rpartition("/")[2] if isinstance(argv, list) and argv else "?"
 
     @property
     def hosts(self) -> tuple[str, ...]:

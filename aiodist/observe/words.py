@@ -1,83 +1,93 @@
-"""What is said of ranks, operations and lines, in one line each. Pure. Text of others is made fit to show."""
+"""Facts about ranks in words, one line each; what ranks told is made fit for a terminal. Pure."""
 
 from __future__ import annotations
 
-import math
 import os
 
 from aiodist.observe.view import Doing, RankView
 from aiodist.recorder.reading import Line, Record
 from aiodist.sanitize import one_line
 
+_LONGEST = 120  # characters of a name that a rank told
+
 
 def operation(record: Record) -> str:
-    """'all_reduce #7 of 'world' (float32, 4.0 MiB)'."""
-    group = f" of '{one_line(record.group.name, 40)}'" if record.group else ""
-    what = f" ({one_line(record.dtype, 20)}, {size(record.nbytes)})" if record.nbytes else ""
-    tag = f", tag {record.tag}" if record.tag else ""
-    if record.op in ("send", "recv") and record.group is not None:
-        peer = "any rank"
-        if 0 <= record.root < len(record.group.ranks):
-            peer = f"rank {record.group.ranks[record.root]}"
-        way = "to" if record.op == "send" else "from"
-        return f"{record.op} {way} {peer}{tag}{group}{what}"
-    return f"{one_line(record.op, 40)} #{record.number}{group}{what}"
+    """'all_reduce #12 of world', 'recv #3 from rank 2 with tag 7 in world'; peers by their global rank."""
+    group = record.group
+    name = "an unknown group" if group is None else told(group.name)
+    if record.op not in ("send", "recv"):
+        return f"{told(record.op)} #{record.number} of {name}"
+    there = "anybody" if record.root < 0 else f"rank {peer(record)}"
+    tag = f" with tag {record.tag}" if record.tag else ""
+    return f"{record.op} #{record.number} {'to' if record.op == 'send' else 'from'} {there}{tag} in {name}"
 
 
-def line(where: Line | None) -> str:
-    """'train.py:41 in evaluate'; '' where it is not known."""
-    if where is None:
-        return ""
-    return one_line(f"{short(where.file)}:{where.number} in {where.function}", 160)
-
-
-def short(path: str) -> str:
-    """A path relative to the current directory, if it lies below."""
-    try:
-        relative = os.path.relpath(path)
-    except (OSError, ValueError):  # the directory is gone; another drive
-        return path
-    return path if relative.startswith(os.pardir) else relative
+def payload(record: Record) -> str:
+    """'float32, 4.0 MiB'; '' of an operation without data."""
+    return f"{told(record.dtype)}, {size(record.nbytes)}" if record.nbytes else ""
 
 
 def size(nbytes: float) -> str:
     """'4.0 MiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
-    raise AssertionError
+    return f"{nbytes:.1f} GiB"
 
 
-def seconds(value: float) -> str:
-    """'0.4 s', '31 s', '2 min 5 s', '3 h 2 min'."""
-    if not math.isfinite(value):
-        return "?"
-    if value < 10:
-        return f"{value:.1f} s"
-    whole = round(value)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+def peer(record: Record) -> int:
+    """The global rank of a message's peer; its group rank where the group is not known."""
+    ranks = () if record.group is None else record.group.ranks
+    return ranks[record.root] if 0 <= record.root < len(ranks) else record.root
 
 
-def place(rank: RankView) -> str:
-    """'host a, pid 17'."""
-    return f"host {one_line(rank.host, 60)}, pid {rank.recording.pid}"
+def place(line: Line | None) -> str:
+    """'train.py:41 in evaluate'; '' where nobody knows."""
+    if line is None:
+        return ""
+    return told(f"{_short(line.file)}:{line.number} in {line.function}")
+
+
+def _short(path: str) -> str:
+    """A path relative to the current directory, if it lies below; else the file's name."""
+    name = path.rpartition("/")[2]
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):  # the directory is gone; another drive
+        return name
+    return name if relative.startswith(os.pardir) else relative
+
+
+def where(rank: RankView) -> str:
+    """'host-b, pid 4711'."""
+    return f"{told(rank.host)}, pid {rank.recording.pid}"
+
+
+def told(text: object) -> str:
+    """What a rank told, as a short line."""
+    return one_line(str(text), _LONGEST)
+
+
+def span(seconds: float) -> str:
+    """'340 ms', '12.3 s', '4 min'."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120.0 else f"{seconds / 60:.0f} min"
 
 
 def doing(rank: RankView) -> str:
-    """What a rank does, in words: 'its event loop does not turn for 8.1 s'."""
+    """What a rank does, in words: 'its event loop does not turn, for 8.1 s'."""
     what, since = rank.doing, rank.since
     text = what.value
     if what is Doing.waiting:
         record = rank.recording.pending[0]
-        where = line(record.line)
-        text = f"it waits in {operation(record)}" + (f" at {where}" if where else "")
+        text = f"it waits in {operation(record)}{_at(record)}"
     elif what is Doing.running and rank.last is not None:
-        where = line(rank.last.line)
-        text = f"it has gone on after {operation(rank.last)}" + (f" at {where}" if where else "")
+        text = f"it has gone on after {operation(rank.last)}{_at(rank.last)}"
         since = rank.now - rank.last.issued
-    return f"{text}, for {seconds(since)}" if since > 0 and what not in (Doing.dead, Doing.left) else text
+    return f"{text}, for {span(since)}" if since > 0 and what not in (Doing.dead, Doing.left) else text
+
+
+def _at(record: Record) -> str:
+    return f" at {place(record.line)}" if record.line else ""

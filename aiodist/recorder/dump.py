@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+import math
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
 
 from aiodist.errors import WireError
-from aiodist.recorder.reading import Event, Group, Line, Record, Recording, Sum, Vitals
+from aiodist.recorder.reading import Clock, Event, Group, Line, Record, Recording, Sum, Vitals
 
 FORMAT = "aiodist recording 1"
 
@@ -32,6 +33,7 @@ def to_json(recording: Recording) -> dict[str, Any]:
         "about": dict(recording.about),
         "vitals": asdict(recording.vitals),
         "events": [asdict(event) for event in recording.events],
+        "clocks": [asdict(clock) for clock in recording.clocks],
         "pending": pending,
         "last": last,
         "sums": list(map(plain, recording.sums)),
@@ -50,30 +52,55 @@ def from_json(data: Any) -> Recording:
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {str(data['format'])[:40]!r}, not {FORMAT!r}")
         groups = [_ungroup(group) for group in data["groups"]]
-        lines = [Line(**line) for line in data["lines"]]
+        lines = [_made(Line, line) for line in data["lines"]]
 
-        def known(fields: dict[str, Any]) -> dict[str, Any]:
-            number = fields["group"]
-            found = fields | {"group": None if number is None else groups[number]}
-            if "line" in fields:
-                found["line"] = None if fields["line"] is None else lines[fields["line"]]
-            return found | {"shape": tuple(fields["shape"])}
+        def known(told: dict[str, Any]) -> dict[str, Any]:
+            number = told["group"]
+            found = told | {"group": None if number is None else groups[number]}
+            if "line" in told:
+                found["line"] = None if told["line"] is None else lines[told["line"]]
+            return found | {"shape": tuple(map(_whole, told["shape"]))}
 
-        return Recording(
-            **{name: data[name] for name in _HEAD},
-            groups=tuple(groups),
-            last=tuple(Record(**known(record)) for record in data["last"]),
-            pending=tuple(Record(**known(record)) for record in data["pending"]),
-            vitals=Vitals(**data["vitals"]),
-            sums=tuple(Sum(**known(one)) for one in data["sums"]),
-            about=dict(data["about"]),
-            events=tuple(Event(**event) for event in data["events"]),
-        )
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        head = {name: data[name] for name in _HEAD}
+        parts = {
+            "groups": tuple(groups),
+            "last": tuple(_made(Record, known(record)) for record in data["last"]),
+            "pending": tuple(_made(Record, known(record)) for record in data["pending"]),
+            "vitals": _made(Vitals, data["vitals"]),
+            "sums": tuple(_made(Sum, known(one)) for one in data["sums"]),
+            "about": dict(data["about"]),
+            "events": tuple(_made(Event, event) for event in data["events"]),
+            "clocks": tuple(_made(Clock, clock) for clock in data["clocks"]),
+        }
+        return _made(Recording, head | parts)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise WireError(f"this is no recording: {error}") from error
 
 
 _HEAD = ("pid", "rank", "size", "epoch", "offset", "began", "left")
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+
+Made = TypeVar("Made", Line, Record, Vitals, Sum, Event, Clock, Recording)
+
+
+def _made(kind: type[Made], told: dict[str, Any]) -> Made:
+    """A value of plain fields, each of the type that it has to have: a file can say anything."""
+    for field in fields(kind):
+        value = told.get(field.name)
+        allowed = _KINDS.get(str(field.type))
+        if allowed and field.name in told and type(value) not in allowed:
+            raise ValueError(f"{field.name} is no {field.type}")
+        if type(value) is float and not math.isfinite(value):
+            raise ValueError(f"{field.name} is not finite")
+    return kind(**told)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError("a number is not whole")
+    return value
 
 
 class _Numbers:
@@ -99,7 +126,8 @@ def _group(group: Group) -> dict[str, Any]:
 
 
 def _ungroup(data: dict[str, Any]) -> Group:
+    name, epoch = str(data["name"]), _whole(data["epoch"])
     if "span" in data:
-        start, count = data["span"]
-        return Group(data["name"], data["epoch"], range(start, start + count))
-    return Group(data["name"], data["epoch"], tuple(data["ranks"]))
+        start, count = map(_whole, data["span"])
+        return Group(name, epoch, range(start, start + count))
+    return Group(name, epoch, tuple(map(_whole, data["ranks"])))

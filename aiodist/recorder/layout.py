@@ -35,6 +35,13 @@ ASKED_AT, ANSWERED_AT = 2048, 2056
 """Another process of this user adds one to the first word where it wants to know what the process does; the
 process answers in a file beside, and writes the number that it has answered into the second."""
 
+CLOCK = struct.Struct("<Qdddd")
+"""What is known of a neighbour's clock: its rank; seconds to add to a time of this process's clock to have
+the neighbour's; seconds by which that grows in a second; by how many it may be wrong; the time of this clock
+for which it holds (0.0: nothing is known)."""
+
+CLOCKS_AT, CLOCK_PLACES = 2064, 40
+
 PLACE = struct.Struct("<QQQddddd")
 """One operation: its sort, number and line; when it was issued; when the loop began to sleep for it (0.0: it
 ended before, or nobody knows); when all peers had arrived; when data came first; when it ended. The end of a

@@ -10,6 +10,9 @@ from typing import Any
 
 from aiodist.errors import WireError
 from aiodist.recorder.layout import (
+    CLOCK,
+    CLOCK_PLACES,
+    CLOCKS_AT,
     HEADER,
     ISSUED,
     MAGIC,
@@ -135,6 +138,25 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Clock:
+    """What a rank knows of a neighbour's clock.
+
+    Args:
+        rank: the neighbour.
+        offset: seconds to add to a time of the rank's own clock to have the neighbour's.
+        drift: seconds by which that grows in a second.
+        error: by how many seconds it may be wrong.
+        at: the time of the rank's own clock for which this holds.
+    """
+
+    rank: int
+    offset: float
+    drift: float
+    error: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """The record of one rank.
 
@@ -149,6 +171,7 @@ class Recording:
         sums: all operations, by sort.
         about: what is told of the process and its job, by name.
         events: what has happened, the oldest first.
+        clocks: what it knows of its neighbours' clocks.
     """
 
     pid: int
@@ -165,6 +188,7 @@ class Recording:
     sums: tuple[Sum, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
+    clocks: tuple[Clock, ...] = ()
 
 
 _UNKNOWN = (0, "?", "", (), "", -1, 0, 0)  # a sort for which there was no room
@@ -264,8 +288,15 @@ def read(memory: Any) -> Recording:
     sums = tuple(_sums(again, texts))
     return Recording(
         *(pid, rank, size, epoch, offset, began, left, groups, last, pending, vitals, sums),
-        *(texts.about, tuple(texts.events)),
+        *(texts.about, tuple(texts.events), tuple(_clocks(once, again))),
     )
+
+
+def _clocks(once: bytes, again: bytes) -> Iterator[Clock]:
+    for at in range(CLOCKS_AT, CLOCKS_AT + CLOCK_PLACES * CLOCK.size, CLOCK.size):
+        clock = Clock(*CLOCK.unpack_from(again, at))
+        if clock.at and once[at : at + CLOCK.size] == again[at : at + CLOCK.size]:
+            yield clock
 
 
 def _sums(memory: bytes, texts: _Texts) -> Iterator[Sum]:

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 from aiodist.recorder.layout import (
     ANSWERED_AT,
     ASKED_AT,
+    CLOCK,
+    CLOCK_PLACES,
+    CLOCKS_AT,
     ENDED,
     HEADER,
     ISSUED,
@@ -91,6 +94,7 @@ class Sort:
         self.moved += max(0.0, abs(ended) - begun)
 
 
+_NO_CLOCK = (0, 0.0, 0.0, 0.0, 0.0)
 _NONE: Pending = [Sort(0, 0), 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -159,6 +163,12 @@ class Recorder:
     def answered(self, number: int) -> None:
         """Note that this question is answered."""
         _put_count(self._memory, ANSWERED_AT, number)
+
+    def clocks(self, seen: Sequence[tuple[int, float, float, float, float]]) -> None:
+        """Write what is known of neighbours' clocks: as `layout.CLOCK`, one for each. What was there goes."""
+        places = [*seen[:CLOCK_PLACES], *[_NO_CLOCK] * (CLOCK_PLACES - len(seen))]
+        for number, place in enumerate(places):
+            CLOCK.pack_into(self._memory, CLOCKS_AT + number * CLOCK.size, *place)
 
     def beat(self, turns: int, every: float) -> None:
         """Note how often the loop has beaten. Called twice a second, at least.

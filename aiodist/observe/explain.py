@@ -1,0 +1,142 @@
+"""What happened to a job, in ten lines at most, from what its ranks' recorders held. Pure.
+
+The first line is the answer: who ended first, or that nobody has. Then what that rank did last, what the
+others waited in, what went wrong, and what to do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiodist.errors import name_ranks
+from aiodist.observe.verdict import Verdict
+from aiodist.observe.view import Doing, JobView, RankView
+from aiodist.observe.words import operation, place, span, told, where
+from aiodist.recorder.reading import Record
+
+LINES = 10
+FRESH = 0.5
+"""Seconds between two signs of a process: deaths that are closer than that cannot be told apart."""
+
+_WAITS = 3  # lines, at most, of operations that ranks wait in
+
+
+def explain(job: JobView, verdicts: Sequence[Verdict], trace: str) -> list[str]:
+    """The lines.
+
+    Args:
+        job: its ranks.
+        verdicts: on it.
+        trace: the command line that makes a trace of it.
+    """
+    dead = sorted((rank for rank in job.ranks if rank.doing is Doing.dead), key=last_sign)
+    first = [rank for rank in dead if last_sign(rank) - last_sign(dead[0]) <= FRESH + rank.error]
+    lines = [_title(job, first, len(dead))]
+    lines += [_last_of(rank) for rank in first[:2]]
+    errors = _errors(job, dead)
+    lines += [f"rank {error.rank} told {_clock(error.wall)}: {told(error.text)}" for error in errors[:2]]
+    end = [_advice(first, errors, verdicts), f"see what led to it: {trace}"]
+    room = LINES - len(lines) - len(end)
+    judged = [told(verdict.title) for verdict in verdicts[: max(1, room - _WAITS)]]
+    live = [rank for rank in job.ranks if rank.doing not in (Doing.left, Doing.dead)]
+    return [*lines, *judged, *_waits(live or dead, min(_WAITS, room - len(judged))), *end]
+
+
+def last_sign(rank: RankView) -> float:
+    """When a rank gave its last sign of life, on the clock of whoever looked."""
+    vitals = rank.recording.vitals
+    return rank.time(max(vitals.flushed, vitals.turned, rank.recording.began))
+
+
+@dataclass(frozen=True, slots=True)
+class _Error:
+    rank: int
+    wall: float  # when, as the time of day
+    text: str
+
+
+def _title(job: JobView, first: Sequence[RankView], dead: int) -> str:
+    missing = job.size - len(job.ranks)
+    unseen = f"; {missing} of them wrote nothing" if missing > 0 else ""
+    head = f"{told(job.name)}, {job.size} ranks on {len(job.hosts)} host{'s'[: len(job.hosts) > 1]}{unseen}"
+    if not first:
+        return f"{head}: no rank has died"
+    wall = last_sign(first[0]) - first[0].shift + first[0].recording.offset
+    who = name_ranks([rank.rank for rank in first])
+    rest = f", {dead - len(first)} more after that" if dead > len(first) else ""
+    apart = "" if len(first) == 1 else f", within {span(FRESH)} of each other"
+    return f"{head}: {who} died first, {_clock(wall)}{apart}{rest}"
+
+
+def _last_of(rank: RankView) -> str:
+    """What a rank did last."""
+    recording = rank.recording
+    record = recording.pending[0] if recording.pending else rank.last
+    head = f"rank {rank.rank} ({where(rank)})"
+    if record is None:
+        return f"{head} had not begun any operation that is known"
+    did = "waited in" if recording.pending else "had last issued"
+    before = last_sign(rank) - rank.shift - record.issued
+    return f"{head} {did} {operation(record)}{_at(record)}, {span(max(0.0, before))} before its last sign"
+
+
+def _waits(ranks: Sequence[RankView], most: int) -> list[str]:
+    """What ranks wait in, the one that waits longest first; those that wait in the same on one line."""
+    found: dict[tuple[str, str], list[RankView]] = {}
+    for rank in sorted(ranks, key=lambda rank: -rank.since):
+        if rank.recording.pending:
+            record = rank.recording.pending[0]
+            found.setdefault((operation(record), _at(record)), []).append(rank)
+        elif rank.doing not in (Doing.running, Doing.dead):
+            found.setdefault((rank.doing.value, ""), []).append(rank)
+    lines = []
+    for (what, at), those in found.items():
+        who = name_ranks([rank.rank for rank in those])
+        pending = bool(those[0].recording.pending)
+        longest = max(_pending_for(rank) if pending else rank.since for rank in those)
+        verb = " waited in" if pending else ":"
+        lines.append(f"{who}{verb} {what}{at}, for {span(longest)}")
+    if len(lines) > most:
+        lines[most - 1 :] = [f"{len(lines) - most + 1} more waits are in the trace"]
+    return lines
+
+
+def _pending_for(rank: RankView) -> float:
+    now = rank.now if rank.alive else last_sign(rank) - rank.shift
+    return max(0.0, now - rank.recording.pending[0].issued)
+
+
+def _errors(job: JobView, dead: Sequence[RankView]) -> list[_Error]:
+    """The last event of each rank that told any; those of dead ranks first, then the earliest first."""
+    died = {rank.rank for rank in dead}
+    found = []
+    for rank in job.ranks:
+        if rank.recording.events:
+            event = rank.recording.events[-1]
+            found.append(_Error(rank.rank, event.at + rank.recording.offset, event.text))
+    return sorted(found, key=lambda error: (error.rank not in died, error.wall))
+
+
+def _advice(first: Sequence[RankView], errors: Sequence[_Error], verdicts: Sequence[Verdict]) -> str:
+    if not first:
+        if verdicts:
+            return f"to do: look at {name_ranks(verdicts[0].ranks)}, which cause it"
+        return "to do: if the job stands still, look at the rank that others wait for"
+    rank = first[0]
+    if any(error.rank == rank.rank for error in errors):
+        return f"to do: mend what rank {rank.rank} told; its log has the whole traceback"
+    return (
+        f"to do: rank {rank.rank} told no error: its log, or on {told(rank.host)} 'dmesg' (out of memory?), "
+        f"says what ended it"
+    )
+
+
+def _at(record: Record) -> str:
+    found = place(record.line)
+    return f" ({found})" if found else ""
+
+
+def _clock(wall: float) -> str:
+    return time.strftime("at %H:%M:%S UTC", time.gmtime(min(max(wall, 0.0), 4e9)))

@@ -1,0 +1,89 @@
+"""What happened to a job, in ten lines: who died first, what the others waited in, what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiodist.cli.main import main
+from aiodist.observe import RankView
+from aiodist.observe.dumps import open_given, write
+from aiodist.observe.explain import LINES, explain
+from aiodist.observe.verdict import Verdict
+from tests.observe.made import a_job, a_rank, a_record
+
+TRACE = "aiodist trace d -o trace.json"
+
+
+def waiting(rank: int, number: int = 12) -> RankView:
+    return a_rank(rank, [], pending=[a_record(number=number, issued=15.0, pending=15.0)])
+
+
+def test_the_rank_that_died_is_told_first() -> None:
+    dead = a_rank(2, [a_record("recv", 3, issued=14.0, root=1, tag=7)], flushed=14.5, alive=False)
+    lines = explain(a_job(waiting(0), waiting(1), dead, waiting(3)), (), TRACE)
+    assert lines == [
+        "train.py, 4 ranks on 1 host: rank 2 died first, at 01:46:54 UTC",
+        "rank 2 (host-a, pid 4002) had last issued recv #3 from rank 1 with tag 7 in world "
+        "(train.py:41 in main), 500 ms before its last sign",
+        "ranks 0, 1 and 3 waited in all_reduce #12 of world (train.py:41 in main), for 5.0 s",
+        "to do: rank 2 told no error: its log, or on host-a 'dmesg' (out of memory?), says what ended it",
+        f"see what led to it: {TRACE}",
+    ]
+
+
+def test_its_error_is_told() -> None:
+    dead = a_rank(1, flushed=14.0, alive=False, events=["ValueError: \x1b[31mno\n such"])
+    later = a_rank(0, flushed=18.0, alive=False, events=["PeerLost: rank 1"])
+    lines = explain(a_job(later, dead), (), TRACE)
+    assert lines[0].endswith(
+        "; 2 of them wrote nothing: rank 1 died first, at 01:46:54 UTC, 1 more after that"
+    )
+    assert "rank 1 told at 01:46:54 UTC: ValueError:  [31mno  such" in lines
+    assert lines[1] == "rank 1 (host-a, pid 4001) had not begun any operation that is known"
+    assert lines[-2] == "to do: mend what rank 1 told; its log has the whole traceback"
+
+
+def test_deaths_too_close_to_be_told_apart() -> None:
+    both = [a_rank(rank, flushed=14.0 + rank / 10, alive=False) for rank in range(2)]
+    assert "ranks 0 and 1 died first" in explain(a_job(*both), (), TRACE)[0]
+    apart = [both[0].placed(5.0, 0.0), both[1]]
+    assert "rank 1 died first" in explain(a_job(*apart), (), TRACE)[0]
+
+
+def test_nobody_died() -> None:
+    lines = explain(a_job(waiting(0), a_rank(1), a_rank(2, flushed=3.0)), (), TRACE)
+    assert lines[0].endswith("no rank has died")
+    assert "rank 2: a call holds its interpreter, for 17.0 s" in lines
+    verdict = Verdict("held", (2,), "rank 2 holds its interpreter", (), "x")
+    judged = explain(a_job(waiting(0), a_rank(1), a_rank(2)), (verdict,), TRACE)
+    assert "rank 2 holds its interpreter" in judged
+    assert judged[-2] == "to do: look at rank 2, which cause it"
+
+
+def test_never_more_than_ten_lines() -> None:
+    dead = [a_rank(rank, [a_record()], alive=False, events=["e"]) for rank in range(8)]
+    live = [waiting(rank, number=rank) for rank in range(8, 20)]
+    verdicts = [Verdict("dead", (0,), f"number {number}", (), "x") for number in range(20)]
+    lines = explain(a_job(*dead, *live), verdicts, TRACE)
+    assert len(lines) == LINES
+    assert any("more waits" in line for line in lines)
+    assert lines[-1].endswith(TRACE)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_given(tmp_path / "a dump") as folder:
+        write(folder, a_rank(0, alive=False))
+    assert main(["explain", str(tmp_path / "a dump")]) == 0
+    out = capsys.readouterr().out
+    assert f"aiodist trace '{tmp_path}/a dump' -o trace.json" in out
+    assert main(["explain", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.startswith("aiodist explain: error: cannot read the folder")
+
+
+def test_the_command_starts_without_numpy() -> None:
+    code = "import sys, aiodist.cli.explain; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
