@@ -1,7 +1,7 @@
 """A thread that notices when the event loop of its process does not turn, and says so to the neighbours.
 
 It needs the interpreter, not the loop: it runs while the loop's thread is in an evaluation, or writes a
-checkpoint. It wakes twice a second for some microseconds.
+checkpoint. It wakes ten times a second for some microseconds.
 
 A loop that was closed with its groups open will never turn again: that is told as a loss, at once.
 """
@@ -20,6 +20,8 @@ from aiodist.callers import Whose, whose
 from aiodist.control.liveness import Patience, Progress
 from aiodist.control.plane import ControlPlane
 
+OFTEN = 0.1  # seconds from look to look; of a process that is killed so much is not written down
+
 ENDED = "its event loop was closed while its groups were open"
 
 
@@ -32,7 +34,7 @@ class Watchdog:
         loop: the loop that it watches.
         patience: when it speaks.
         plane: tells the neighbours.
-        also: called whenever it looks, with `plane.turns`.
+        also: called ten times a second, with `plane.turns`.
     """
 
     def __init__(
@@ -57,14 +59,18 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(self._progress.every):
+        due = time.monotonic() + self._progress.every
+        while not self._over.wait(min(OFTEN, self._progress.every)):
+            self._also(self._plane.turns)
+            if time.monotonic() < due:
+                continue
             if self._loop.is_closed():
                 self._plane.say_ended(ENDED)
                 return
             seconds = self._progress.tick(time.monotonic(), self._plane.turns)
             if seconds is not None:
                 self._plane.say_blocked(seconds, line_of(self._watched))
-            self._also(self._plane.turns)
+            due = time.monotonic() + self._progress.every
 
 
 def line_of(thread: int) -> str:

@@ -483,6 +483,8 @@ class GroupCore:
             return
         self.error = error
         self.short = self.short_messages = None
+        lost = error.ranks if isinstance(error, PeerLost) else ()
+        self._track.trouble(f"group '{self.roster.name}' broke: {type(error).__name__}: {error}", lost)
         logger.debug("group '%s' breaks on rank %d: %s", self.roster.name, self.roster.me, error)
         self._watch.rest()
         if tell:

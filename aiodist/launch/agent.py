@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -31,6 +32,7 @@ from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import open_consoles, terminal_columns
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.starting import AgentContext
+from aiodist.observe.leaving import LOG_DIR, forget_dead, keep_dead
 from aiodist.sanitize import one_line
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -142,7 +144,17 @@ class Agent:
         await crew.wait()
         if nodes.head is not None:
             nodes.head.over()
-        return judge(await self._all_reports(nodes, crew), len(nodes.roster.members))
+        verdict = judge(await self._all_reports(nodes, crew), len(nodes.roster.members))
+        if verdict.code and not verdict.signum:
+            self._keep_records(nodes.place.job)
+        forget_dead(nodes.place.job)
+        return verdict
+
+    def _keep_records(self, job: str) -> None:
+        """Write down what the ranks did last that have died here; say where that is."""
+        logs = {} if self._context.logs is None else {LOG_DIR: self._context.logs.folder}
+        if (kept := keep_dead(job, {**os.environ, **logs})) is not None:
+            self._say(f"what the ranks did last: aiodist explain {shlex.quote(str(kept))}")
 
     async def _show(self, verdict: Verdict, nnodes: int) -> int:
         self._finished = True

@@ -7,6 +7,7 @@ others waited in, what went wrong, and what to do.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,9 @@ def explain(job: JobView, verdicts: Sequence[Verdict], trace: str) -> list[str]:
         trace: the command line that makes a trace of it.
     """
     dead = sorted((rank for rank in job.ranks if rank.doing is Doing.dead), key=last_sign)
-    first = [rank for rank in dead if last_sign(rank) - last_sign(dead[0]) <= FRESH + rank.error]
+    first = _accused(dead, job) or [
+        rank for rank in dead if last_sign(rank) - last_sign(dead[0]) <= FRESH + rank.error
+    ]
     lines = [_title(job, first, len(dead))]
     lines += [_last_of(rank) for rank in first[:2]]
     errors = _errors(job, dead)
@@ -48,6 +51,18 @@ def last_sign(rank: RankView) -> float:
     """When a rank gave its last sign of life, on the clock of whoever looked."""
     vitals = rank.recording.vitals
     return rank.time(max(vitals.flushed, vitals.turned, rank.recording.began))
+
+
+def _accused(dead: Sequence[RankView], job: JobView) -> list[RankView]:
+    """The dead rank that most others say they have lost first; [] where none does."""
+    votes = Counter(
+        one
+        for rank in job.ranks
+        for one in rank.recording.about.get("lost") or ()
+        if one in {other.rank for other in dead}
+    )
+    most = max(votes.values(), default=0)
+    return [rank for rank in dead if votes[rank.rank] == most > 0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Protocol
 
-from aiodist.observe.host import look_at_jobs
-from aiodist.observe.view import JobView
+from aiodist.environment import secret, split_address, tls
+from aiodist.errors import RendezvousError, UsageError
+from aiodist.observe.ask import ask
+from aiodist.observe.exchange import gather
+from aiodist.observe.host import look, look_at_jobs
+from aiodist.observe.view import JobView, jobs
+from aiodist.rendezvous import PrefixStore, TcpStore
+
+FEW = 64
+"""Operations of each rank that are asked for where only its present state is wanted."""
 
 
 class Source(Protocol):
@@ -39,3 +48,63 @@ class HostSource:
 
     async def aclose(self) -> None:
         """Nothing is held."""
+
+
+class StoreSource:
+    """One job on all its hosts, by its store.
+
+    Args:
+        job: as it is seen on this host; it tells where its store is.
+        environ: has the job's secret, as its own processes have it.
+        most: operations of each rank that are wanted.
+        stacks: whether the ranks are to say what they do.
+    """
+
+    def __init__(
+        self, job: JobView, environ: Mapping[str, str], *, most: int = FEW, stacks: bool = False
+    ) -> None:
+        about = job.ranks[0].recording.about
+        if ":" not in str(about.get("address", "")):
+            raise UsageError(
+                "the job meets at no store that can be asked from here",
+                hint="Run the command on each of its hosts; it shows the ranks of that host",
+            )
+        self._key = job.key
+        self._size = job.size
+        self._address = split_address(str(about["address"]), "the store's address")
+        self._job = str(about.get("job", ""))
+        self._name = str(about.get("name", ""))
+        self._environ = environ
+        self._most = most
+        self._stacks = stacks
+        self._store: TcpStore | None = None
+
+    async def look(self) -> list[JobView]:
+        """What can be seen now. Each look is a question to the job, which one rank of each host answers."""
+        if self._store is None:
+            host, port = self._address
+            self._store = await TcpStore.connect(
+                *(host, port, self._job, secret(self._environ), 10.0), tls=tls(self._environ)
+            )
+        own = await asyncio.to_thread(look, self._key)
+        if self._stacks:
+            own = await asyncio.to_thread(ask, own)
+        store = PrefixStore(f"aiodist/{self._name}", self._store)
+        views = await gather(store, self._size, own, most=self._most, stacks=self._stacks)
+        return jobs(views)
+
+    async def aclose(self) -> None:
+        """Say goodbye to the store."""
+        store, self._store = self._store, None
+        if store is not None:
+            try:
+                await store.aclose()
+            except RendezvousError:
+                pass  # it has gone before
+
+
+def source_of(job: JobView, environ: Mapping[str, str], *, most: int = FEW, stacks: bool = False) -> Source:
+    """The source that shows all of a job: its host's files, or its store where it has other hosts."""
+    if len(job.ranks) >= job.size:
+        return HostSource(job.key)
+    return StoreSource(job, environ, most=most, stacks=stacks)

@@ -1,8 +1,8 @@
 """What each rank does for those who look at its job: it writes down how it goes, and one rank of each host
 judges where something stands still.
 
-All of it runs in the watchdog's thread, twice a second: also while the loop is blocked. The rank that judges
-is the lowest of its host whose process writes; so a held or stopped process is judged by the next one.
+All of it runs in the watchdog's thread, ten times a second: also while the loop is blocked. The rank that
+judges is the lowest of its host whose process writes; so the next one judges a held or stopped process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Watcher:
         self._told: set[str] = set()
 
     def look(self, turns: int, every: float) -> None:
-        """Write down how this process goes; look at the others where it is time. Called twice a second.
+        """Write down how this process goes; look at the others where it is time. Called ten times a second.
 
         Args:
             turns: beats of the loop.

@@ -2,8 +2,8 @@
 
 An operation costs 0.2 µs: a tuple in a deque; one for which the loop sleeps 0.3 µs more. What is always the
 same (op, dtype, shape, the line of the program) is written as text once, and has a number from then on. All
-that gets into memory that others can read when a thread says so (`flush`), twice a second: so what is read
-of a process that has died, or is stuck in a call that holds its interpreter, is half a second old at most.
+that gets into memory that others can read when a thread says so (`flush`), ten times a second: so what is
+read of a process that has died, or is stuck in a call that holds its interpreter, is 0.1 s old at most.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from operator import itemgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 MOST_SORTS = 500  # of one group that are told apart
 MOST_AT_ONCE = 256  # operations that `flush` writes: it holds the interpreter meanwhile
 MOST_EVENTS = 200  # that are kept, the first ones
+MOST_LOST = 64  # ranks that are told to be gone
 LONGEST = 500  # characters of an event
 LATELY = 10.0  # seconds for which the longest delay of the loop is told
 
@@ -112,6 +114,7 @@ class Recorder:
         sorts: all sorts of operations, of all groups.
         kept: the last operations.
         pending: those that the loop sleeps for, by their ids.
+        troubled: a group has broken.
     """
 
     def __init__(self, memory: Any, pid: int, clock: Callable[[], float], wall: float) -> None:
@@ -121,10 +124,12 @@ class Recorder:
         self.kept: deque[Entry] = deque(maxlen=RING_PLACES)
         self.pending: dict[int, Pending] = {}
         self._over: deque[Pending] = deque(maxlen=RING_PLACES)
+        self.troubled = False
         self._memory = memoryview(memory)
         self._gate = threading.Lock()
         self._next = 0
         self._flushed = self._flushed_end = 0.0
+        self._shown = 0
         self._groups = 0
         self._text = 0
         self._issued = self._failed = self._events = 0
@@ -171,7 +176,7 @@ class Recorder:
             CLOCK.pack_into(self._memory, CLOCKS_AT + number * CLOCK.size, *place)
 
     def beat(self, turns: int, every: float) -> None:
-        """Note how often the loop has beaten. Called twice a second, at least.
+        """Note how often the loop has beaten. Called often.
 
         Args:
             turns: the number of its beats.
@@ -190,8 +195,8 @@ class Recorder:
         """Write what is new where others can read it: the last `most`. From one thread at a time."""
         kept, over = list(self.kept), list(self._over)  # whole: nothing else runs meanwhile
         waiting = list(self.pending.values())
-        fresh = [entry for entry in kept if entry[3] > self._flushed]  # by when it was issued
-        ended = [record for record in over if abs(record[ENDED]) > self._flushed_end]
+        fresh = list(takewhile(lambda entry: entry[3] > self._flushed, reversed(kept)))[::-1]
+        ended = list(takewhile(lambda one: abs(one[ENDED]) > self._flushed_end, reversed(over)))[::-1]
         self._count(fresh)
         for record in ended:
             record[SORT].end(record)
@@ -204,8 +209,10 @@ class Recorder:
             self._put(RING_AT + self._next * PLACE.size, record)
             self._next = (self._next + 1) % RING_PLACES
         waiting.sort(key=itemgetter(ISSUED))
-        for place in range(PENDING_PLACES):
-            self._put(PENDING_AT + place * PLACE.size, waiting[place] if place < len(waiting) else _NONE)
+        shown = waiting[:PENDING_PLACES]
+        for place, record in enumerate([*shown, *[_NONE] * (self._shown - len(shown))]):
+            self._put(PENDING_AT + place * PLACE.size, record)
+        self._shown = len(shown)
         if fresh:
             self._flushed = fresh[-1][3]
         if ended:
@@ -268,6 +275,17 @@ class Track:
         self._sorts: dict[Any, Sort] = {}
         self._clock, self._pending, self._end = recorder.clock, recorder.pending, recorder._over.append
         self.lines, self.known, self.keep = recorder.lines, recorder.lines.known, recorder.kept.append
+
+    def trouble(self, text: str, lost: Sequence[int] = ()) -> None:
+        """Note that the group has broken, and why.
+
+        Args:
+            lost: global ranks that are gone.
+        """
+        if not self._recorder.troubled:
+            self._recorder.troubled = True
+            self._recorder.tell(lost=list(lost)[:MOST_LOST])
+        self._recorder.event(text)
 
     def sort_of(self, call: Call, tag: int = 0) -> Sort:
         """The sort of operations like this one; where there are too many, that of their kind.

@@ -31,6 +31,8 @@ from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, Presence
 from aiodist.membership.record import UID_BYTES
 from aiodist.net.sockets import join_address
+from aiodist.observe.leaving import LOG_DIR, keep_own
+from aiodist.observe.overheard import Overheard
 from aiodist.observe.watcher import Watcher
 from aiodist.recorder import Recorder
 from aiodist.rendezvous import (
@@ -100,6 +102,7 @@ class Member:
         self._record = Memory(key)
         self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
         self._recorder.tell(**_about(self._job_id, name, where))
+        self._overheard = Overheard(self._loop, self._recorder)
         watcher = Watcher(self._recorder, self._record, key, tuned.stall_after)
         node, local_rank = _seat(asked)
         settings = Settings(
@@ -226,6 +229,10 @@ class Member:
     async def _leave(self) -> None:
         """Give the rank back and leave the meeting."""
         _log.debug("leaving job %s%s", self._job_id, ", in haste" if self.job.hasty else "")
+        self._overheard.close()
+        if self._recorder.troubled or self.job.hasty:
+            self._recorder.flush()
+            await keep_own(self._record.name.job, os.environ)
         self._recorder.leave()
         self._record.remove()
         with contextlib.suppress(UsageError):
@@ -276,6 +283,7 @@ def _about(job: str, name: str, address: str) -> dict[str, Any]:
         "argv": [one_line(word) for word in sys.argv[:MOST_WORDS]],
         "host": socket.gethostname(),
         "python": platform.python_version(),
+        "log_dir": os.environ.get(LOG_DIR, ""),
     }
 
 

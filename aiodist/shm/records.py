@@ -8,15 +8,18 @@ begins to record, ten minutes later or more.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import itertools
 import logging
 import os
+import sys
 import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
 from typing import NamedTuple
 
 from aiodist.environment.files import Folder
@@ -188,3 +191,12 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Remove the files of a process that ends well, or as its user asked, and has not said that it leaves.
+    What one that ends by an exception has done is for others to read."""
+    if isinstance(getattr(sys, "last_value", None), NoneType | KeyboardInterrupt):
+        for memory in list(_mine):
+            memory.remove()

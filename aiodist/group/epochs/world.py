@@ -97,7 +97,7 @@ class Settings:
         node: number of this process's node, as its launcher says; `UNSAID`: it does not.
         local_rank: rank on the node, likewise.
         recorder: this process's; None: each world has one of its own (simulations).
-        look: called twice a second, in a thread, with the number of the loop's beats.
+        look: called ten times a second, in a thread, with the number of the loop's beats.
     """
 
     name: str

@@ -18,6 +18,7 @@ from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import Console, Relay
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.worker import Worker, spawn
+from aiodist.observe.leaving import LOG_DIR
 
 _GRACE = 2.0  # seconds, at most, for what a worker left behind
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -50,6 +51,7 @@ def start_worker(context: AgentContext, place: Place, local_rank: int, restarts:
     env = worker_environment(os.environ, context.config, place, local_rank, restarts)
     if context.logs is not None:
         context.logs.prepare(restarts, local_rank)
+        env[LOG_DIR] = context.logs.folder
         env["TORCHELASTIC_ERROR_FILE"] = context.logs.path(restarts, local_rank, "error.json")
     first = local_rank == 0 and place.node_rank == 0 and restarts == 0
     config = context.config
