@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aiodist.errors import WireError
@@ -36,11 +36,19 @@ class Stacks:
         thread: the calls of the loop's thread, 'train.py:41 in evaluate', the innermost first.
         tasks: asyncio's tasks, each with its awaits, as lines.
         by_signal: the process could not answer by itself; the kernel made it write this.
+        others: the other threads, as lines.
     """
 
     thread: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     by_signal: bool = False
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Any) -> Stacks:
+        """From its plain values; `KeyError` or `TypeError` where these are others."""
+        lines = {name: tuple(map(str, data[name])) for name in ("thread", "tasks", "others")}
+        return cls(**lines, by_signal=bool(data["by_signal"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +127,7 @@ class RankView:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        stacks = self.stacks
-        told = None if stacks is None else [list(stacks.thread), list(stacks.tasks), stacks.by_signal]
+        told = None if self.stacks is None else asdict(self.stacks)
         plain = {name: getattr(self, name) for name in _PLAIN}
         return {**plain, "stacks": told, "recording": to_json(self.recording)}
 
@@ -133,7 +140,7 @@ class RankView:
         """
         try:
             told = data["stacks"]
-            stacks = None if told is None else Stacks(tuple(told[0]), tuple(told[1]), bool(told[2]))
+            stacks = None if told is None else Stacks.from_json(told)
             plain = {name: data[name] for name in _PLAIN}
             return cls(recording=from_json(data["recording"]), stacks=stacks, **plain)
         except (KeyError, IndexError, TypeError) as error:
