@@ -42,6 +42,15 @@ def _libraries() -> tuple[str, ...]:
     return tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
+def short_path(path: str) -> str:
+    """A path relative to the current directory, if it lies below."""
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):  # the directory is gone; another drive
+        return path
+    return path if relative.startswith(os.pardir) else relative
+
+
 class Line(NamedTuple):
     """A line of a program."""
 

@@ -9,14 +9,13 @@ A loop that was closed with its groups open will never turn again: that is told 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 
-from aiodist.callers import Whose, whose
+from aiodist.callers import Whose, short_path, whose
 from aiodist.control.liveness import Patience, Progress
 from aiodist.control.plane import ControlPlane
 
@@ -86,13 +85,4 @@ def line_of(thread: int) -> str:
         frame = frame.f_back
     shown = inner if frame is None else frame
     code = shown.f_code
-    return f"{_short(code.co_filename)}:{shown.f_lineno} in {code.co_name}"
-
-
-def _short(path: str) -> str:
-    """A path relative to the current directory, if it lies below."""
-    try:
-        relative = os.path.relpath(path)
-    except (OSError, ValueError):  # the directory is gone; another drive
-        return path
-    return path if relative.startswith(os.pardir) else relative
+    return f"{short_path(code.co_filename)}:{shown.f_lineno} in {code.co_name}"

@@ -75,7 +75,7 @@ def _views(key: str, data: bytes) -> list[RankView]:
 
 
 class Exchange:
-    """A rank's part: it answers for its host, and asks for it. Its calls are for other threads than the loop's.
+    """A rank's part: it answers for its host, and asks for it. `poll` and `gather` are for other threads.
 
     Args:
         loop: of the process.
@@ -129,7 +129,7 @@ class Exchange:
         return pack(self._ask(views) if stacks else views, most)
 
     def gather(self, views: list[RankView]) -> list[RankView]:
-        """Add what other hosts show; blocks for some seconds at most. As it was, where the loop does not turn."""
+        """Add what other hosts show, where the loop turns. It blocks, for some seconds at most."""
         size = max(view.recording.size for view in views)
         asking = gather(self._store(), size, views, most=MOST, stacks=True)
         future = asyncio.run_coroutine_threadsafe(asking, self._loop)

@@ -20,7 +20,9 @@ def pack(views: Iterable[RankView], most: int) -> bytes:
     Args:
         most: operations of each rank that are told, the last ones.
     """
-    cut = [replace(view, recording=replace(view.recording, last=view.recording.last[-most:])) for view in views]
+    cut = [
+        replace(view, recording=replace(view.recording, last=view.recording.last[-most:])) for view in views
+    ]
     return zlib.compress(json.dumps([view.to_json() for view in cut], separators=(",", ":")).encode(), 1)
 
 

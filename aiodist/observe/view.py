@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aiodist.errors import WireError
@@ -37,11 +37,19 @@ class Stacks:
         thread: the calls of the loop's thread, 'train.py:41 in evaluate', the innermost first.
         tasks: asyncio's tasks, each with its awaits, as lines.
         by_signal: the process could not answer by itself; the kernel made it write this.
+        others: the other threads, as lines.
     """
 
     thread: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     by_signal: bool = False
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Any) -> Stacks:
+        """From its plain values; `KeyError` or `TypeError` where these are others."""
+        lines = {name: tuple(map(str, data[name])) for name in ("thread", "tasks", "others")}
+        return cls(**lines, by_signal=bool(data["by_signal"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +139,7 @@ class RankView:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        stacks = self.stacks
-        told = None if stacks is None else [list(stacks.thread), list(stacks.tasks), stacks.by_signal]
+        told = None if self.stacks is None else asdict(self.stacks)
         plain = {name: getattr(self, name) for name in _PLAIN}
         return {**plain, "stacks": told, "recording": to_json(self.recording)}
 
@@ -145,11 +152,7 @@ class RankView:
         """
         try:
             told = data["stacks"]
-            stacks = (
-                None
-                if told is None
-                else Stacks(tuple(map(str, told[0])), tuple(map(str, told[1])), bool(told[2]))
-            )
+            stacks = None if told is None else Stacks.from_json(told)
             plain = {name: kind(data[name]) for name, kind in _PLAIN.items()}
             if not all(map(math.isfinite, (plain["now"], plain["cpu"], plain["shift"], plain["drift"]))):
                 raise ValueError("a time is not finite")

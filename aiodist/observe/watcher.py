@@ -12,10 +12,12 @@ import logging
 import time
 from collections.abc import Callable
 
+from aiodist.observe.ask import ask
 from aiodist.observe.box import render
+from aiodist.observe.exchange import Exchange
 from aiodist.observe.host import look
 from aiodist.observe.verdict import Verdict, judge
-from aiodist.observe.view import SIGN, RankView, jobs
+from aiodist.observe.view import SIGN, Doing, RankView, jobs
 from aiodist.recorder import Recorder
 from aiodist.shm.records import Memory, glances, open_folder
 
@@ -23,9 +25,6 @@ EVERY = 1.0  # seconds from look to look at the others
 SLOWLY = 60.0  # seconds from look to look for a rank that is always late: all that is recorded is read for it
 
 _log = logging.getLogger("aiodist.observe")
-
-Gather = Callable[[list[RankView]], list[RankView]]
-"""Adds the views of other hosts to those of this one. It may block for seconds; it runs in a thread."""
 
 
 class Watcher:
@@ -37,8 +36,8 @@ class Watcher:
         key: of the job.
         after: seconds for which an operation is pending before the job counts as standing still; 0.0: nothing
             is ever said.
-        gather: for a job that has other hosts; None: it has none.
-        ask: has processes say what they do (`ask.ask`).
+        answer: answers others who ask what this process does, if anybody does.
+        exchange: by which other hosts are asked.
     """
 
     def __init__(
@@ -47,16 +46,17 @@ class Watcher:
         memory: Memory,
         key: str,
         after: float,
-        gather: Gather | None = None,
-        ask: Gather = lambda views: views,
+        *,
+        answer: Callable[[], object],
+        exchange: Exchange,
     ) -> None:
         self._recorder = recorder
         self._name = memory.name
         self._key = key
         self._after = after
-        self._gather = gather
-        self._ask = ask
-        self._due = self._slow_due = 0.0
+        self._answer = answer
+        self._exchange = exchange
+        self._due = self._judge_due = self._slow_due = 0.0
         self._told: set[str] = set()
 
     def look(self, turns: int, every: float) -> None:
@@ -68,48 +68,54 @@ class Watcher:
         """
         self._recorder.beat(turns, every)
         self._recorder.flush()
+        self._answer()
         now = time.monotonic()
-        if not self._after or now < self._due:
+        if now < self._due:
             return
         self._due = now + EVERY
-        if not self._slow_due:
-            self._slow_due = now + SLOWLY
         with contextlib.suppress(OSError):
-            oldest = self._oldest(now)
-            if oldest is not None and (now - oldest >= self._after or now >= self._slow_due):
-                self._slow_due = now + SLOWLY
-                self.judge()
-                self._due = now + max(EVERY, self._after / 3)  # it may stand still for long
+            self._look_at_others(now)
 
-    def _oldest(self, now: float) -> float | None:
-        """The time from which on something on this host has stood still, if anything has; None: another rank
-        of this host is to judge."""
-        oldest, lower = now, False
+    def _look_at_others(self, now: float) -> None:
         with open_folder() as folder:
-            seen = list(glances(folder, self._key))
-        mine = [one.rank for name, one in seen if name == self._name]
-        for _, one in seen:
-            if not one.size or one.left:
-                continue
-            lower = lower or (one.rank < min(mine, default=0) and one.flushed > now - SIGN)
-            oldest = min([oldest, *(time for time in (one.flushed, one.turned, one.oldest) if time)])
-        return None if lower or not mine else oldest
+            seen = [(name, one) for name, one in glances(folder, self._key) if one.size and not one.left]
+        mine = [one for name, one in seen if str(name) == self._name]
+        if not mine or any(one.rank < mine[0].rank and one.flushed > now - SIGN for _, one in seen):
+            return  # another rank of this host does it
+        if len({one.rank for _, one in seen}) < mine[0].size:
+            self._exchange.poll()
+        self._slow_due = self._slow_due or now + SLOWLY
+        oldest = min(time for _, one in seen for time in (one.flushed, one.turned, one.oldest, now) if time)
+        stands = now - oldest >= self._after and now >= self._judge_due
+        if self._after and (stands or now >= self._slow_due):
+            self._judge_due = now + max(EVERY, self._after / 3)  # it may stand still for long
+            self._slow_due = now + SLOWLY
+            self.judge(mine[0].rank)
 
-    def judge(self) -> tuple[Verdict, ...]:
-        """Look closely, and say what is the matter where that has not been said → all verdicts."""
+    def judge(self, me: int) -> None:
+        """Look closely, and say what is the matter where that has not been said.
+
+        Args:
+            me: this rank.
+        """
         views = look(self._key)
-        verdicts = self._verdicts(views)
-        if self._fresh(verdicts) and self._gather is not None:
-            views = self._gather(views)
-            verdicts = self._verdicts(views)
-        if self._fresh(verdicts):
-            culprits = {rank for verdict in verdicts for rank in verdict.ranks}
-            asked = {view.rank: view for view in self._ask([view for view in views if view.rank in culprits])}
-            verdicts = self._verdicts([asked.get(view.rank, view) for view in views])
-        for verdict in self._fresh(verdicts):
+        if not self._fresh(self._verdicts(views)):
+            return
+        if len({view.rank for view in views}) < max(view.recording.size for view in views):
+            views = self._exchange.gather(views)
+        culprits = {rank for verdict in self._fresh(self._verdicts(views)) for rank in verdict.ranks}
+        asked = {view.rank: view for view in ask([view for view in views if view.rank in culprits])}
+        views = [asked.get(view.rank, view) for view in views]
+        for verdict in self._fresh(self._verdicts(views)):
             self._told.add(verdict.about)
-            _log.warning("%s", render(verdict))
-        return verdicts
+            if self._speaks(views, me):
+                _log.warning("%s", render(verdict))
+
+    def _speaks(self, views: list[RankView], me: int) -> bool:
+        """Whether this host speaks for all: that of the lowest rank that waits, as all of them see it."""
+        waiting = [view for view in views if view.doing is Doing.waiting]
+        first = min(waiting or views, key=lambda view: view.rank)
+        return first.host == next((view.host for view in views if view.rank == me), first.host)
 
     def _verdicts(self, views: list[RankView]) -> tuple[Verdict, ...]:
         return judge(jobs(views)[0], self._after) if views else ()

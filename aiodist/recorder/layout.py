@@ -21,6 +21,8 @@ HEADER = struct.Struct("<16sQQQQdQdd")
 """Magic; process id, rank, number of ranks, epoch; wall clock minus monotonic clock, in seconds; bytes of
 text; when the memory was made; when its process left its job in good order, 0.0: not yet."""
 
+BEGAN = 7  # the place in it of when the memory was made
+
 RANK_AT = struct.calcsize("<16sQ")
 TEXT_BYTES_AT = struct.calcsize("<16sQQQQd")
 LEFT_AT = TEXT_BYTES_AT + 16

@@ -10,6 +10,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 from functools import partial
 from hashlib import blake2b
@@ -31,6 +32,9 @@ from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, Presence
 from aiodist.membership.record import UID_BYTES
 from aiodist.net.sockets import join_address
+from aiodist.observe.answer import Answerer
+from aiodist.observe.ask import ask
+from aiodist.observe.exchange import Exchange
 from aiodist.observe.leaving import LOG_DIR, keep_own
 from aiodist.observe.overheard import Overheard
 from aiodist.observe.watcher import Watcher
@@ -98,12 +102,18 @@ class Member:
         hosted = _hosted(meeting)
         uid = os.urandom(UID_BYTES)
         where = _address_of(meeting.store)
-        key = blake2b(f"{where} {self._job_id} {name}".encode(), digest_size=6).hexdigest()
-        self._record = Memory(key)
+        self._key = blake2b(f"{where} {self._job_id} {name}".encode(), digest_size=6).hexdigest()
+        self._record = Memory(self._key)
         self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
         self._recorder.tell(**_about(self._job_id, name, where))
         self._overheard = Overheard(self._loop, self._recorder)
-        watcher = Watcher(self._recorder, self._record, key, tuned.stall_after)
+        self._answerer = Answerer(self._recorder, self._record.name, self._loop, threading.get_ident())
+        self._exchange = Exchange(self._loop, lambda: self.job.store, self._key, ask)
+        watcher = Watcher(
+            *(self._recorder, self._record, self._key, tuned.stall_after),
+            answer=self._answerer.look,
+            exchange=self._exchange,
+        )
         node, local_rank = _seat(asked)
         settings = Settings(
             *(name, self._job_id, tuned.transport, tuned.agreed, asked.timeout),
@@ -229,10 +239,12 @@ class Member:
     async def _leave(self) -> None:
         """Give the rank back and leave the meeting."""
         _log.debug("leaving job %s%s", self._job_id, ", in haste" if self.job.hasty else "")
+        self._exchange.close()
+        self._answerer.close()
         self._overheard.close()
         if self._recorder.troubled or self.job.hasty:
             self._recorder.flush()
-            await keep_own(self._record.name.job, os.environ)
+            await keep_own(self._key, os.environ)
         self._recorder.leave()
         self._record.remove()
         with contextlib.suppress(UsageError):

@@ -3,7 +3,8 @@
 A process's file lies in shared memory, in a folder of its user's, and is locked for as long as the process
 lives. It is removed when the process leaves its job in good order. What a killed process leaves behind is for
 whoever explains that (the launcher, or a neighbour); at the latest it is removed when a process of the user
-begins to record, ten minutes later or more.
+begins to record, ten minutes later or more. Two files may lie beside it, which go when it goes: what the
+process has answered when it was asked what it does, and what the kernel made it write where it could not.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import NamedTuple
 
 from aiodist.environment.files import Folder
 from aiodist.errors import WireError
-from aiodist.recorder.layout import SIZE
+from aiodist.recorder.layout import BEGAN, HEADER, SIZE
 from aiodist.recorder.reading import GLANCE, Glance, Recording, glance, read
 from aiodist.shm.mapping import mapped
 
 SHARED_MEMORY = Path("/dev/shm")
 KEPT = 600.0  # seconds for which the file of a killed process is left to others
+STACKS, FAULT = ".stacks", ".fault"  # the ends of the names of the files beside a recorder's
 
 _log = logging.getLogger("aiodist.recorder")
 _numbers = itertools.count()
@@ -73,7 +75,7 @@ class Memory:
 
     def __init__(self, job: str) -> None:
         self.buffer: memoryview | bytearray = bytearray(SIZE)
-        self.name = Name(job, os.getpid(), next(_numbers))
+        self.name = str(Name(job, os.getpid(), next(_numbers)))
         self._lock = -1
         try:
             with open_folder(make=True) as folder:
@@ -83,25 +85,26 @@ class Memory:
             _log.debug("the recorder has no file: %s", error)
 
     def _lay_into(self, folder: Folder) -> None:
-        handle = folder.file(str(self.name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        handle = folder.file(self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            self._lock = folder.file(str(self.name))  # of its own: memory keeps what it was mapped by open
+            self._lock = folder.file(self.name)  # of its own: memory keeps what it was mapped by open
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _mine.add(self)
             os.posix_fallocate(handle, 0, SIZE)  # now, or a write could end the process by SIGBUS
             self.buffer = mapped(handle, SIZE, writable=True)
         except BaseException:
-            folder.remove(str(self.name))
+            folder.remove(self.name)
             self._let_go()
             raise
         finally:
             os.close(handle)
 
     def remove(self) -> None:
-        """Remove the file: the process leaves its job in good order."""
+        """Remove the file, and those beside it: the process leaves its job in good order."""
         if self._lock >= 0:
             with contextlib.suppress(OSError), open_folder() as folder:
-                folder.remove(str(self.name))
+                for end in ("", STACKS, FAULT):
+                    folder.remove(self.name + end)
             self._let_go()
 
     def _let_go(self) -> None:
@@ -160,17 +163,55 @@ def glances(folder: Folder, job: str) -> Iterator[tuple[Name, Glance]]:
                     os.close(handle)
 
 
+def open_writable(folder: Folder, job: str, pid: int, began: float) -> tuple[str, memoryview] | None:
+    """The name and the memory of a recorder, to ask its process by; None where there is none.
+
+    Args:
+        began: when it began, which tells it from others of the same process.
+    """
+    for text in folder.names():
+        name = Name.parse(text)
+        if name is not None and (name.job, name.pid) == (job, pid):
+            with contextlib.suppress(OSError):
+                handle = folder.file(text, os.O_RDWR)
+                try:
+                    if os.fstat(handle).st_size >= SIZE:
+                        memory = mapped(handle, SIZE, writable=True)
+                        if HEADER.unpack_from(memory)[BEGAN] == began:
+                            return text, memory
+                finally:
+                    os.close(handle)
+    return None
+
+
 def sweep(folder: Folder) -> None:
-    """Remove the files of processes that died a while ago."""
+    """Remove the files of processes that died a while ago, and what lies beside them."""
     before = time.time() - KEPT
     for text in folder.names():
         with contextlib.suppress(OSError):
             handle = folder.file(text)
             try:
-                if os.fstat(handle).st_ctime < before and not _is_locked(handle):
-                    folder.remove(text)
+                old = os.fstat(handle).st_ctime < before
             finally:
                 os.close(handle)
+            if old and not is_alive(folder, text.removesuffix(STACKS).removesuffix(FAULT)):
+                folder.remove(text)
+
+
+def is_alive(folder: Folder, name: str) -> bool:
+    """Whether the process of a recorder's file lives.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    try:
+        handle = folder.file(name)
+    except FileNotFoundError:
+        return False
+    try:
+        return _is_locked(handle)
+    finally:
+        os.close(handle)
 
 
 def _is_locked(handle: int) -> bool:

@@ -14,7 +14,18 @@ import pytest
 from aiodist.recorder import Recorder
 from aiodist.recorder.layout import SIZE
 from aiodist.shm import records
-from aiodist.shm.records import Found, Memory, Name, find, open_folder, sweep
+from aiodist.shm.records import (
+    FAULT,
+    STACKS,
+    Found,
+    Memory,
+    Name,
+    find,
+    is_alive,
+    open_folder,
+    open_writable,
+    sweep,
+)
 from tests.recorder.made import a_call
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
@@ -125,6 +136,41 @@ def test_files_of_the_dead_are_swept_away_after_a_while(monkeypatch: pytest.Monk
     Memory("new").remove()
     assert [one.name.job for one in found()] == ["alive"]
     alive.remove()
+
+
+def test_what_lies_beside_a_file_goes_when_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead, alive = Memory("dead"), Memory("alive")
+    with open_folder() as folder:
+        beside = [memory.name + end for memory in (dead, alive) for end in (STACKS, FAULT)]
+        for name in (*beside, f"{dead.name}.new{STACKS}"):
+            os.close(folder.fresh(name))
+        dead._let_go()
+        sweep(folder)
+        assert len(folder.names()) == 7
+        monkeypatch.setattr(records, "KEPT", -1.0)
+        sweep(folder)
+        assert sorted(folder.names()) == [alive.name, alive.name + FAULT, alive.name + STACKS]
+        alive.remove()
+        assert folder.names() == []
+
+
+def test_a_file_is_opened_for_writing_by_who_asks() -> None:
+    memory, other = Memory("job"), Memory("job")
+    recording(memory)
+    (began,) = [one.recording.began for one in found() if str(one.name) == memory.name]
+    with open_folder() as folder:
+        assert is_alive(folder, memory.name)
+        opened = open_writable(folder, "job", os.getpid(), began)
+        assert opened is not None
+        name, shared = opened
+        assert name == memory.name
+        shared[SIZE - 1] = 7
+        assert memory.buffer[SIZE - 1] == 7
+        assert open_writable(folder, "job", os.getpid(), began + 1) is None
+        assert open_writable(folder, "another", os.getpid(), began) is None
+        for one in (memory, other):
+            one.remove()
+        assert not is_alive(folder, name)
 
 
 def test_what_is_no_recorders_is_left_alone_and_not_read() -> None:

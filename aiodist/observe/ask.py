@@ -1,0 +1,164 @@
+"""Asking the ranks of this host what they do, all at once; see `answer`, which answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from aiodist.environment.files import Folder
+from aiodist.observe.fault import catches, parse, send
+from aiodist.observe.frames import beside, telling
+from aiodist.observe.host import host_name
+from aiodist.observe.view import Doing, RankView, Stacks
+from aiodist.recorder.layout import ANSWERED_AT, ASKED_AT
+from aiodist.shm.records import FAULT, STACKS, is_alive, open_folder, open_writable
+
+PATIENCE = 1.5
+"""Seconds to wait for an answer: processes look for questions twice a second."""
+
+_PAUSE = 0.01
+_MOST = 4 << 20  # bytes of an answer that are read
+_SETTLED = 5  # looks at a file that does not grow any more
+
+
+def ask(views: Iterable[RankView], patience: float = PATIENCE) -> list[RankView]:
+    """Ask ranks what they do → their views with `stacks`, in the same order.
+
+    Those that cannot answer by themselves are made to by a signal. Without `stacks` stay the dead, the
+    stopped, those of other hosts, and those that have no file.
+
+    Args:
+        patience: seconds to wait for answers.
+    """
+    views = list(views)
+    asked: dict[int, _Asked] = {}
+    try:
+        folder = open_folder()
+    except OSError:
+        return views
+    with folder:
+        for place, view in enumerate(views):
+            if view.host == host_name() and view.alive and not view.stopped and not view.recording.left:
+                found = open_writable(folder, view.key, view.recording.pid, view.recording.began)
+                if found is not None:
+                    asked[place] = _Asked(folder, view, *found)
+        _wait_for([one for one in asked.values() if one.view.doing is not Doing.held], patience)
+        silent = [one for one in asked.values() if not one.answered() and one.signal()]
+        _wait_for_files(silent, patience)
+        return [
+            replace(view, stacks=asked[place].stacks()) if place in asked else view
+            for place, view in enumerate(views)
+        ]
+
+
+class _Asked:
+    """One process that is asked.
+
+    Args:
+        folder: of the recorders.
+        view: of the rank.
+        name, memory: of its recorder.
+    """
+
+    def __init__(self, folder: Folder, view: RankView, name: str, memory: memoryview) -> None:
+        self.view = view
+        self._folder = folder
+        self._name = name
+        self._memory = memory
+        self._read_from = 0
+        self._number = self._count(ASKED_AT) + 1
+        _word.pack_into(memory, ASKED_AT, self._number)
+
+    def answered(self) -> bool:
+        """Whether it has answered."""
+        return self._count(ANSWERED_AT) >= self._number
+
+    def _count(self, at: int) -> int:
+        count: int = _word.unpack_from(self._memory, at)[0]
+        return count
+
+    def signal(self) -> bool:
+        """Make it write what it does → whether that was possible."""
+        about = self.view.recording.about
+        number, watcher = (_number(about.get(name)) for name in ("signal", "watcher"))
+        pid = self.view.recording.pid
+        try:
+            if self.written() > _MOST:
+                self._empty()
+            self._read_from = self.written()
+            if not is_alive(self._folder, self._name) or not catches(pid, number):
+                return False
+            send(pid, watcher, number)
+        except OSError:
+            return False
+        return True
+
+    def written(self) -> int:
+        """Bytes that it has written at signals so far."""
+        return self._folder.size(self._name + FAULT)
+
+    def _empty(self) -> None:
+        """Empty what it has written at signals so far: it only ever adds to that."""
+        handle = self._folder.file(self._name + FAULT, os.O_WRONLY | os.O_TRUNC)
+        os.close(handle)
+
+    def wrote(self) -> int:
+        """Bytes that it has written at this signal."""
+        with contextlib.suppress(OSError):
+            return self.written() - self._read_from
+        return 0
+
+    def stacks(self) -> Stacks | None:
+        """What it has said."""
+        try:
+            return self._answer() if self.answered() else self._fault()
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _answer(self) -> Stacks:
+        return Stacks.from_json({**json.loads(self._read(STACKS)), "by_signal": False})
+
+    def _fault(self) -> Stacks | None:
+        threads = parse(self._read(FAULT, self._read_from).decode(errors="replace")) if self.wrote() else []
+        if not threads:
+            return None
+        wanted = _number(self.view.recording.about.get("thread"))
+        calls = {one.thread: one.calls for one in threads}
+        first = calls.pop(wanted, [])
+        return Stacks(telling(first), by_signal=True, others=beside(calls))
+
+    def _read(self, end: str, start: int = 0) -> bytes:
+        with os.fdopen(self._folder.file(self._name + end), "rb") as file:
+            file.seek(start)
+            return file.read(_MOST)
+
+
+_word = struct.Struct("<Q")
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _wait_for(asked: list[_Asked], patience: float) -> None:
+    """Wait until all have answered, or the time is over."""
+    until = time.monotonic() + patience
+    while not all(one.answered() for one in asked) and time.monotonic() < until:
+        time.sleep(_PAUSE)
+
+
+def _wait_for_files(asked: list[_Asked], patience: float) -> None:
+    """Wait until the files of all have grown, and grow no more, or the time is over."""
+    until = time.monotonic() + patience
+    sizes, settled = [0] * len(asked), 0
+    while asked and settled < _SETTLED and time.monotonic() < until:
+        time.sleep(_PAUSE)
+        now = [one.wrote() for one in asked]
+        settled = settled + 1 if now == sizes and all(now) else 0
+        sizes = now

@@ -1,0 +1,167 @@
+"""Real processes are asked what they do: loops that turn, or are blocked, and interpreters that are held."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aiodist.observe import Doing, RankView, Stacks
+from aiodist.observe.ask import ask
+from aiodist.observe.host import look
+from aiodist.shm import records
+from aiodist.shm.records import FAULT, STACKS, open_folder
+from tests.observe.asked import KEY
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
+
+PROGRAM = Path(__file__).with_name("asked.py")
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts ranks, which record in a folder of their own."""
+    monkeypatch.setattr(records, "SHARED_MEMORY", tmp_path)
+    started = []
+
+    def begin(what: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        words = [sys.executable, str(PROGRAM), str(tmp_path), what]
+        process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield begin
+    for process in started:
+        with process:
+            process.kill()
+
+
+def seen(process: subprocess.Popen[str], doing: Doing | None = None) -> RankView:
+    """The view of a rank, when it does this."""
+    while process.poll() is None:
+        (view,) = look(KEY, process.pid)
+        if doing in (None, view.doing):
+            return view
+    raise AssertionError("it has ended")
+
+
+def asked(process: subprocess.Popen[str], doing: Doing | None = None) -> Stacks:
+    (view,) = ask([seen(process, doing)])
+    assert view.stacks is not None
+    return view.stacks
+
+
+def test_a_loop_that_sleeps(start: Start) -> None:
+    process = start("tasks")
+    found = asked(process)
+    assert not found.by_signal
+    assert "selectors.py" in found.thread[0]  # the innermost, and then those of the program
+    assert [line.rpartition(" in ")[2] for line in found.thread[1:]] == ["main", "<module>"]
+    assert found.tasks[0] == "Task-1: forever"
+    below = found.tasks.index("    the leaf: leaf")
+    assert re.fullmatch(r"      .*asked\.py:\d+ in leaf", found.tasks[below + 1])
+    assert found.tasks[-1] == "      awaits a Future"
+    assert any("in watch" in line for line in found.others)
+
+
+def test_a_loop_that_is_blocked(start: Start) -> None:
+    found = asked(start("blocked"))
+    assert not found.by_signal
+    assert any(line.endswith("in blocked") for line in found.thread)
+    assert "  runs now" in found.tasks
+
+
+@pytest.mark.parametrize("what", ["held", "searching"])
+def test_an_interpreter_that_is_held(start: Start, what: str) -> None:
+    process = start(what)
+    for _ in range(2):  # the second time there is more in the file
+        found = asked(process, Doing.held)
+        assert found.by_signal
+        assert any(line.endswith(f"in {what}") for line in found.thread)
+        assert found.tasks == ()
+        assert any(line.endswith("in watch") for line in found.others)
+    assert process.poll() is None
+
+
+def test_one_that_is_stopped_is_not_asked(start: Start) -> None:
+    process = start("tasks")
+    os.kill(process.pid, signal.SIGSTOP)
+    (view,) = ask([seen(process, Doing.stopped)])
+    assert view.stacks is None
+    os.kill(process.pid, signal.SIGCONT)
+    assert asked(process, Doing.running).tasks
+
+
+def test_without_a_loop_and_nothing_stays(start: Start) -> None:
+    process = start("without")
+    found = asked(process)
+    assert found.tasks == ()
+    assert found.thread[0].endswith("in main")
+    with open_folder() as folder:
+        ends = {name.removeprefix(f"{KEY}.{process.pid}.0") for name in folder.names()}
+        assert ends == {"", STACKS, FAULT}
+        process.communicate()
+        assert process.returncode == 0
+        assert folder.names() == []
+
+
+def test_all_are_asked_at_once(start: Start) -> None:
+    processes = [start("tasks"), start("blocked"), start("held")]
+    views = [seen(processes[0]), seen(processes[1]), seen(processes[2], Doing.held)]
+    elsewhere, gone = replace(views[0], host="elsewhere"), replace(views[0], alive=False)
+    first, second, third, *others = ask([*views, elsewhere, gone])
+    assert first.stacks and second.stacks and third.stacks
+    assert [first.stacks.by_signal, second.stacks.by_signal, third.stacks.by_signal] == [False, False, True]
+    assert [view.stacks for view in others] == [None, None]
+
+
+@contextmanager
+def silent(process: subprocess.Popen[str]) -> Iterator[None]:
+    """The process does not answer in time."""
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_signal_is_sent_only_to_who_catches_it(start: Start) -> None:
+    process = start("tasks")
+    view = seen(process)
+    about = {**view.recording.about, "signal": signal.SIGRTMAX}
+    (told,) = ask([replace(view, recording=replace(view.recording, about=about))])
+    assert told.stacks is not None  # it answers
+    with silent(process):
+        (told,) = ask([replace(view, recording=replace(view.recording, about=about))], patience=0.01)
+        assert told.stacks is None
+    assert asked(process).tasks
+    assert process.poll() is None
+
+
+def test_an_answer_that_is_broken(start: Start) -> None:
+    process = start("tasks")
+    view = seen(process)
+    with silent(process), open_folder() as folder:
+        for text in (b"", b"[]", b'{"thread": 1}'):
+            handle = folder.fresh(f"{KEY}.{process.pid}.0{FAULT}")
+            os.write(handle, text)
+            os.close(handle)
+            (told,) = ask([view], patience=0.01)
+            assert told.stacks is None
+
+
+def test_nobody_records_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "SHARED_MEMORY", tmp_path / "missing")
+    assert ask([]) == []
