@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,10 @@ for _signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
 
 # Without one, whoever starts a group would make a secret in the home of who runs the tests.
 os.environ.setdefault("AIODIST_SECRET", "of the tests, and long enough for one")
+# Jobs that fail write down what their ranks did last: not where those of who runs the tests are.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _state = tempfile.TemporaryDirectory(prefix="aiodist-tests-")
+    os.environ["XDG_STATE_HOME"] = _state.name
 
 # No example has a time of its own: on a busy machine any of them may be slow. What decides a landing draws
 # the same examples every time; everybody else draws new ones.

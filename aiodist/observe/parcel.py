@@ -20,10 +20,11 @@ def pack(views: Iterable[RankView], most: int) -> bytes:
     Args:
         most: operations of each rank that are told, the last ones.
     """
-    cut = [
-        replace(view, recording=replace(view.recording, last=view.recording.last[-most:])) for view in views
-    ]
-    return zlib.compress(json.dumps([view.to_json() for view in cut], separators=(",", ":")).encode(), 1)
+    told = []
+    for view in views:
+        cut = replace(view.recording, last=view.recording.last[-most:])
+        told.append(replace(view, recording=cut).to_json())
+    return zlib.compress(json.dumps(told, separators=(",", ":")).encode(), 1)
 
 
 def unpack(data: bytes) -> list[RankView]:

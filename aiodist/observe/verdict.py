@@ -109,8 +109,7 @@ def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
     many = len(wait.record.group.ranks) if wait.record.group else 0
     if circle:
         title = f"{name_ranks(list(causes))} wait for each other, for {since}"
-        rest = [f"rank {one}: {words.doing(ranks[one])}" for one in causes if one in ranks]
-        return _verdict("deadlock", list(causes), title, "\n".join(rest[:MOST]), ranks, told=set(causes))
+        return _verdict("deadlock", list(causes), title, "", ranks)
     title = f"{what} has waited {since} for {name_ranks(list(causes))}"
     if many > 2:
         title += f" of {many}"
@@ -134,7 +133,6 @@ def _verdict(
     title: str,
     rest: str,
     ranks: dict[int, RankView],
-    told: set[int] | None = None,
 ) -> Verdict:
     lines: list[str] = []
     for number in causes[:MOST]:
@@ -147,8 +145,6 @@ def _verdict(
             lines += _events(rank)
     if len(causes) > MOST:
         lines.append(f"… and {len(causes) - MOST} more ranks")
-    if told:
-        lines = [row for row in lines if row.startswith(" ")]
     lines += rest.splitlines()
     first = ranks.get(causes[0])
     pid = "PID" if first is None else str(first.recording.pid)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -58,6 +59,7 @@ class Watcher:
         self._exchange = exchange
         self._due = self._judge_due = self._slow_due = 0.0
         self._told: set[str] = set()
+        self._judging: threading.Thread | None = None
 
     def look(self, turns: int, every: float) -> None:
         """Write down how this process goes; look at the others where it is time. Called ten times a second.
@@ -90,7 +92,11 @@ class Watcher:
         if self._after and (stands or now >= self._slow_due):
             self._judge_due = now + max(EVERY, self._after / 3)  # it may stand still for long
             self._slow_due = now + SLOWLY
-            self.judge(mine[0].rank)
+            if self._judging is None or not self._judging.is_alive():  # apart: who is asked answers meanwhile
+                self._judging = threading.Thread(
+                    target=self.judge, args=(mine[0].rank,), name="aiodist verdict", daemon=True
+                )
+                self._judging.start()
 
     def judge(self, me: int) -> None:
         """Look closely, and say what is the matter where that has not been said.
