@@ -23,4 +23,8 @@ def boxed(title: str, rows: Iterable[str]) -> str:
     return "\n".join([top, *(f"│ {row}".rstrip() for row in rows), "╰" + "─" * (WIDTH - 1)])
 
 
-_TITLES = {"straggler": "one rank is slower than the others", "moving": "an operation takes long"}
+_TITLES = {
+    "slow link": "one connection is slower than the others",
+    "straggler": "one rank is slower than the others",
+    "moving": "an operation takes long",
+}

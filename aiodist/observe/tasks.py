@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+from aiodist.callers import Whose, whose
 from aiodist.observe.frames import Call
 
 MOST_TASKS = 200  # that are shown; the rest is counted
@@ -20,12 +21,13 @@ _FAR = 8  # futures between a task and one that awaits it, such as a gather in a
 
 
 def task_lines(loop: asyncio.AbstractEventLoop) -> tuple[str, ...]:
-    """The tasks of a loop as lines, from any thread; a task is indented below the one that awaits it.
+    """The tasks of a loop as lines, from any thread; a task is indented below the one that awaits it. This
+    library's own are left out.
 
     What the loop does meanwhile may make a line of it wrong; the others stand.
     """
     running = _running(loop)
-    tasks = sorted(_tasks(loop), key=lambda task: (task is not running, *_order(task)))
+    tasks = sorted(filter(_is_programs, _tasks(loop)), key=lambda task: (task is not running, *_order(task)))
     tree = _Tree(tasks[:MOST_TASKS], running)
     lines = list(tree.lines())
     if len(tasks) > MOST_TASKS:
@@ -40,6 +42,11 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> set[Task[Any]]:
         except RuntimeError:  # the set has changed while it was read
             continue
     return set()
+
+
+def _is_programs(task: Task[Any]) -> bool:
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is None or whose(code.co_filename) is not Whose.ours
 
 
 def _order(task: Task[Any]) -> tuple[int, str]:

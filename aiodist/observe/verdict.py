@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from aiodist.errors import name_ranks
 from aiodist.observe import words
+from aiodist.observe.links import SlowLink, find_slow_link
 from aiodist.observe.straggler import find_straggler
 from aiodist.observe.view import Doing, JobView, RankView
 from aiodist.observe.waits import MESSAGES, Wait, Waits, orders
@@ -40,6 +41,7 @@ _ADVICE = {
     "unsent": "Post the matching send (same peer, tag and group), or drop the recv.",
     "moving": "All are there and data moves: the network between them is slow, or a peer reads slowly.",
     "unseen": "Nothing is seen of it from here: look on its host, by 'aiodist stacks'.",
+    "slow link": "Look at the network between the two hosts: its rate, its losses, other traffic.",
     "straggler": "It computes for longer than the others: look at its data, its host and its clock rate.",
 }
 
@@ -85,6 +87,10 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
             kind = _KINDS[rank.doing]
             title = f"rank {rank.rank}: {words.doing(rank)}"
             told.setdefault((kind, (rank.rank,)), _verdict(kind, [rank.rank], title, "", ranks))
+    link = find_slow_link(job)
+    if link is not None and all(kind in ("moving", "late") for kind, _ in told):
+        found = _on_link(link, ranks)
+        told = {("slow link", found.ranks): found}
     slow = None if told else find_straggler(job)
     if slow is not None:
         title = (
@@ -96,6 +102,21 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
     return tuple(told.values())
 
 
+def _on_link(link: SlowLink, ranks: dict[int, RankView]) -> Verdict:
+    there = ranks.get(link.peer)
+    title = (
+        f"the connection from rank {link.rank} ({words.told(ranks[link.rank].host)}) to rank {link.peer}"
+        f"{f' ({words.told(there.host)})' if there else ''} is slow: {words.size(link.rate)}/s, "
+        f"where others make {words.size(link.usual)}/s"
+    )
+    rows = [
+        f"it was at work in {link.busy:.0%} of the time; there and back takes {words.span(link.rtt)}",
+        f"→ {_ADVICE['slow link']}",
+    ]
+    pair = (link.rank, link.peer)
+    return Verdict("slow link", pair, title, tuple(rows), f"slow link {pair}")
+
+
 def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
     """The verdict on something that has been pending for too long."""
     what, since = words.operation(wait.record), words.span(wait.seconds)
@@ -105,8 +126,13 @@ def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
         title = f"{what} has been pending for {since} though all have come to it"
         return _verdict("moving", [wait.rank], title, _where(wait), ranks)
     causes, circle = waits.causes(wait)
-    waiting = [one.rank for one in waits.all if _same(one.record, wait.record)]
     many = len(wait.record.group.ranks) if wait.record.group else 0
+    if circle and (alone := _minority(waits, causes)) is not None:
+        most = Counter(_key(one) for one in waits.all).most_common(1)[0][0]
+        others = [one for one in waits.all if _key(one) == most]
+        title = f"rank {alone} went another way than most others, for {since}"
+        rest = f"{name_ranks([one.rank for one in others])} wait in {words.operation(others[0].record)}"
+        return _verdict("branched", [alone], title, f"{rest}{_at(others[0])}", ranks)
     if circle:
         title = f"{name_ranks(list(causes))} wait for each other, for {since}"
         return _verdict("deadlock", list(causes), title, "", ranks)
@@ -115,7 +141,7 @@ def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
         title += f" of {many}"
     first = ranks.get(causes[0])
     kind = "unseen" if first is None else _KINDS.get(first.doing, "late")
-    rows = [f"{name_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'} in it{_at(wait)}"]
+    rows = list(_who_waits(wait, [one for one in waits.all if set(one.absent) & set(causes)]))
     if kind in ("late", "left"):
         other = _branch(wait.record, causes[0], ranks)
         if wait.record.op in MESSAGES:
@@ -125,6 +151,19 @@ def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
             kind = "branched"
             rows.append(other)
     return _verdict(kind, list(causes), title, "\n".join(rows), ranks)
+
+
+def _key(wait: Wait) -> tuple[object, ...]:
+    record = wait.record
+    return record.group, record.op, record.number, *((wait.rank,) if record.op in MESSAGES else ())
+
+
+def _minority(waits: Waits, circle: tuple[int, ...]) -> int | None:
+    """The one rank of a circle that is not where most of those are who wait; None: there is not one."""
+    first = {wait.rank: _key(wait) for wait in reversed(waits.all)}
+    most, count = Counter(first.values()).most_common(1)[0]
+    apart = [rank for rank in circle if first.get(rank) != most]
+    return apart[0] if len(apart) == 1 and 2 * count > len(first) else None
 
 
 def _verdict(
@@ -146,10 +185,11 @@ def _verdict(
     if len(causes) > MOST:
         lines.append(f"… and {len(causes) - MOST} more ranks")
     lines += rest.splitlines()
+    about = f"{kind} {causes} {_about(causes, ranks) if kind != 'straggler' else ''}"
     first = ranks.get(causes[0])
     pid = "PID" if first is None else str(first.recording.pid)
     lines.append(f"→ {_ADVICE[kind].format(pid=pid)}")
-    return Verdict(kind, tuple(causes), title, tuple(lines), f"{kind} {causes} {_about(causes, ranks)}")
+    return Verdict(kind, tuple(causes), title, tuple(lines), about)
 
 
 def _about(causes: list[int], ranks: dict[int, RankView]) -> str:
@@ -192,10 +232,15 @@ def _where(wait: Wait) -> str:
     return f"issued at {where}" if where else ""
 
 
-def _same(one: Record, other: Record) -> bool:
-    return (one.group, one.op, one.number) == (other.group, other.op, other.number) and (
-        one.op not in MESSAGES or one is other
-    )
+def _who_waits(wait: Wait, others: list[Wait]) -> Iterator[str]:
+    """Who waits in what for the same ranks, a line for each operation; the one that is told first."""
+    by: dict[tuple[object, ...], list[Wait]] = {_key(wait): []}
+    for one in others:
+        by.setdefault(_key(one), []).append(one)
+    for key, those in list(by.items())[:MOST]:
+        names = name_ranks(sorted({one.rank for one in those}))
+        what = "it" if key == _key(wait) else words.operation(those[0].record)
+        yield f"{names} {'wait' if len(those) > 1 else 'waits'} in {what}{_at(those[0])}"
 
 
 def _branch(record: Record, rank: int, ranks: dict[int, RankView]) -> str:

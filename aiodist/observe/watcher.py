@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from aiodist.net.traffic import Traffic
 from aiodist.observe.ask import ask
 from aiodist.observe.box import render
 from aiodist.observe.exchange import Exchange
@@ -61,11 +62,12 @@ class Watcher:
         self._told: set[str] = set()
         self._judging: threading.Thread | None = None
 
-    def look(self, turns: int, every: float) -> None:
+    def look(self, turns: int, traffic: Callable[[], list[tuple[int, Traffic]]], every: float) -> None:
         """Write down how this process goes; look at the others where it is time. Called ten times a second.
 
         Args:
             turns: beats of the loop.
+            traffic: says how the connections go.
             every: seconds from beat to beat.
         """
         self._recorder.beat(turns, every)
@@ -75,6 +77,7 @@ class Watcher:
         if now < self._due:
             return
         self._due = now + EVERY
+        self._recorder.links(traffic())
         with contextlib.suppress(OSError):
             self._look_at_others(now)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from aiodist.errors import WireError
-from aiodist.recorder.reading import Clock, Event, Group, Line, Record, Recording, Sum, Vitals
+from aiodist.recorder.reading import Clock, Event, Group, Line, Link, Record, Recording, Sum, Vitals
 
 FORMAT = "aiodist recording 1"
 
@@ -34,6 +34,7 @@ def to_json(recording: Recording) -> dict[str, Any]:
         "vitals": asdict(recording.vitals),
         "events": [asdict(event) for event in recording.events],
         "clocks": [asdict(clock) for clock in recording.clocks],
+        "links": [asdict(link) for link in recording.links],
         "pending": pending,
         "last": last,
         "sums": list(map(plain, recording.sums)),
@@ -71,6 +72,7 @@ def from_json(data: Any) -> Recording:
             "about": dict(data["about"]),
             "events": tuple(_made(Event, event) for event in data["events"]),
             "clocks": tuple(_made(Clock, clock) for clock in data["clocks"]),
+            "links": tuple(_made(Link, link) for link in data["links"]),
         }
         return _made(Recording, head | parts)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -82,7 +84,7 @@ _HEAD = ("pid", "rank", "size", "epoch", "offset", "began", "left")
 
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 
-Made = TypeVar("Made", Line, Record, Vitals, Sum, Event, Clock, Recording)
+Made = TypeVar("Made", Line, Link, Record, Vitals, Sum, Event, Clock, Recording)
 
 
 def _made(kind: type[Made], told: dict[str, Any]) -> Made:

@@ -6,6 +6,7 @@
     136 KiB  sums        how many operations of each sort there were, and how long they took
     160 KiB  text        lines of JSON that only grow: the job, groups, sorts of operations, lines of the
                          program, events
+    288 KiB  links       how much has gone to peers, by TCP
 
 One thread writes. Others read at any time, also in other processes: a place that changes while they read it
 is left out (`reading`). Times are seconds of the monotonic clock, which all processes of a host share.
@@ -60,4 +61,9 @@ RING_AT, RING_PLACES = 8192, 2048
 SUMS_AT = RING_AT + RING_PLACES * PLACE.size
 SUM_PLACES = 600
 TEXT_AT = 160 * 1024
-SIZE = 288 * 1024
+
+LINK = struct.Struct("<QQddQ")
+"""One connection: the rank at its other end; as `net.traffic.Traffic`."""
+
+LINKS_AT, LINK_PLACES = 288 * 1024, 200
+SIZE = 296 * 1024

@@ -15,6 +15,9 @@ from aiodist.recorder.layout import (
     CLOCKS_AT,
     HEADER,
     ISSUED,
+    LINK,
+    LINK_PLACES,
+    LINKS_AT,
     MAGIC,
     PENDING_AT,
     PENDING_PLACES,
@@ -130,6 +133,17 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A TCP connection to another rank: as `net.traffic.Traffic`."""
+
+    rank: int
+    sent: int
+    busy: float
+    rtt: float
+    again: int
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened: when (seconds of the monotonic clock), and in words."""
 
@@ -172,6 +186,7 @@ class Recording:
         about: what is told of the process and its job, by name.
         events: what has happened, the oldest first.
         clocks: what it knows of its neighbours' clocks.
+        links: its TCP connections with other ranks.
     """
 
     pid: int
@@ -189,6 +204,7 @@ class Recording:
     about: Mapping[str, Any] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     clocks: tuple[Clock, ...] = ()
+    links: tuple[Link, ...] = ()
 
 
 _UNKNOWN = (0, "?", "", (), "", -1, 0, 0)  # a sort for which there was no room
@@ -273,9 +289,9 @@ def read(memory: Any) -> Recording:
     shown = memoryview(memory).cast("B")
     if len(shown) < SIZE:
         raise WireError(f"a recorder's memory has {SIZE} bytes, not {len(shown)}")
-    once, again = bytes(shown[:TEXT_AT]), bytes(shown[:TEXT_AT])
+    once, again = bytes(shown[:SIZE]), bytes(shown[:SIZE])
     magic, pid, rank, size, epoch, offset, text, began, left = HEADER.unpack_from(again)
-    if magic != MAGIC or text > SIZE - TEXT_AT:
+    if magic != MAGIC or text > LINKS_AT - TEXT_AT:
         raise WireError("this is no recorder's memory, or that of another version of aiodist")
     try:
         texts = _Texts(bytes(shown[TEXT_AT : TEXT_AT + text]))
@@ -289,7 +305,16 @@ def read(memory: Any) -> Recording:
     return Recording(
         *(pid, rank, size, epoch, offset, began, left, groups, last, pending, vitals, sums),
         *(texts.about, tuple(texts.events), tuple(_clocks(once, again))),
+        tuple(_links(once, again)),
     )
+
+
+def _links(once: bytes, again: bytes) -> Iterator[Link]:
+    for at in range(LINKS_AT, LINKS_AT + LINK_PLACES * LINK.size, LINK.size):
+        rank, sent, busy, rtt, repeated = LINK.unpack_from(again, at)
+        whole = once[at : at + LINK.size] == again[at : at + LINK.size]
+        if whole and sent and math.isfinite(busy) and math.isfinite(rtt):
+            yield Link(rank, sent, busy, rtt, repeated)
 
 
 def _clocks(once: bytes, again: bytes) -> Iterator[Clock]:

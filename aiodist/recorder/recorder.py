@@ -28,6 +28,9 @@ from aiodist.recorder.layout import (
     HEADER,
     ISSUED,
     LEFT_AT,
+    LINK,
+    LINK_PLACES,
+    LINKS_AT,
     MAGIC,
     NUMBER,
     PENDING_AT,
@@ -36,7 +39,6 @@ from aiodist.recorder.layout import (
     RANK_AT,
     RING_AT,
     RING_PLACES,
-    SIZE,
     SORT,
     SUM,
     SUM_PLACES,
@@ -49,6 +51,7 @@ from aiodist.recorder.layout import (
 from aiodist.recorder.lines import Lines
 
 if TYPE_CHECKING:
+    from aiodist.net.traffic import Traffic
     from aiodist.types import Call
 
 MOST_SORTS = 500  # of one group that are told apart
@@ -129,7 +132,7 @@ class Recorder:
         self._gate = threading.Lock()
         self._next = 0
         self._flushed = self._flushed_end = 0.0
-        self._shown = 0
+        self._shown = self._linked = 0
         self._groups = 0
         self._text = 0
         self._issued = self._failed = self._events = 0
@@ -174,6 +177,14 @@ class Recorder:
         places = [*seen[:CLOCK_PLACES], *[_NO_CLOCK] * (CLOCK_PLACES - len(seen))]
         for number, place in enumerate(places):
             CLOCK.pack_into(self._memory, CLOCKS_AT + number * CLOCK.size, *place)
+
+    def links(self, seen: Sequence[tuple[int, Traffic]]) -> None:
+        """Write how the connections go: the rank at the other end of each, and what has gone there."""
+        for number, (rank, traffic) in enumerate(seen[:LINK_PLACES]):
+            LINK.pack_into(self._memory, LINKS_AT + number * LINK.size, rank, *traffic)
+        for number in range(len(seen), self._linked):
+            LINK.pack_into(self._memory, LINKS_AT + number * LINK.size, 0, 0, 0.0, 0.0, 0)
+        self._linked = min(len(seen), LINK_PLACES)
 
     def beat(self, turns: int, every: float) -> None:
         """Note how often the loop has beaten. Called often.
@@ -248,7 +259,7 @@ class Recorder:
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         with self._gate:
             start = TEXT_AT + self._text
-            if start + len(line) > SIZE:
+            if start + len(line) > LINKS_AT:
                 return False
             self._memory[start : start + len(line)] = line
             self._text += len(line)

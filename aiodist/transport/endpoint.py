@@ -34,6 +34,7 @@ from aiodist.net.listener import Listener
 from aiodist.net.refusals import Refusals
 from aiodist.net.shortage import shortage
 from aiodist.net.sockets import connect, resolve
+from aiodist.net.traffic import Traffic
 from aiodist.net.users import send_away, why_not
 from aiodist.shm.arena import available
 from aiodist.shm.segment import PeerSegment, Segment
@@ -111,7 +112,7 @@ class SocketEndpoint(Endpoint):
         self._routes: dict[int, Route] = {}
         self._dialing: set[int] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._links: set[StreamLink] = set()
+        self._links: dict[StreamLink, int] = {}  # and the rank at the other end
         self._waking: Waking | None = None
         self._greetings: set[Greeting] = set()
         self._incoming: dict[Greeting, asyncio.Task[None]] = {}  # not authenticated yet, in order of arrival
@@ -205,6 +206,10 @@ class SocketEndpoint(Endpoint):
         for link in self._links:
             if isinstance(link, MappedLink):
                 link.wake_by(waking)
+
+    def traffic(self) -> list[tuple[int, Traffic]]:
+        links = list(self._links.items())  # in one step: nothing else runs meanwhile
+        return [(rank, seen) for link, rank in links if (seen := link.traffic()) is not None]
 
     def peer_pid(self, rank: int) -> int | None:
         peer_segment = self.peer_segments.get(rank)
@@ -379,8 +384,8 @@ class SocketEndpoint(Endpoint):
             link: StreamLink = mapped
         else:
             link = StreamLink(self._loop, sock, greeting.leftover)
-        self._links.add(link)
-        link.on_gone = partial(self._links.discard, link)
+        self._links[link] = rank
+        link.on_gone = partial(self._links.pop, link, None)
         return link
 
     def _control(self, sock: socket.socket, rank: int, leftover: bytes = b"") -> SocketControl:

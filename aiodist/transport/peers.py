@@ -10,6 +10,7 @@ from typing import Any
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import GroupBroken, Tampered, UsageError
+from aiodist.net.traffic import Traffic
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import Key, Observer, Route, Taker
 from aiodist.transport.control_link import ControlLink
@@ -180,6 +181,10 @@ class Endpoint(ABC):
         """The process id of a peer on this host, as the kernel vouches for it; None where unknown."""
         peer = self._peers.get(rank)
         return None if peer is None else peer.pid
+
+    def traffic(self) -> list[tuple[int, Traffic]]:
+        """How the TCP connections with other ranks go. For any thread."""
+        return []
 
     def drop(self, rank: int) -> None:
         """End what connects this process with a rank that was given up; take no channel from it any more.

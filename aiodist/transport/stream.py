@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from aiodist.errors import Tampered, WireError
 from aiodist.net.buffered import NOSIGNAL, BufferedSocket, may_be_offered_again
+from aiodist.net.traffic import Traffic, traffic_of
 from aiodist.transport.base import EAGER_MESSAGE
 from aiodist.transport.ending import Ending, Event, Stage
 from aiodist.transport.link import BURST, NO_GOODBYE, Handed, Link, LinkUser, Message
@@ -47,7 +48,7 @@ class StreamLink(Link):
     """
 
     fragment = PAYLOAD_LIMIT
-    on_gone: Callable[[], None] | None = None
+    on_gone: Callable[[], object] | None = None
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, leftover: bytes = b"") -> None:
         self.room = True
@@ -70,6 +71,10 @@ class StreamLink(Link):
         self._filled = 0
         # Bytes from which on the socket counts as readable; 0 where that cannot be said.
         self._low_water = int(sys.platform == "linux" and sock.family in (socket.AF_INET, socket.AF_INET6))
+
+    def traffic(self) -> Traffic | None:
+        """How its connection goes; None where that is not told. For any thread."""
+        return traffic_of(self._sock)
 
     # Link.
 

@@ -45,6 +45,7 @@ from aiodist.group.process_group import ProcessGroup
 from aiodist.group.roster import Roster, context_of
 from aiodist.group.seats import UNSAID, Said, seats_of
 from aiodist.net.shortage import raise_descriptors
+from aiodist.net.traffic import Traffic
 from aiodist.recorder import Recorder
 from aiodist.recorder.layout import SIZE
 from aiodist.rendezvous.events import MAX_MISSING
@@ -55,7 +56,10 @@ logger = logging.getLogger("aiodist.group.world")
 HOST_ONLY = BackendChoice()
 
 
-def _ignore(_turns: int) -> None:
+Looks = Callable[[int, Callable[[], list[tuple[int, Traffic]]]], object]
+
+
+def _ignore(_turns: int, _traffic: object) -> None:
     pass
 
 
@@ -97,7 +101,8 @@ class Settings:
         node: number of this process's node, as its launcher says; `UNSAID`: it does not.
         local_rank: rank on the node, likewise.
         recorder: this process's; None: each world has one of its own (simulations).
-        look: called ten times a second, in a thread, with the number of the loop's beats.
+        look: called ten times a second, in a thread, with the number of the loop's beats, and a function that
+            says how the connections go.
     """
 
     name: str
@@ -116,7 +121,7 @@ class Settings:
     node: int = UNSAID
     local_rank: int = UNSAID
     recorder: Recorder | None = None
-    look: Callable[[int], object] = _ignore
+    look: Looks = _ignore
 
 
 class World:
@@ -173,7 +178,7 @@ class World:
         try:
             if patience is not None and self._size > 1:
                 self._control.watch(self._loop, patience)
-                self._watchdog = Watchdog(self._loop, patience, self._control, self._settings.look)
+                self._watchdog = Watchdog(self._loop, patience, self._control, self._look)
             if not self._settings.inline and self._size > _FEW:
                 raise_descriptors(_USUAL + _EACH * self._size)
             cards = await self._meet(store, host, deadline)
@@ -224,6 +229,9 @@ class World:
         self.store_hosts = [rank for rank, card in enumerate(cards) if card["hosts"]]
         self._endpoint.introduce({rank: card["endpoint"] for rank, card in enumerate(cards)})
         return cards
+
+    def _look(self, turns: int) -> None:
+        self._settings.look(turns, self._endpoint.traffic)
 
     def _post(self) -> list[int]:
         """Post sentries, where there are local peers to see them → their thread ids."""
