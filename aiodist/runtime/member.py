@@ -14,6 +14,7 @@ from hashlib import blake2b
 from aiodist.backends.choice import BackendChoice
 from aiodist.control.liveness import Patience
 from aiodist.environment import check_open_port, split_address
+from aiodist.environment.clock import clock_id
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import find_default, set_default
@@ -90,6 +91,7 @@ class Member:
         where = _address_of(meeting.store)
         self._record = Memory(blake2b(f"{where} {self._job_id} {name}".encode(), digest_size=6).hexdigest())
         self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
+        self._recorder.tell(clock=clock_id())
         node, local_rank = _seat(asked)
         settings = Settings(
             *(name, self._job_id, tuned.transport, tuned.agreed, asked.timeout),

@@ -166,8 +166,8 @@ class World:
         patience = self._settings.patience
         try:
             if patience is not None and self._size > 1:
-                self._control.watch(self._loop, patience)
                 recorder = self._settings.recorder
+                self._control.watch(self._loop, patience, recorder)
                 also = _nothing if recorder is None else recorder.flush
                 self._watchdog = Watchdog(self._loop, patience, self._control, also)
             if not self._settings.inline and self._size > _FEW:
