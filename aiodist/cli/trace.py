@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,12 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("-o", "--output", metavar="FILE", default="trace.json", help="(trace.json)")
     parser.add_argument(
+        "--format",
+        choices=("json", "torch"),
+        default="json",
+        help="json: for ui.perfetto.dev; torch: a new folder, for torch's flight recorder's analyzer (json)",
+    )
+    parser.add_argument(
         "--seconds", type=float, metavar="N", default=math.inf, help="the last N seconds only"
     )
     args = parser.parse_args(list(argv))
@@ -38,13 +45,36 @@ def main(argv: Sequence[str]) -> int:
     from aiodist.observe.clocks import place
     from aiodist.observe.trace import trace
 
-    made = trace(place(_find(args.job)), args.seconds)
+    job = place(_find(args.job))
+    if args.format == "torch":
+        _write_flight(job, Path(args.output))
+        return 0
+    made = trace(job, args.seconds)
     try:
         Path(args.output).write_text(json.dumps(made, allow_nan=False))
     except OSError as error:
         raise AiodistError(f"cannot write {args.output!r}: {error.strerror}") from None
     show(f"{args.output}: {_summary(made)}; open it at https://ui.perfetto.dev")
     return 0
+
+
+def _write_flight(job: JobView, folder: Path) -> None:
+    import pickle
+
+    from aiodist.observe.flight import flight
+
+    try:
+        folder.mkdir(exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"there is something in {str(folder)!r}", hint="Name a new folder with -o")
+        dumps = flight(job)
+        for rank, dump in dumps.items():
+            (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump))
+    except OSError as error:
+        raise AiodistError(f"cannot write into {str(folder)!r}: {error.strerror}") from None
+    told = sum(len(dump["entries"]) for dump in dumps.values())
+    command = f"python -m torch.distributed.flight_recorder.fr_trace {shlex.quote(str(folder))}"
+    show(f"{folder}: {told} collectives of {len(dumps)} ranks, that all of them still know; run  {command}")
 
 
 def _find(name: str | None) -> JobView:
@@ -65,7 +95,7 @@ def _find(name: str | None) -> JobView:
     if not found:
         what = "records on this host" if name is None else f"with the key {name!r} records on this host"
         raise UsageError(f"no job {what}", hint=_there_are(jobs))
-    return found[0]
+    return next((job for job in found if any(rank.alive for rank in job.ranks)), found[0])
 
 
 def _there_are(jobs: Sequence[JobView]) -> str:

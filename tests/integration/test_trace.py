@@ -1,4 +1,4 @@
-"""`aiodist trace` of jobs that run: the digits job, and ranks whose clocks are set apart."""
+"""`aiodist trace` of jobs that run: the digits job, clocks that are set apart, torch's analyzer."""
 
 from __future__ import annotations
 
@@ -49,6 +49,24 @@ asyncio.run(main())
 """
 
 
+LEAVES_ONE_OUT = """
+import asyncio, sys
+import numpy as np
+import aiodist as dist
+
+async def main():
+    pg = await dist.init_process_group()
+    number = 0
+    while pg.rank != 1 or number < int(sys.argv[1]):
+        await pg.all_reduce(np.ones(10))
+        await asyncio.sleep(0.01)
+        number += 1
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
 @contextmanager
 def started(*commands: list[str], **environ: str) -> Iterator[list[int]]:
     """The pids of processes that are killed in the end, with all that they started."""
@@ -71,6 +89,18 @@ def started(*commands: list[str], **environ: str) -> Iterator[list[int]]:
             process.wait()
 
 
+@contextmanager
+def held(job: JobView) -> Iterator[None]:
+    """Have a job stand still, so that it does not end before it is looked at."""
+    for rank in job.ranks:
+        os.kill(rank.recording.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for rank in job.ranks:
+            os.kill(rank.recording.pid, signal.SIGCONT)
+
+
 def ancestors(pid: int) -> Iterator[int]:
     """A process, and those that it descends from."""
     while pid > 1:
@@ -91,11 +121,23 @@ async def job_of(pids: list[int], holds: Callable[[JobView], bool]) -> JobView:
         await asyncio.sleep(0.05)
 
 
+async def said(*command: str) -> str:
+    """What a command of Python's prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0, out
+    return out.decode()
+
+
 async def traced(job: JobView, target: Path) -> Any:
     """What `aiodist trace` writes of a job."""
-    command = (sys.executable, "-m", "aiodist", "trace", job.key, "-o", str(target))
-    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert await process.wait() == 0
+    await said("-m", "aiodist", "trace", job.key, "-o", str(target))
     made = json.loads(target.read_text())
     check(made)
     return made
@@ -106,7 +148,8 @@ async def test_the_digits_job(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "4"]
     with started([*run, str(ROOT / "examples" / "train_digits.py")]) as pids:
         busy = await job_of(pids, lambda job: all(len(rank.recording.last) > 200 for rank in job.ranks))
-        made = await traced(busy, tmp_path / "trace.json")
+        with held(busy):
+            made = await traced(busy, tmp_path / "trace.json")
     events = made["traceEvents"]
     operations = [event for event in events if event["ph"] == "X" and event["cat"] != "phase"]
     assert {event["pid"] for event in operations} == {0, 1, 2, 3}
@@ -145,3 +188,27 @@ async def test_clocks_that_are_set_apart(tmp_path: Path) -> None:
     assert abs(second["shift"] + AHEAD) <= second["error"]
     assert made["otherData"]["arrows"] > 50
     assert made["otherData"]["arrows left out, since they ran backwards"] == 0
+
+
+@pytest.mark.slow("torch starts in a process of its own")
+@pytest.mark.parametrize("least", [60, 10**9])
+async def test_torchs_analyzer_of_a_job_that_runs(least: int, tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed.flight_recorder.fr_trace")
+    program = tmp_path / "program.py"
+    program.write_text(LEAVES_ONE_OUT)
+    stalls = least < 1000
+
+    def ready(job: JobView) -> bool:
+        if stalls:
+            return all(rank.rank == 1 or rank.since > 2.0 for rank in job.ranks)
+        return all(len(rank.recording.last) > 100 for rank in job.ranks)
+
+    run = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "3", str(program), str(least)]
+    with started(run) as pids:
+        job = await job_of(pids, ready)
+        folder = str(tmp_path / "torch")
+        await said("-m", "aiodist", "trace", job.key, "--format", "torch", "-o", folder)
+    told = await said("-m", "torch.distributed.flight_recorder.fr_trace", folder)
+    assert ("Not all ranks joining collective" in told) == stalls
+    assert ("missing ranks: {1}" in told) == stalls
+    assert ("errors" in told) is False
