@@ -39,8 +39,9 @@ FLOORS: list[set[str]] = [
 ALLOWED = {("__main__", "cli")}
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 OUTSIDE = {"__init__", "testing"}  # the shop window, which loads lazily; and what may see everything
-# The codec of objects pickles where both sides ask for it, and makes tensors of tensors.
-GUESTS = {("wire/objects.py", "pickle"), ("wire/objects.py", "torch")}
+# The codec of objects pickles where both sides ask for it, and makes tensors of tensors. A command writes
+# pickles, and reads none, for torch's analyzer.
+GUESTS = {("wire/objects.py", "pickle"), ("wire/objects.py", "torch"), ("cli/trace.py", "pickle")}
 
 
 def room(path: Path) -> str:

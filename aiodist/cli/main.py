@@ -25,6 +25,7 @@ COMMANDS = {
     "env": "show what placement would be detected here, and why",
     "store": "run a standalone rendezvous server",
     "bench": "measure aiodist on this machine",
+    "trace": "write what a job's ranks did last, for ui.perfetto.dev",
     "explain": "say what happened to a job, from the dump that its ranks left",
     "doctor": "say what this machine has and lacks, and how to mend it",
 }

@@ -20,7 +20,8 @@ MAX_BYTES = 64 * 1024
 EVERYBODY = -1
 
 PING = b"\xc0"
-"""A sign that the sender's event loop turns, and no more: from neighbour to neighbour, and no `Message`."""
+"""A sign that the sender's event loop turns: from neighbour to neighbour, and no `Message`. Times may follow
+(`control.clocks`), and no more."""
 
 
 class Say(enum.IntEnum):

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from aiodist.control.clocks import stamp_of
 from aiodist.control.core import ControlCore, Deliver, Drop, Effect, Transmit
 from aiodist.control.early import Early
 from aiodist.control.liveness import Blocked, Patience, State
@@ -21,6 +22,7 @@ from aiodist.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.control.signs import MAX_WHERE, Look, Signs
 from aiodist.control.unsaid import Unsaid
 from aiodist.errors import Tampered, WireError
+from aiodist.recorder import Recorder
 
 logger = logging.getLogger("aiodist.control")
 
@@ -120,14 +122,19 @@ class ControlPlane:
         if self._closed or neighbour in self.core.lost:
             return
         try:
-            message = None if data == PING else decode(data)
-            if message is not None:
+            message, stamp = None, None
+            if data[: len(PING)] == PING:
+                stamp = stamp_of(data)
+            else:
+                message = decode(data)
                 self.core.check(message)
         except WireError as error:
             self.lose(neighbour, f"spoke nonsense on its control link ({error})")
             return
         if self._signs is not None:
             self._signs.heard(neighbour, message)
+            if stamp is not None:
+                self._signs.compare(neighbour, stamp)
         if message is None:
             return
         if message.say is Say.lost and not self._draining:
@@ -171,14 +178,17 @@ class ControlPlane:
 
     # ── signs of life ────────────────────────────────────────────────────────────────────────────────
 
-    def watch(self, loop: asyncio.AbstractEventLoop, patience: Patience) -> None:
+    def watch(
+        self, loop: asyncio.AbstractEventLoop, patience: Patience, recorder: Recorder | None = None
+    ) -> None:
         """Ping the neighbours from now on, and find out who is silent.
 
         Args:
             loop: its timer and clock; it runs, or is about to.
             patience: the limits.
+            recorder: is told how far the neighbours' clocks are apart from its own.
         """
-        self._signs = Signs(self, loop, patience)
+        self._signs = Signs(self, loop, patience, recorder)
         self.core.avoided = self._signs.blocked
         for neighbour in self._links:
             self._signs.attach(neighbour)

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from aiodist.control.clocks import Clocks, Stamp
 from aiodist.control.liveness import Blocked, Liveness, Patience, State
 from aiodist.control.messages import PING, Message, Say
+from aiodist.recorder import Recorder
 from aiodist.sanitize import one_line
 
 Look = Callable[[], bool | None]
@@ -42,19 +44,28 @@ class Signs:
         plane: whose links are used.
         loop: its timer and clock; it runs, or is about to.
         patience: the limits.
+        recorder: is told how far the neighbours' clocks are apart from its own.
 
     Attributes:
         turns: counts the beats of the loop; a watchdog, in its thread, looks whether it changes.
         blocked: whose loops do not turn, as far as is known.
     """
 
-    def __init__(self, plane: Plane, loop: asyncio.AbstractEventLoop, patience: Patience) -> None:
+    def __init__(
+        self,
+        plane: Plane,
+        loop: asyncio.AbstractEventLoop,
+        patience: Patience,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.turns = 0
         self._plane = plane
         self._loop = loop
         self._liveness = Liveness(patience, loop.time())
         self.blocked: Mapping[int, Blocked] = self._liveness.blocked
         self._looks: dict[int, Look] = {}
+        self._clocks = None if recorder is None else Clocks(recorder.clock)
+        self._tell = _ignore if recorder is None else recorder.clocks
         self._was_blocked = False  # as the others believe: they have to be told that it is over
         self._closed = False
         self._timer = loop.call_later(patience.heartbeat, self._beat)
@@ -91,6 +102,11 @@ class Signs:
             self._liveness.lives(neighbour, self._loop.time())
         else:
             self._liveness.turned(neighbour, self._loop.time())
+
+    def compare(self, neighbour: int, stamp: Stamp) -> None:
+        """Take the times of a neighbour's ping that has just come."""
+        if self._clocks is not None:
+            self._clocks.take(neighbour, stamp)
 
     def learn(self, message: Message) -> None:
         """Take a message that tells what a loop does."""
@@ -131,7 +147,9 @@ class Signs:
             self._was_blocked = False
             self._plane.flood(Say.blocked, self._plane.rank, int(State.turns), 0, "")
         for rank in liveness.tick(loop.time()):
-            self._plane.ping(rank, PING)
+            self._plane.ping(rank, PING if self._clocks is None else self._clocks.ping(rank))
+        if self._clocks is not None and (self.turns < _EARLY or self.turns % _TOLD == 0):
+            self._tell([(rank, *offset) for rank, offset in self._clocks.known()])
         for rank in liveness.unsure():
             stopped = self._looks[rank]()
             if stopped is not None:
@@ -151,8 +169,14 @@ class Signs:
             self._plane.warn(long, now)
 
 
+_EARLY, _TOLD = 20, 8
+"""Beats at which it is told how far clocks are apart: all of the first, then each eighth."""
+
 MAX_WHERE = 200
 """Characters of a place in a user's program."""
+
+
+def _ignore(_: object) -> None: ...
 
 
 def _is_watchdogs(neighbour: int, message: Message) -> bool:

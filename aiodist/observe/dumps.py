@@ -118,7 +118,7 @@ def read_job(path: str | os.PathLike[str]) -> JobView:
             hint="Name the folder of a job's dump, with files such as rank0.json",
         )
     views = [read_rank(folder / f"rank{number}.json") for number in numbers]
-    newest = max(views, key=lambda view: view.recording.offset + view.recording.began)
+    newest = max(views, key=lambda view: view.recording.since)
     of_job = {view.rank: view for view in views if view.key == newest.key}
     return JobView(newest.key, tuple(of_job[rank] for rank in sorted(of_job)))
 

@@ -8,7 +8,9 @@ import time
 from functools import cache
 from pathlib import Path
 
+from aiodist.environment.clock import clock_id
 from aiodist.observe.view import JobView, RankView, jobs
+from aiodist.recorder import Recording
 from aiodist.shm.records import find, open_folder
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -31,7 +33,7 @@ def look(job: str | None = None, pid: int | None = None) -> list[RankView]:
                 state, memory, cpu = _kernels(found.name.pid) if found.alive else ("", 0, 0.0)
                 seen.append(
                     RankView(
-                        *(host_name(), found.name.job, found.recording, time.monotonic(), found.alive),
+                        *(host_name(), found.name.job, found.recording, _now(found.recording), found.alive),
                         *(state in ("T", "t"), memory, cpu),
                     )
                 )
@@ -41,6 +43,13 @@ def look(job: str | None = None, pid: int | None = None) -> list[RankView]:
 def look_at_jobs(job: str | None = None) -> list[JobView]:
     """The jobs of this host and user, the one that began last first."""
     return jobs(look(job))
+
+
+def _now(recording: Recording) -> float:
+    """The present time on the clock of a rank, which may be in another time namespace."""
+    if recording.about.get("clock", clock_id()) == clock_id():
+        return time.monotonic()
+    return time.time() - recording.offset
 
 
 @cache

@@ -222,7 +222,7 @@ def jobs(ranks: Iterable[RankView]) -> list[JobView]:
             continue
         of_job = found.setdefault(rank.key, {})
         before = of_job.get(rank.rank)
-        if before is None or (before.alive, before.recording.began) <= (rank.alive, rank.recording.began):
+        if before is None or (before.alive, before.recording.since) <= (rank.alive, rank.recording.since):
             of_job[rank.rank] = rank
     views = [JobView(key, tuple(of_job[rank] for rank in sorted(of_job))) for key, of_job in found.items()]
-    return sorted(views, key=lambda job: -max(rank.recording.began for rank in job.ranks))
+    return sorted(views, key=lambda job: -max(rank.recording.since for rank in job.ranks))

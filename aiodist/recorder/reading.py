@@ -206,6 +206,11 @@ class Recording:
     clocks: tuple[Clock, ...] = ()
     links: tuple[Link, ...] = ()
 
+    @property
+    def since(self) -> float:
+        """When its process began to record, as the time of day: clocks of processes may differ."""
+        return self.offset + self.began
+
 
 _UNKNOWN = (0, "?", "", (), "", -1, 0, 0)  # a sort for which there was no room
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 import msgpack
 import pytest
 
+from aiodist.control.clocks import Stamp, stamp_of
 from aiodist.control.liveness import PATIENCE, Blocked, Patience, State
 from aiodist.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import Tampered
 from aiodist.group import ProcessGroup
+from aiodist.recorder import Recorder, read
+from aiodist.recorder.layout import SIZE
 from aiodist.testing import VirtualLoop, run_cluster, run_virtual
 
 
@@ -274,6 +277,8 @@ NONSENSE = [
     msgpack.packb([int(Say.lost), 2, 1, -1, 64, [3, "why"]]),
     msgpack.packb([int(Say.lost), 2, 1, -1, 64, [3, "why", 0.5]]),
     PING + PING,
+    Stamp(float("nan"), 0.0, 0.0).ping(),
+    Stamp(1.0, -1.0, 0.0).ping(),
     msgpack.packb([int(Say.broken), 2, 1, -1, 64, [{}, "lost"]]),
     msgpack.packb([int(Say.here), 2, 1, 0, 64, [1, 2, 3, 4, 5]]),
     msgpack.packb([int(Say.left), 2, 1, -1, 64, [[], 2, 0]]),
@@ -639,3 +644,34 @@ def test_a_torn_link_of_a_plane_that_is_closed_is_nobody_s_concern() -> None:
     plane.close()
     plane.tampered(2, Tampered())
     assert not ear.altered
+
+
+def test_pings_compare_clocks_and_the_recorder_is_told() -> None:
+    now = [50.0]
+    memory = bytearray(SIZE)
+    recorder = Recorder(memory, 1, lambda: now[0], 0.0)
+    loop = VirtualLoop()
+    plane, links = make(2)
+    sent: list[bytes] = []
+    links[1].send = sent.append  # type: ignore[method-assign, assignment]
+    plane.watch(loop, Patience(), recorder)
+
+    def turn() -> None:
+        loop.call_later(0.25, loop.stop)
+        loop.run_forever()
+
+    turn()
+    first = stamp_of(sent[-1])
+    assert first == Stamp(50.0, 0.0, 0.0)
+    now[0] = 50.5
+    plane.received(1, Stamp(1050.25, 50.0, 1050.1).ping())
+    turn()
+    assert stamp_of(sent[-1]) == Stamp(50.5, 1050.25, 50.5)
+    (clock,) = read(memory).clocks
+    assert (clock.rank, clock.at) == (1, 50.5)
+    assert abs(clock.offset - (1000.1 + 999.75) / 2) < 0.001
+    assert abs(clock.error - (1000.1 - 999.75) / 2) < 0.001
+    plane.received(1, PING)  # one without times
+    assert len(read(memory).clocks) == 1
+    plane.close()
+    loop.close()

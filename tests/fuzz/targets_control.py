@@ -10,8 +10,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from aiodist.control.clocks import Stamp
 from aiodist.control.liveness import State
-from aiodist.control.messages import EVERYBODY, MAX_BYTES, Message, Say, decode
+from aiodist.control.messages import EVERYBODY, MAX_BYTES, PING, Message, Say, decode
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import (
     CollectiveMismatch,
@@ -199,6 +200,7 @@ def talks() -> list[bytes]:
         join([*one[6:]]),
         join([one[14], one[16], one[20], one[22], one[24]]),
         join([*one[14:22]]) + bytes(4),
+        join([PING, Stamp(3.5, 2.5, 1.5).ping(), one[6]]),
         join([Message(Say.here, origin, 1, RANK, 64, (CONTEXT, 4, True, CALLS[4].signature, "x")).encode()])
         if (origin := 2)
         else b"",

@@ -142,8 +142,8 @@ class ShortMessages:
         if not channel.takes(self._context, case.nbytes):
             return None
         number = self._numbers.next_message(_SEND, dst, tag)
+        noted = self._track.note(case.sort, number, _getframe(2))  # before the receiver notes its end
         channel.send_eager(case.header.numbered(number), self._context, contents(tensor))
-        noted = self._track.note(case.sort, number, _getframe(2))
         work: Work[None] = Work(self._issuer, case.call, held, None, None, number, noted)
         work._finish(None)
         return work
@@ -172,9 +172,9 @@ class ShortMessages:
         number = self._numbers.next_message(_SEND, dst, tag)
         signature = message_signature(_BYTE, nbytes, number)
         header = pack_eager(self._context, 1 + tag, number, nbytes, signature)
-        channel.send_eager(header, self._context, memoryview(data), sealed=True)
         call, sort = self._of_bytes(_SEND, dst, tag)
         noted = self._track.note(sort, number, _getframe(2))
+        channel.send_eager(header, self._context, memoryview(data), sealed=True)
         work: Work[None] = Work(self._issuer, call, held, None, None, number, noted)
         work._finish(None)
         return work

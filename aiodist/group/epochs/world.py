@@ -177,7 +177,7 @@ class World:
         patience = self._settings.patience
         try:
             if patience is not None and self._size > 1:
-                self._control.watch(self._loop, patience)
+                self._control.watch(self._loop, patience, self._settings.recorder)
                 self._watchdog = Watchdog(self._loop, patience, self._control, self._look)
             if not self._settings.inline and self._size > _FEW:
                 raise_descriptors(_USUAL + _EACH * self._size)

@@ -1,0 +1,113 @@
+"""`aiodist trace`: what the ranks of a job did last, as a file that ui.perfetto.dev opens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiodist.cli.parser import Parser
+from aiodist.cli.show import show
+from aiodist.errors import AiodistError, UsageError
+
+if TYPE_CHECKING:
+    from aiodist.observe import JobView
+
+_ERROR = "clock error in seconds, at most"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the trace of a job that runs on this host, or of a dump."""
+    parser = Parser("aiodist trace", description=__doc__)
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB|DIR",
+        help="key of a job here, or a dump's folder (the last job)",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", default="trace.json", help="(trace.json)")
+    parser.add_argument(
+        "--format",
+        choices=("json", "torch"),
+        default="json",
+        help="json: for ui.perfetto.dev; torch: a new folder, for torch's flight recorder's analyzer (json)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, metavar="N", default=math.inf, help="the last N seconds only"
+    )
+    args = parser.parse_args(list(argv))
+    if not args.seconds > 0:
+        raise UsageError(f"--seconds={args.seconds} is no time", hint="Write for example --seconds 10")
+    from aiodist.observe.clocks import place
+    from aiodist.observe.trace import trace
+
+    job = place(_find(args.job))
+    if args.format == "torch":
+        _write_flight(job, Path(args.output))
+        return 0
+    made = trace(job, args.seconds)
+    try:
+        Path(args.output).write_text(json.dumps(made, allow_nan=False))
+    except OSError as error:
+        raise AiodistError(f"cannot write {args.output!r}: {error.strerror}") from None
+    show(f"{args.output}: {_summary(made)}; open it at https://ui.perfetto.dev")
+    return 0
+
+
+def _write_flight(job: JobView, folder: Path) -> None:
+    import pickle
+
+    from aiodist.observe.flight import flight
+
+    try:
+        folder.mkdir(exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"there is something in {str(folder)!r}", hint="Name a new folder with -o")
+        dumps = flight(job)
+        for rank, dump in dumps.items():
+            (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump))
+    except OSError as error:
+        raise AiodistError(f"cannot write into {str(folder)!r}: {error.strerror}") from None
+    told = sum(len(dump["entries"]) for dump in dumps.values())
+    command = f"python -m torch.distributed.flight_recorder.fr_trace {shlex.quote(str(folder))}"
+    show(f"{folder}: {told} collectives of {len(dumps)} ranks, that all of them still know; run  {command}")
+
+
+def _find(name: str | None) -> JobView:
+    """The job that is meant.
+
+    Raises:
+        UsageError: there is none, or several could be.
+    """
+    from aiodist.observe.dumps import read_job
+    from aiodist.observe.source import HostSource
+
+    if name is not None and Path(name).is_dir():
+        return read_job(name)
+    jobs = asyncio.run(HostSource().look())
+    found = [job for job in jobs if name is None or job.key.startswith(name)]
+    if name is not None and len(found) > 1:
+        raise UsageError(f"{len(found)} jobs begin with {name!r}", hint=_there_are(jobs))
+    if not found:
+        what = "records on this host" if name is None else f"with the key {name!r} records on this host"
+        raise UsageError(f"no job {what}", hint=_there_are(jobs))
+    return next((job for job in found if any(rank.alive for rank in job.ranks)), found[0])
+
+
+def _there_are(jobs: Sequence[JobView]) -> str:
+    keys = ", ".join(job.key for job in jobs[:10])
+    return f"There are: {keys}" if keys else "Start one, or name the folder of a dump"
+
+
+def _summary(made: dict[str, Any]) -> str:
+    events, facts = made["traceEvents"], made["otherData"]
+    count = sum(event["ph"] == "X" and event["cat"] != "phase" for event in events)
+    error = facts[_ERROR]
+    bound = "with clocks that nobody has compared" if error is None else f"times within {error * 1e6:.0f} µs"
+    counts = ((count, "operation"), (len(facts["clocks"]), "rank"), (facts["arrows"], "arrow"))
+    operations, ranks, arrows = (f"{number} {what}{'s' * (number != 1)}" for number, what in counts)
+    return f"{operations} of {ranks}, {arrows}, {bound}"
