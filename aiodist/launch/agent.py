@@ -152,8 +152,8 @@ class Agent:
 
     def _keep_records(self, job: str) -> None:
         """Write down what the ranks did last that have died here; say where that is."""
-        logs = {} if self._context.logs is None else {LOG_DIR: self._context.logs.folder}
-        if (kept := keep_dead(job, {**os.environ, **logs})) is not None:
+        logs = self._context.records(job)
+        if (kept := keep_dead(job, os.environ | ({LOG_DIR: logs} if logs else {}))) is not None:
             self._say(f"what the ranks did last: aiodist explain {shlex.quote(str(kept))}")
 
     async def _show(self, verdict: Verdict, nnodes: int) -> int:

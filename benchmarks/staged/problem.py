@@ -6,8 +6,8 @@ The line to which the verdict has to lead is marked by `# cause: <name>`.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -69,10 +69,10 @@ async def blocked(pg: ProcessGroup) -> None:
 
 
 async def held(pg: ProcessGroup) -> None:
-    """One rank calls something in C that keeps the interpreter."""
+    """One rank calls something in C that keeps the interpreter: here it is a regular expression."""
     await train(pg)
     if pg.rank == CULPRIT:
-        ctypes.PyDLL(None).sleep(3600)  # cause: held
+        re.match("(a+)+$", 60 * "a" + "b")  # cause: held
     await train(pg)
 
 

@@ -35,6 +35,12 @@ class AgentContext:
     say: Callable[[str], None]
     logs: LogFiles | None = None
 
+    def records(self, job: str) -> str:
+        """The folder in which a job that fails leaves what its ranks did last; '': where the user's are."""
+        if self.logs is not None:
+            return self.logs.folder
+        return "" if self.config.log_dir is None else os.path.join(self.config.log_dir, job)
+
 
 def start_worker(context: AgentContext, place: Place, local_rank: int, restarts: int) -> Worker:
     """Start one worker of this node.
@@ -51,8 +57,9 @@ def start_worker(context: AgentContext, place: Place, local_rank: int, restarts:
     env = worker_environment(os.environ, context.config, place, local_rank, restarts)
     if context.logs is not None:
         context.logs.prepare(restarts, local_rank)
-        env[LOG_DIR] = context.logs.folder
         env["TORCHELASTIC_ERROR_FILE"] = context.logs.path(restarts, local_rank, "error.json")
+    if records := context.records(place.job):
+        env[LOG_DIR] = records
     first = local_rank == 0 and place.node_rank == 0 and restarts == 0
     config = context.config
     grace = min(_GRACE, config.shutdown_timeout)

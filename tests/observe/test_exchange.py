@@ -1,0 +1,82 @@
+"""What one host shows reaches who asks on another, by the job's store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiodist.observe import exchange
+from aiodist.observe.exchange import ASKED, Exchange, gather
+from aiodist.observe.view import RankView
+from aiodist.rendezvous import HashStore
+from tests.observe.made import a_rank, a_record
+
+HERE = a_rank(0, [a_record(number=number) for number in range(5)])
+THERE = [a_rank(rank, [a_record(number=number) for number in range(5)], host="host-b") for rank in (1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[RankView]:
+    """What is seen on the other host."""
+    shown = list(THERE)
+    monkeypatch.setattr(exchange, "look", lambda key: shown)
+    monkeypatch.setattr(exchange, "host_name", lambda: "host-b")
+    return shown
+
+
+async def asked(store: HashStore, other: Exchange, **more: Any) -> list[RankView]:
+    """What is gathered while the other host looks for wishes all the time."""
+    task = asyncio.ensure_future(gather(store, 3, [HERE], **more))
+    while not task.done():
+        other._begin()
+        await asyncio.sleep(0.01)
+    return await task
+
+
+async def test_the_other_host_answers() -> None:
+    store = HashStore()
+    asks: list[int] = []
+
+    def ask(views: list[RankView]) -> list[RankView]:
+        asks.append(len(views))
+        return views
+
+    other = Exchange(asyncio.get_running_loop(), lambda: store, "cafe", ask)
+    found = await asked(store, other, most=2, stacks=False)
+    assert [view.rank for view in found] == [0, 1, 2]
+    assert [len(view.recording.last) for view in found] == [5, 2, 2]
+    assert asks == []
+    assert await store.list_keys(ASKED) == []
+    await asked(store, other, most=2, stacks=True)
+    assert asks == [2]
+    other.close()
+
+
+async def test_without_an_answer_there_is_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PATIENCE", 0.2)
+    assert await gather(HashStore(), 3, [HERE], most=1, stacks=False) == [HERE]
+
+
+async def test_answers_that_cannot_be_read_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PATIENCE", 0.3)
+    monkeypatch.setattr(exchange, "pack", lambda views, most: b"nonsense")
+    store = HashStore()
+    other = Exchange(asyncio.get_running_loop(), lambda: store, "cafe", lambda views: views)
+    assert await asked(store, other, most=1, stacks=False) == [HERE]
+    other.close()
+
+
+async def test_a_rank_gathers_from_another_thread() -> None:
+    store = HashStore()
+    loop = asyncio.get_running_loop()
+    other = Exchange(loop, lambda: store, "cafe", lambda views: views)
+    mine = Exchange(loop, lambda: store, "cafe", lambda views: views)
+    task = asyncio.ensure_future(asyncio.to_thread(mine.gather, [HERE]))
+    while not task.done():
+        other.poll()
+        await asyncio.sleep(0.01)
+    assert sorted({view.rank for view in await task}) == [0, 1, 2]
+    other.close()
+    mine.close()
