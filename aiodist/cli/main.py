@@ -24,6 +24,9 @@ COMMANDS = {
     "launch": "start a job on several hosts, from this one",
     "env": "show what placement would be detected here, and why",
     "store": "run a standalone rendezvous server",
+    "jobs": "list the jobs of this host",
+    "top": "show what the ranks of a job do, live",
+    "stacks": "show the stacks and tasks of a job's ranks",
     "bench": "measure aiodist on this machine",
     "doctor": "say what this machine has and lacks, and how to mend it",
 }
