@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,24 +84,15 @@ def _find(name: str | None) -> JobView:
     Raises:
         UsageError: there is none, or several could be.
     """
+    from aiodist.observe.choice import pick
     from aiodist.observe.dumps import read_job
-    from aiodist.observe.source import HostSource
+    from aiodist.observe.exchange import MOST
+    from aiodist.observe.host import look_at_jobs
+    from aiodist.observe.source import whole
 
     if name is not None and Path(name).is_dir():
         return read_job(name)
-    jobs = asyncio.run(HostSource().look())
-    found = [job for job in jobs if name is None or job.key.startswith(name)]
-    if name is not None and len(found) > 1:
-        raise UsageError(f"{len(found)} jobs begin with {name!r}", hint=_there_are(jobs))
-    if not found:
-        what = "records on this host" if name is None else f"with the key {name!r} records on this host"
-        raise UsageError(f"no job {what}", hint=_there_are(jobs))
-    return next((job for job in found if any(rank.alive for rank in job.ranks)), found[0])
-
-
-def _there_are(jobs: Sequence[JobView]) -> str:
-    keys = ", ".join(job.key for job in jobs[:10])
-    return f"There are: {keys}" if keys else "Start one, or name the folder of a dump"
+    return asyncio.run(whole(pick(look_at_jobs(), name), os.environ, most=MOST))
 
 
 def _summary(made: dict[str, Any]) -> str:

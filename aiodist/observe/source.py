@@ -103,6 +103,19 @@ class StoreSource:
                 pass  # it has gone before
 
 
+async def whole(
+    job: JobView, environ: Mapping[str, str], *, most: int = FEW, stacks: bool = False
+) -> JobView:
+    """All of a job: as it was seen, or, where it has other hosts, what these show too."""
+    if len(job.ranks) >= job.size or not any(rank.alive for rank in job.ranks):
+        return job
+    source = source_of(job, environ, most=most, stacks=stacks)
+    try:
+        return next((found for found in await source.look() if found.key == job.key), job)
+    finally:
+        await source.aclose()
+
+
 def source_of(job: JobView, environ: Mapping[str, str], *, most: int = FEW, stacks: bool = False) -> Source:
     """The source that shows all of a job: its host's files, or its store where it has other hosts."""
     if len(job.ranks) >= job.size:

@@ -94,7 +94,7 @@ def stage(problem: Staged) -> Told:
     began = time.monotonic()
     with _running(problem.name) as process:
         box = _first_box(process, problem.title, began + PATIENCE)
-    seconds = time.monotonic() - began
+        seconds = time.monotonic() - began
     wanted = [problem.title, *problem.words, *([line_of(problem.name)] if problem.line else [])]
     return Told(box, seconds, tuple(word for word in wanted if word not in box))
 

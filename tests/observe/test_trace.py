@@ -303,7 +303,7 @@ def test_the_command_reads_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["no-such-job"], "no job with the key 'no-such-job' records on this host"),
+        (["no-such-job"], "there is no job 'no-such-job'"),
         (["--seconds", "0"], "--seconds=0.0 is no time"),
         (["--seconds", "nan"], "--seconds=nan is no time"),
     ],

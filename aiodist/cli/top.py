@@ -1,0 +1,185 @@
+"""`aiodist top [JOB]`: what each rank of a job does, refreshed once a second; q or Ctrl-C leaves.
+
+An operation in brackets is the last one; else it is the one that the rank waits for. With more ranks than
+lines those in trouble come first. Into a pipe, or with --once, it prints one look and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from argparse import Namespace
+from asyncio import Future
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from aiodist.cli.parser import Parser
+from aiodist.cli.show import show
+from aiodist.errors import UsageError
+
+if TYPE_CHECKING:
+    from aiodist.observe import JobView
+    from aiodist.observe.source import Source
+    from aiodist.observe.summary import Summary
+
+_SHORTEST = 0.1  # seconds between two looks
+_WIDTH = 120  # columns of what goes into a pipe
+_NOBODY = "no job of this user runs on this host: waiting for one (q leaves)"
+_LEAVE = (b"q", b"Q", b"")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show a job until it has ended, or somebody leaves; 143 after SIGTERM."""
+    parser = Parser("aiodist top", description=__doc__)
+    parser.add_argument(
+        "job",
+        metavar="JOB",
+        nargs="?",
+        help="its script, or the beginning of its key (else the newest; waits for one if there is none)",
+    )
+    parser.add_argument("--every", metavar="SECONDS", type=float, default=1.0, help="between two looks (1)")
+    parser.add_argument("--once", action="store_true", help="one look, as text")
+    parser.add_argument("--json", action="store_true", help="one look, for machines")
+    args = parser.parse_args(list(argv))
+    if not _SHORTEST <= args.every < float("inf"):
+        raise UsageError(f"--every={args.every:g} is not between {_SHORTEST} and infinity")
+    if not args.json:
+        _need_rich()
+    with suppress(KeyboardInterrupt):
+        return asyncio.run(_show(args))
+    return 0
+
+
+def _need_rich() -> None:
+    try:
+        import rich  # noqa: F401
+    except ImportError:
+        raise UsageError("top needs rich", hint="pip install 'aiodist[observe]'") from None
+
+
+def _is_live(args: Namespace) -> bool:
+    dumb = os.environ.get("TERM", "dumb") in ("", "dumb", "unknown")
+    return not (args.once or args.json or dumb) and sys.stdout.isatty()
+
+
+async def _show(args: Namespace) -> int:
+    from aiodist.observe.choice import pick
+    from aiodist.observe.source import HostSource, source_of
+
+    source: Source = HostSource()
+    jobs = await source.look()
+    if jobs and any(rank.alive for rank in pick(jobs, args.job).ranks):
+        source = source_of(pick(jobs, args.job), os.environ)
+    try:
+        if _is_live(args):
+            return await _live(source, args.job, args.every)
+        await _once(source, args)
+        return 0
+    finally:
+        await source.aclose()
+
+
+async def _once(source: Source, args: Namespace) -> None:
+    """Print what came between two looks."""
+    from aiodist.observe.choice import pick
+    from aiodist.observe.summary import summary
+
+    before = pick(await source.look(), args.job)
+    await asyncio.sleep(args.every)
+    now = next((job for job in await source.look() if job.key == before.key), None)
+    found = summary(before, now) if now is not None else summary(None, before)
+    if args.json:
+        show(json.dumps(found.to_json(), indent=2))
+    else:
+        from aiodist.observe.screen import plain
+
+        width = os.environ.get("COLUMNS", "")
+        show(plain(found, int(width) if width.isascii() and width.isdigit() else _width()))
+
+
+def _width() -> int:
+    """Columns of the terminal; of a pipe, some more than most terminals have."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _WIDTH
+    except OSError:
+        return _WIDTH
+
+
+async def _live(source: Source, wanted: str | None, every: float) -> int:
+    """Show the job until it has gone, or somebody leaves → the exit code."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from aiodist.cli.keyboard import keys
+    from aiodist.observe.screen import screen
+
+    console = Console(emoji=False, highlight=False, markup=False)
+    last: Summary | None = None
+    with _leaving() as left:
+        with (
+            keys(lambda pressed: _end(left, 0) if pressed in _LEAVE else None),
+            Live(console=console, screen=True, auto_refresh=False) as live,
+        ):
+            async with aclosing(_summaries(source, wanted, every, left)) as summaries:
+                async for last in summaries:
+                    shown = Text(_NOBODY) if last is None else screen(last, console.width, console.height)
+                    live.update(shown, refresh=True)
+        if left.done():
+            return left.result()
+        if last is not None:
+            console.print(screen(last, console.width))
+            show("the job has ended")
+    return 0
+
+
+async def _summaries(
+    source: Source, wanted: str | None, every: float, left: Future[int]
+) -> AsyncGenerator[Summary | None, None]:
+    """The job whenever it was looked at, until it has gone; None while there is none.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    from aiodist.observe.choice import pick
+    from aiodist.observe.summary import summary
+
+    before: JobView | None = None
+    while not left.done():
+        jobs = await source.look()
+        if before is not None:
+            now = next((job for job in jobs if job.key == before.key), None)
+            if now is None:
+                return
+            yield summary(before, now)
+            before = now
+        elif jobs or wanted is not None:
+            before = pick(jobs, wanted)
+            yield summary(None, before)
+        else:
+            yield None
+        await asyncio.wait([left], timeout=every)
+
+
+@contextmanager
+def _leaving() -> Iterator[Future[int]]:
+    """A future that has the exit code when somebody wants to leave."""
+    loop = asyncio.get_running_loop()
+    left: Future[int] = loop.create_future()
+    codes = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM}
+    for signum, code in codes.items():
+        loop.add_signal_handler(signum, _end, left, code)
+    try:
+        yield left
+    finally:
+        for signum in codes:
+            loop.remove_signal_handler(signum)
+
+
+def _end(left: Future[int], code: int) -> None:
+    if not left.done():
+        left.set_result(code)

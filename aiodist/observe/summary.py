@@ -1,0 +1,66 @@
+"""All that is shown of a job, as plain values: from two views of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aiodist.observe.rates import News, Row, Totals, age, epoch, news, rows, totals
+from aiodist.observe.verdict import Verdict, judge
+from aiodist.observe.view import JobView
+
+_NEWS = 20  # that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A job, as it is and as it went between two views.
+
+    Args:
+        key: the job's.
+        script: what its ranks run.
+        size: ranks that it has; `rows` may be fewer: those that were seen.
+        hosts: of those that were seen.
+        epoch: the newest.
+        age: seconds since the first rank began.
+        rows: of the ranks, by rank.
+        totals: of all rows.
+        news: what has happened, the newest first.
+        verdicts: why it stands still, or is slow.
+    """
+
+    key: str
+    script: str
+    size: int
+    hosts: tuple[str, ...]
+    epoch: int
+    age: float
+    rows: tuple[Row, ...]
+    totals: Totals
+    news: tuple[News, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def trouble(self) -> str:
+        """The worst, in one line: a verdict, else the newest failure or event; '' where there is none."""
+        if self.verdicts:
+            return self.verdicts[0].title
+        worst = next((one for one in self.news if one.failure), next(iter(self.news), None))
+        return f"rank {worst.rank}: {worst.text}" if worst is not None else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def summary(before: JobView | None, now: JobView) -> Summary:
+    """What there is to show.
+
+    Args:
+        before: the same job, as it was seen some time before; None: it was not.
+    """
+    table = rows(before, now)
+    return Summary(
+        *(now.key, now.name, now.size, now.hosts, epoch(now), age(now), table, totals(table)),
+        *(tuple(news(now)[:_NEWS]), judge(now)),
+    )
