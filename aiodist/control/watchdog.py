@@ -9,6 +9,7 @@ A loop that was closed with its groups open will never turn again: that is told 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 import time
@@ -18,6 +19,8 @@ from types import FrameType
 from aiodist.callers import Whose, short_path, whose
 from aiodist.control.liveness import Patience, Progress
 from aiodist.control.plane import ControlPlane
+
+_log = logging.getLogger("aiodist.control")
 
 OFTEN = 0.1  # seconds from look to look; of a process that is killed so much is not written down
 
@@ -60,7 +63,7 @@ class Watchdog:
     def _run(self) -> None:
         due = time.monotonic() + self._progress.every
         while not self._over.wait(min(OFTEN, self._progress.every)):
-            self._also(self._plane.turns)
+            self._do_also()
             if time.monotonic() < due:
                 continue
             if self._loop.is_closed():
@@ -70,6 +73,14 @@ class Watchdog:
             if seconds is not None:
                 self._plane.say_blocked(seconds, line_of(self._watched))
             due = time.monotonic() + self._progress.every
+
+    def _do_also(self) -> None:
+        """Do what is done besides. Should it fail, the loop is watched all the same."""
+        try:
+            self._also(self._plane.turns)
+        except Exception:
+            _log.exception("this process cannot be observed any more")
+            self._also = lambda turns: None
 
 
 def line_of(thread: int) -> str:

@@ -109,6 +109,10 @@ class RecordSocket(ABC):
         if (level, name) != (socket.SOL_SOCKET, socket.SO_RCVLOWAT):
             self._sock.setsockopt(level, name, value)
 
+    def getsockopt(self, level: int, name: int, size: int) -> bytes:
+        """An option's bytes."""
+        return self._sock.getsockopt(level, name, size)
+
     def getsockname(self) -> Any:
         """The address of this end."""
         return self._sock.getsockname()

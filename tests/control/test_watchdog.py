@@ -85,6 +85,25 @@ async def test_a_loop_that_turns_is_not_spoken_of() -> None:
     assert not ear.said
 
 
+def test_what_is_done_besides_may_fail(caplog: pytest.LogCaptureFixture) -> None:
+    ear = Ear()
+    calls: list[int] = []
+
+    def fail(turns: int) -> None:
+        calls.append(turns)
+        raise ValueError("a fault of an observer's")
+
+    async def main() -> None:
+        watchdog = Watchdog(asyncio.get_running_loop(), SHORT, ear, fail)  # type: ignore[arg-type]
+        evaluate(ear)
+        watchdog.close()
+
+    asyncio.run(main())
+    assert ear.said
+    assert calls == [0]
+    assert "cannot be observed any more" in caplog.text
+
+
 @pytest.mark.parametrize("factory", LOOPS)
 def test_a_loop_that_was_closed_is_told_of_as_a_loss(
     factory: Callable[[], asyncio.AbstractEventLoop],
