@@ -29,7 +29,7 @@ COMMANDS = {
     "stacks": "show the stacks and tasks of a job's ranks",
     "bench": "measure aiodist on this machine",
     "trace": "write what a job's ranks did last, for ui.perfetto.dev",
-    "explain": "say what happened to a job, from the dump that its ranks left",
+    "explain": "say why a job stands still, or, from the dump of one that has ended, what happened",
     "doctor": "say what this machine has and lacks, and how to mend it",
 }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from aiodist.errors import name_ranks
 from aiodist.observe import words
+from aiodist.observe.figures import size, span
 from aiodist.observe.links import SlowLink, find_slow_link
 from aiodist.observe.straggler import find_straggler
 from aiodist.observe.view import Doing, JobView, RankView
@@ -95,7 +96,7 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
     if slow is not None:
         title = (
             f"rank {slow.rank} came last in {slow.last} of the last {slow.seen} operations; "
-            f"the others waited {words.span(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
+            f"the others waited {span(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
         )
         rest = "" if slow.line is None else f"it comes late to {words.place(slow.line)}"
         told["straggler", (slow.rank,)] = _verdict("straggler", [slow.rank], title, rest, ranks)
@@ -106,11 +107,11 @@ def _on_link(link: SlowLink, ranks: dict[int, RankView]) -> Verdict:
     there = ranks.get(link.peer)
     title = (
         f"the connection from rank {link.rank} ({words.told(ranks[link.rank].host)}) to rank {link.peer}"
-        f"{f' ({words.told(there.host)})' if there else ''} is slow: {words.size(link.rate)}/s, "
-        f"where others make {words.size(link.usual)}/s"
+        f"{f' ({words.told(there.host)})' if there else ''} is slow: {size(link.rate)}/s, "
+        f"where others make {size(link.usual)}/s"
     )
     rows = [
-        f"it was at work in {link.busy:.0%} of the time; there and back takes {words.span(link.rtt)}",
+        f"it was at work in {link.busy:.0%} of the time; there and back takes {span(link.rtt)}",
         f"→ {_ADVICE['slow link']}",
     ]
     pair = (link.rank, link.peer)
@@ -119,7 +120,7 @@ def _on_link(link: SlowLink, ranks: dict[int, RankView]) -> Verdict:
 
 def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
     """The verdict on something that has been pending for too long."""
-    what, since = words.operation(wait.record), words.span(wait.seconds)
+    what, since = words.operation(wait.record), span(wait.seconds)
     data = words.payload(wait.record)
     what = f"{what} ({data})" if data else what
     if not wait.absent:
@@ -219,7 +220,7 @@ def _kept_indent(row: str) -> str:
 
 def _events(rank: RankView) -> Iterator[str]:
     for event in rank.recording.events[-2:]:
-        yield f"  {words.span(max(0.0, rank.now - event.at))} ago: {one_line(event.text, 200)}"
+        yield f"  {span(max(0.0, rank.now - event.at))} ago: {one_line(event.text, 200)}"
 
 
 def _at(wait: Wait) -> str:

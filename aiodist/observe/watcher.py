@@ -113,8 +113,7 @@ class Watcher:
         if len({view.rank for view in views}) < max(view.recording.size for view in views):
             views = self._exchange.gather(views)
         culprits = {rank for verdict in self._fresh(self._verdicts(views)) for rank in verdict.ranks}
-        asked = {view.rank: view for view in ask([view for view in views if view.rank in culprits])}
-        views = [asked.get(view.rank, view) for view in views]
+        views = ask(views, only=culprits)
         for verdict in self._fresh(self._verdicts(views)):
             self._told.add(verdict.about)
             if self._speaks(views, me):
