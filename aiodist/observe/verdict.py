@@ -85,9 +85,8 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
     for rank in job.ranks:
         stuck = rank.doing in (Doing.blocked, Doing.held, Doing.stopped) and rank.since >= after
         if stuck and rank.rank not in blamed:
-            kind = _KINDS[rank.doing]
-            title = f"rank {rank.rank}: {words.doing(rank)}"
-            told.setdefault((kind, (rank.rank,)), _verdict(kind, [rank.rank], title, "", ranks))
+            verdict = _on_stuck(rank, waits, ranks)
+            told.setdefault((verdict.kind, verdict.ranks), verdict)
     link = find_slow_link(job)
     if link is not None and all(kind in ("moving", "late") for kind, _ in told):
         found = _on_link(link, ranks)
@@ -101,6 +100,16 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
         rest = "" if slow.line is None else f"it comes late to {words.place(slow.line)}"
         told["straggler", (slow.rank,)] = _verdict("straggler", [slow.rank], title, rest, ranks)
     return tuple(told.values())
+
+
+def _on_stuck(rank: RankView, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
+    """The verdict on a rank that something else than an operation keeps from going on: by the operation in
+    which others wait for it, where there is one."""
+    for wait in waits.all:
+        if waits.causes(wait)[0] == (rank.rank,):
+            return _on_wait(wait, waits, ranks)
+    kind = _KINDS[rank.doing]
+    return _verdict(kind, [rank.rank], f"rank {rank.rank}: {words.doing(rank)}", "", ranks)
 
 
 def _on_link(link: SlowLink, ranks: dict[int, RankView]) -> Verdict:

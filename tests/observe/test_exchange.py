@@ -68,6 +68,23 @@ async def test_answers_that_cannot_be_read_are_passed_over(monkeypatch: pytest.M
     other.close()
 
 
+@pytest.mark.parametrize(
+    "wish", [b"", b"[]", b"3", b'{"most": 2}', b'{"most": Infinity, "stacks": 0}', b"\xff"]
+)
+async def test_a_wish_that_cannot_be_read_is_passed_over(
+    wish: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "aiodist.observe")
+    monkeypatch.setattr(exchange, "PATIENCE", 0.2)
+    store = HashStore()
+    await store.set(f"{ASKED}somebody", wish)
+    other = Exchange(asyncio.get_running_loop(), lambda: store, "cafe", lambda views: views)
+    found = await asked(store, other, most=1, stacks=False)
+    assert [view.rank for view in found] == [0, 1, 2]  # who asks well is answered
+    assert "cannot be read" in caplog.text
+    other.close()
+
+
 async def test_a_rank_gathers_from_another_thread() -> None:
     store = HashStore()
     loop = asyncio.get_running_loop()

@@ -43,6 +43,18 @@ def test_nothing_is_said_of_a_job_that_is_well() -> None:
     assert judge(a_job(*waiting(0, 1, 3), seen(2)), after=41.0) == ()
 
 
+def test_a_rank_that_is_stopped_before_others_have_waited_as_long_is_told_by_what_they_wait_in() -> None:
+    waits = [seen(rank, waits=[a_record(number=1, issued=70.0, pending=70.1)]) for rank in (0, 1, 3)]
+    stopped = seen(2, stopped=True)
+    vitals = replace(stopped.recording.vitals, turned=69.0)
+    stopped = replace(stopped, recording=replace(stopped.recording, vitals=vitals))
+    (verdict,) = judge(a_job(*waits[:2], stopped, waits[2]), after=30.5)
+    assert (verdict.kind, verdict.ranks) == ("stopped", (2,))
+    assert verdict.title == "all_reduce #1 of world (float32, 12 B) has waited 30 s for rank 2 of 4"
+    (verdict,) = judge(a_job(seen(0), seen(1), stopped, seen(3)), after=30.5)
+    assert verdict.title.startswith("rank 2: it is stopped")
+
+
 def test_a_rank_that_has_not_come() -> None:
     verdict = one(*waiting(0, 1, 3), seen(2))
     assert (verdict.kind, verdict.ranks) == ("late", (2,))
