@@ -6,13 +6,13 @@ dump that its ranks have left.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from aiodist.cli.parser import Parser
+from aiodist.cli.seen import the_job
 from aiodist.cli.show import show
 
 _AFTER = 1.0  # seconds for which an operation has to be pending: who asks need not wait for the box
@@ -49,15 +49,12 @@ def _explain_dump(folder: str) -> None:
 def _explain_job(wanted: str | None) -> None:
     from aiodist.observe.ask import ask
     from aiodist.observe.box import render
-    from aiodist.observe.choice import pick
     from aiodist.observe.clocks import place
     from aiodist.observe.explain import explain
-    from aiodist.observe.host import look_at_jobs
-    from aiodist.observe.source import whole
     from aiodist.observe.verdict import judge
     from aiodist.observe.view import Doing, JobView
 
-    job = place(asyncio.run(whole(pick(look_at_jobs(), wanted), os.environ, stacks=True)))
+    job = place(the_job(wanted, stacks=True))
     culprits = {rank for verdict in judge(job, _AFTER) for rank in verdict.ranks}
     job = JobView(job.key, tuple(ask(job.ranks, only=culprits)))
     verdicts = judge(job, _AFTER)

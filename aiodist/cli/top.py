@@ -92,6 +92,8 @@ async def _once(source: Source, args: Namespace) -> None:
     await asyncio.sleep(args.every)
     now = next((job for job in await source.look() if job.key == before.key), None)
     found = summary(before, now) if now is not None else summary(None, before)
+    if source.note:
+        print(source.note, file=sys.stderr)
     if args.json:
         show(json.dumps(found.to_json(), indent=2))
     else:
@@ -127,7 +129,11 @@ async def _live(source: Source, wanted: str | None, every: float) -> int:
         ):
             async with aclosing(_summaries(source, wanted, every, left)) as summaries:
                 async for last in summaries:
-                    shown = Text(_NOBODY) if last is None else screen(last, console.width, console.height)
+                    shown = (
+                        Text(_NOBODY)
+                        if last is None
+                        else screen(last, console.width, console.height, source.note)
+                    )
                     live.update(shown, refresh=True)
         if left.done():
             return left.result()

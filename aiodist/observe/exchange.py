@@ -15,6 +15,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as Late
 from typing import Any
 
@@ -148,6 +149,6 @@ class Exchange:
         future = asyncio.run_coroutine_threadsafe(asking, self._loop)
         try:
             return future.result(2 * PATIENCE)
-        except (Late, AiodistError):
+        except (Late, AiodistError, CancelledError):  # the last: the loop ends
             future.cancel()
             return views
