@@ -141,6 +141,7 @@ class Link:
     busy: float
     rtt: float
     again: int
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +317,10 @@ def read(memory: Any) -> Recording:
 
 def _links(once: bytes, again: bytes) -> Iterator[Link]:
     for at in range(LINKS_AT, LINKS_AT + LINK_PLACES * LINK.size, LINK.size):
-        rank, sent, busy, rtt, repeated = LINK.unpack_from(again, at)
+        link = Link(*LINK.unpack_from(again, at))
         whole = once[at : at + LINK.size] == again[at : at + LINK.size]
-        if whole and sent and math.isfinite(busy) and math.isfinite(rtt):
-            yield Link(rank, sent, busy, rtt, repeated)
+        if whole and link.sent and all(map(math.isfinite, (link.busy, link.rtt, link.rate))):
+            yield link
 
 
 def _clocks(once: bytes, again: bytes) -> Iterator[Clock]:

@@ -183,7 +183,7 @@ class Recorder:
         for number, (rank, traffic) in enumerate(seen[:LINK_PLACES]):
             LINK.pack_into(self._memory, LINKS_AT + number * LINK.size, rank, *traffic)
         for number in range(len(seen), self._linked):
-            LINK.pack_into(self._memory, LINKS_AT + number * LINK.size, 0, 0, 0.0, 0.0, 0)
+            LINK.pack_into(self._memory, LINKS_AT + number * LINK.size, 0, 0, 0.0, 0.0, 0, 0.0)
         self._linked = min(len(seen), LINK_PLACES)
 
     def beat(self, turns: int, every: float) -> None:
