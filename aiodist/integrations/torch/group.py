@@ -59,6 +59,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._desc = "undefined"
         self._barriers = 0  # monitored ones, so far
         self._issued = 0  # collectives of the program itself, so far
+        self._flying: set[Reply] = set()  # those of them that have not ended; the loop's thread changes it
         self._in_order = InOrder(name)
         self._second: dict[str, SyncProcessGroup] = {}  # for what callbacks issue, by the group they are of
         serve(AiodistProcessGroup)
@@ -90,9 +91,13 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return AiodistWork(reply, [tensor], f"all_reduce of group {self._name}")
 
     def allreduce_coalesced(self, tensors: Sequence[Any], *given: Any, **named: Any) -> AiodistWork:
-        """Reduce several tensors."""
+        """Reduce several tensors, which may be the same one."""
         each, (op, _, limit) = all_of(tensors), asked(*given, **named)
-        starts = [_reducing(op, tensor, partial(_all_reduce, tensor)) for tensor in each]
+        own = [apart([tensor], each[:number])[0] for number, tensor in enumerate(each)]
+        starts = [
+            _copied(tensor, mine, _reducing(op, mine, partial(_all_reduce, mine)))
+            for tensor, mine in zip(each, own, strict=True)
+        ]
         return self._post("all_reduce", each, starts, limit)
 
     def broadcast(self, tensors: Any, *given: Any, **named: Any) -> AiodistWork:
@@ -248,6 +253,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         **named: Any,
     ) -> AiodistWork:
         """Send parts of the first axis from every rank to every rank; no sizes: equal parts."""
+        if not (output.is_contiguous() and input.is_contiguous()):
+            raise UsageError(
+                "Tensors must be contiguous for all_to_all_single", hint="Send tensor.contiguous()"
+            )
         out = plain(output)
         (tensor,) = apart([plain(input)], [out])
         out_splits, in_splits = list(output_split_sizes or ()), list(input_split_sizes or ())
@@ -262,7 +271,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def barrier(self, *given: Any, **named: Any) -> AiodistWork:
-        """Return when all ranks have called it."""
+        """Return when all ranks have called it, and what this rank has issued before has ended."""
         limit = asked(*given, **named).limit
         return self._start("barrier", [], lambda pg, **more: pg.barrier(**more), limit)
 
@@ -322,24 +331,26 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             starts = [partial(start, timeout=limit) for start in starts]
         message = what in _MESSAGES
         within = "" if message else origin()
+        own = not (message or within)  # a collective of the program itself
         try:
             group = (self._for_callbacks(within) if within else self.ours)._group
         except GroupClosed as error:
             raise as_torchs(error) from error
-        if not (message or within):
-            self._issued += 1
+        self._issued += own
         portal = self.ours.portal
         over = self._profiled(what, outputs if inputs is None else inputs)
         calling = portal.calling()
 
         def issue(reply: Reply) -> None:
-            left, failed = len(starts), None
+            before = list(self._flying) if own and what == "barrier" else []
+            left, failed = len(starts) + len(before), None
 
             def over_with(count: int, error: BaseException | None, value: Any = None) -> None:
                 nonlocal left, failed
                 left, failed = left - count, failed or error
                 if not left:  # none touches a tensor any more
                     over()
+                    self._flying.discard(reply)
                     portal.settle(reply, value if failed is None and len(starts) == 1 else None, failed)
 
             def ended(work: Any) -> None:
@@ -347,6 +358,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
                 over_with(1, error, None if error is not None else work.result())
 
             portal.watch(reply)
+            if own:
+                self._flying.add(reply)
+            for other in before:
+                other.tell(partial(_hear, other, over_with))
             if not starts:
                 over_with(0, None)
             for number, start in enumerate(starts):
@@ -364,7 +379,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             reply = portal.post(issue)
         except GroupClosed as error:  # destroyed, or a forked child's parent has it
             raise as_torchs(error) from error
-        in_order = None if message or within else self._in_order
+        in_order = self._in_order if own else None
         return AiodistWork(reply, outputs, f"{what} of group {self._name}", in_order, within)
 
     def _for_callbacks(self, within: str) -> SyncProcessGroup:
@@ -502,6 +517,10 @@ def _nothing() -> None:
     pass
 
 
+def _hear(other: Reply, over_with: Callable[[int, BaseException | None], None]) -> None:
+    over_with(1, other.error)
+
+
 def _all_reduce(tensor: Any, pg: ProcessGroup, op: Any, **more: Any) -> Any:
     return pg.all_reduce(tensor, op, **more)
 
@@ -531,6 +550,19 @@ def _reducing(op: Any, out: Any, start: Callable[..., Any], gets: bool = True) -
         work = start(pg, op=ReduceOp.SUM, **more)
         if gets:
             work.add_done_callback(lambda done: done.exception() or out.div_(pg.size, rounding_mode="trunc"))
+        return work
+
+    return started
+
+
+def _copied(out: Any, written: Any, start: Start) -> Start:
+    """An operation that writes into one tensor, and then copies it into another, if that is another."""
+    if written is out:
+        return start
+
+    def started(pg: ProcessGroup, **more: Any) -> Any:
+        work = start(pg, **more)
+        work.add_done_callback(lambda done: done.exception() or out.copy_(written))
         return work
 
     return started
