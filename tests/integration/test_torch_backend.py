@@ -176,6 +176,56 @@ def test_import_of_torch_loads_nothing_of_ours_but_the_entry() -> None:
     assert ended.stdout.startswith(str(loaded)), ended.stdout
 
 
+BROKEN = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("numpy", "msgpack", "uvloop", "ml_dtypes") or (
+            name.startswith("aiodist.") and not "aiodist.integrations.torch.entry".startswith(name)
+        ):
+            raise ModuleNotFoundError(f"{name} is broken")
+
+sys.meta_path.insert(0, Missing())
+"""
+ALONE = """
+import warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as c10d
+for name in ("aiodist", "gloo"):
+    try:
+        c10d.init_process_group(name, store=c10d.HashStore(), rank=0, world_size=1)
+        one = torch.ones(1)
+        c10d.all_reduce(one)
+        print(name, one.item())
+    except Exception as error:
+        print(name, type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "environ", "said"),
+    [
+        (BROKEN, {}, "aiodist ModuleNotFoundError aiodist.integrations.torch.meeting is broken\ngloo 1.0"),
+        ("", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "aiodist AssertionError Unknown backend type aiodist"),
+    ],
+    ids=["install", "switched-off"],
+)
+def test_torch_is_as_without_us_where_ours_is_broken(
+    broken: str, environ: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(broken)
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ended = run_to_end(
+        [sys.executable, "-c", ALONE],
+        {**os.environ, **environ, "PYTHONPATH": os.pathsep.join(paths)},
+        100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(said), ended.stdout + ended.stderr
+    assert ended.stdout.endswith("gloo 1.0\n"), ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow(MORE))])
 def test_every_call_gives_what_gloo_gives(size: int) -> None:
     command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(size), str(JOB)]
