@@ -24,6 +24,8 @@ _log = logging.getLogger("aiodist.rendezvous")
 _PROCESS = Path(__file__).with_name("pmix_process.py")
 _HINT = "mpirun -x MASTER_ADDR=<rank 0's host> -x MASTER_PORT=29500 …; or backend='mpi'"
 _OLD = "OMPI_MCA_orte_num_nodes"  # Open MPI 4 and before
+_OLD_HOSTFILE = "OMPI_MCA_orte_default_hostfile"  # the MPI Operator sets it; Open MPI 5 does not read it
+_HOSTFILE = "PRTE_MCA_prte_default_hostfile"
 _exchanges = itertools.count()  # of this process; all of a job's count alike
 
 
@@ -36,6 +38,16 @@ async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
             f"nothing tells the {place.world_size} processes of this mpirun where to meet", hint=_HINT
         )
     if place.local_world_size == place.world_size:
+        if (
+            environ.get(_OLD_HOSTFILE)
+            and not (environ.get(_OLD) or environ.get(_HOSTFILE))
+            and place.rank == 0
+        ):
+            _log.warning(
+                "all %d processes of this mpirun are on this host: Open MPI 5 does not read %s. If they were "
+                "meant for the hosts in it, set %s as well, or use `aiodist launch`",
+                *(place.world_size, _OLD_HOSTFILE, _HOSTFILE),
+            )
         return await meet_by_file(invitation, f"{folder}/aiodist-{job}")
     if environ.get(_OLD):
         _log.warning(
