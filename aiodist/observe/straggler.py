@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiodist.observe.view import JobView
@@ -34,6 +35,28 @@ class Straggler:
     line: Line | None
 
 
+def clocks_of(job: JobView) -> dict[int, tuple[float, float]]:
+    """By rank, seconds to add to its times to have them on one clock, and by how much that may be wrong."""
+    return {rank.rank: (rank.shift, rank.error) for rank in job.ranks}
+
+
+def last_of(by: Mapping[int, Record], clocks: Mapping[int, tuple[float, float]]) -> tuple[int, float] | None:
+    """The rank that came last to a collective, and the seconds that all others together waited for it.
+
+    Args:
+        by: the collective, as each of its ranks has issued it.
+        clocks: of the job.
+
+    Returns:
+        None where it came too shortly after the one before it, for how well their clocks are known.
+    """
+    issued = sorted((record.issued + clocks[rank][0], rank) for rank, record in by.items())
+    (latest, slowest), (before, _) = issued[-1], issued[-2]
+    if latest - before <= 2 * max(clocks[rank][1] for rank in by):
+        return None
+    return slowest, sum(latest - time for time, _ in issued[:-1])
+
+
 def find_straggler(job: JobView) -> Straggler | None:
     """The rank for which the others wait most, if there is one that is worth a word.
 
@@ -41,7 +64,7 @@ def find_straggler(job: JobView) -> Straggler | None:
     and only delays that are longer than the clocks' error.
     """
     calls: dict[tuple[Place, int], dict[int, Record]] = defaultdict(dict)
-    shifts = {rank.rank: (rank.shift, rank.error) for rank in job.ranks}
+    clocks = clocks_of(job)
     for rank in job.ranks:
         for record in rank.recording.last:
             if record.group is not None and record.op not in MESSAGES and len(record.group.ranks) > 1:
@@ -54,13 +77,12 @@ def find_straggler(job: JobView) -> Straggler | None:
     lost: dict[int, float] = defaultdict(float)
     times: list[float] = []
     for by in whole.values():
-        issued = sorted((record.issued + shifts[rank][0], rank) for rank, record in by.items())
-        (latest, slowest), (before, _) = issued[-1], issued[-2]
-        times.append(latest)
-        if latest - before > 2 * max(shifts[rank][1] for rank in by):
+        times.append(max(record.issued + clocks[rank][0] for rank, record in by.items()))
+        if (found := last_of(by, clocks)) is not None:
+            slowest, seconds = found
             last[slowest] += 1
             lines[slowest][by[slowest].line] += 1
-            lost[slowest] += sum(latest - time for time, _ in issued[:-1])
+            lost[slowest] += seconds
     if not last:
         return None
     worst, count = last.most_common(1)[0]
