@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from argparse import Namespace
 from asyncio import Future
 from collections.abc import Sequence
@@ -82,7 +83,8 @@ async def _tell_on(args: Namespace) -> int:
     from aiodist.observe.metrics.otel import Push
     from aiodist.observe.metrics.tally import Tally
 
-    tally, push = Tally(), None
+    tally = Tally()
+    pusher: _Pusher | None = None
     file = Path(args.textfile) if args.textfile is not None else None
     with leaving() as left, ExitStack() as ends:
         if file is not None:
@@ -95,21 +97,40 @@ async def _tell_on(args: Namespace) -> int:
                 if file is not None:
                     _write(file, _text(job, families))
                 if args.otlp is not None:
-                    if push is None:
+                    if pusher is None:
                         push = Push(job, args.otlp or None)
                         ends.callback(push.close)
-                    await _push(push, families, left)
+                        pusher = _Pusher(push, args.otlp or "the collector")
+                    await pusher.send(families, left)
         return left.result() if left.done() else 0
 
 
-async def _push(push: Push, families: Sequence[Family], left: Future[int]) -> None:
-    """Push; who leaves meanwhile waits for no collector."""
-    pushing = asyncio.create_task(asyncio.to_thread(push.push, families))
-    waited: list[Future[Any]] = [pushing, left]
-    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-    if not pushing.done():
-        await asyncio.to_thread(push.close)
-    await pushing
+class _Pusher:
+    """Pushes a job's metrics, and says once when that begins to fail, and once when it goes again.
+
+    Args:
+        push: does it.
+        where: the collector, for people.
+    """
+
+    def __init__(self, push: Push, where: str) -> None:
+        self._push = push
+        self._where = where
+        self._trouble = ""
+
+    async def send(self, families: Sequence[Family], left: Future[int]) -> None:
+        """Push; who leaves meanwhile waits for no collector."""
+        pushing = asyncio.create_task(asyncio.to_thread(self._push.push, families))
+        waited: list[Future[Any]] = [pushing, left]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not pushing.done():
+            await asyncio.to_thread(self._push.close)
+        trouble = await pushing
+        if left.done() or bool(trouble) == bool(self._trouble):
+            return
+        self._trouble = trouble
+        text = f"cannot push to {self._where}: {trouble}" if trouble else f"pushes to {self._where} again"
+        print(f"aiodist metrics: {text}", file=sys.stderr, flush=True)
 
 
 def _write(file: Path, text: str) -> None:

@@ -6,9 +6,11 @@ OTEL_RESOURCE_ATTRIBUTES and so on.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,6 +21,7 @@ from aiodist.observe.metrics.catalog import CATALOG, Kind, Metric
 from aiodist.observe.metrics.families import Family
 from aiodist.observe.metrics.labels import text
 from aiodist.observe.view import JobView
+from aiodist.sanitize import one_line
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
@@ -53,6 +56,23 @@ def url(endpoint: str) -> str:
     return endpoint if parts.path.strip("/") else parts._replace(path=_PATH).geturl()
 
 
+@contextmanager
+def _words() -> Iterator[list[str]]:
+    """What the exporter says meanwhile, which is said nowhere else."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("opentelemetry")
+    before = log.propagate
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield said
+    finally:
+        log.propagate = before
+        log.removeHandler(handler)
+
+
 class Push:
     """Pushes the metrics of one job, when it is told to.
 
@@ -68,12 +88,20 @@ class Push:
         need()
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-        self._closed = False
+        self._closed = self._arrived = False
         self._families: dict[Metric, Family] = {}
         exporter = OTLPMetricExporter(endpoint=url(endpoint) if endpoint else None)
+        export = exporter.export
+
+        def noted(*args: Any, **more: Any) -> MetricExportResult:
+            result = export(*args, **more)
+            self._arrived = result is MetricExportResult.SUCCESS
+            return result
+
+        exporter.export = noted  # type: ignore[method-assign]
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
         own = Resource.create(
             {
@@ -107,10 +135,17 @@ class Push:
 
         return observe
 
-    def push(self, families: Sequence[Family]) -> None:
-        """Send these. It blocks; where they are not taken, the log of OpenTelemetry says why."""
+    def push(self, families: Sequence[Family]) -> str:
+        """Send these. It blocks, for as long as OpenTelemetry tries again.
+
+        Returns:
+            Why they did not arrive, in one line; '' where they did.
+        """
         self._families = {family.metric: family for family in families}
-        self._provider.force_flush()
+        self._arrived = False
+        with _words() as said:
+            self._provider.force_flush()
+        return "" if self._arrived else one_line(next(iter(said), "OpenTelemetry does not say why"))
 
     def close(self) -> None:
         """Let go of the connection, also while `push` waits for it. May be called twice."""
