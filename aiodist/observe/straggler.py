@@ -63,20 +63,26 @@ def find_straggler(job: JobView) -> Straggler | None:
     Only collectives count that all members of their group have issued, as far as the recorders reach back,
     and only delays that are longer than the clocks' error.
     """
-    calls: dict[tuple[Place, int], dict[int, Record]] = defaultdict(dict)
+    calls: dict[Place, dict[int, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
     clocks = clocks_of(job)
     for rank in job.ranks:
+        known: dict[int, dict[int, dict[int, Record]]] = {}  # a place has as many numbers as ranks
         for record in rank.recording.last:
             if record.group is not None and record.op not in MESSAGES and len(record.group.ranks) > 1:
-                calls[place_of(record.group), record.number][rank.rank] = record
-    whole = {key: by for key, by in calls.items() if by.keys() >= set(key[0][2])}
+                mark = id(record.group)
+                if mark not in known:
+                    known[mark] = calls[place_of(record.group)]
+                known[mark][record.number][rank.rank] = record
+    whole = [
+        by for place, of_group in calls.items() for by in of_group.values() if by.keys() >= set(place[2])
+    ]
     if len(whole) < ENOUGH:
         return None
     last: Counter[int] = Counter()
     lines: dict[int, Counter[Line | None]] = defaultdict(Counter)
     lost: dict[int, float] = defaultdict(float)
     times: list[float] = []
-    for by in whole.values():
+    for by in whole:
         times.append(max(record.issued + clocks[rank][0] for rank, record in by.items()))
         if (found := last_of(by, clocks)) is not None:
             slowest, seconds = found

@@ -20,9 +20,9 @@ class Kind(enum.Enum):
     gauge = "it goes up and down"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric.
+    """One metric; there is one object of each.
 
     Args:
         name: OpenTelemetry's, 'aiodist.op.time'.

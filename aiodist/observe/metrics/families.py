@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from aiodist.observe.clocks import UNKNOWN, place
 from aiodist.observe.metrics import catalog
 from aiodist.observe.metrics.catalog import CATALOG, Metric
-from aiodist.observe.metrics.labels import rank, text
+from aiodist.observe.metrics.labels import ranks, text
 from aiodist.observe.metrics.tally import Tally
 from aiodist.observe.summary import Summary
 from aiodist.observe.verdict import KINDS
@@ -98,8 +98,9 @@ def _of_ranks(value: Callable[[RankView], float]) -> Callable[[Summary, JobView,
     """A gauge of each rank whose process lives."""
 
     def gauge(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+        who = ranks(job)
         for view in _living(job):
-            yield rank(job, view), value(view)
+            yield who[view.rank], value(view)
 
     return gauge
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.observe.view import JobView, RankView
+from aiodist.observe.view import JobView
 from aiodist.sanitize import one_line
 
 MOST_RANKS = 1024
@@ -39,9 +39,10 @@ class Labels:
         return shown
 
 
-def rank(job: JobView, view: RankView) -> tuple[str, str]:
-    """A rank's labels `host` and `rank`."""
-    return text(view.host), str(view.rank) if job.size <= MOST_RANKS else ""
+def ranks(job: JobView) -> dict[int, tuple[str, str]]:
+    """The labels `host` and `rank` of each rank that is seen."""
+    large = job.size > MOST_RANKS
+    return {view.rank: (text(view.host), "" if large else str(view.rank)) for view in job.ranks}
 
 
 def text(value: str) -> str:

@@ -48,8 +48,12 @@ def url(endpoint: str) -> str:
     Raises:
         UsageError: it is no URL.
     """
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(endpoint)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        known = False
+    if not known:
         raise UsageError(
             f"{endpoint!r} is no URL of a collector", hint="Write for example http://localhost:4318"
         )

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from aiodist.observe.metrics import catalog
 from aiodist.observe.metrics.arrivals import Arrivals
 from aiodist.observe.metrics.catalog import Metric
-from aiodist.observe.metrics.labels import Labels, rank
+from aiodist.observe.metrics.labels import Labels, ranks
 from aiodist.observe.view import JobView, RankView
 
 MOST_GONE = 10_000
@@ -47,11 +47,10 @@ def _links(view: RankView) -> Iterator[Count]:
             yield metric, (), peer, value
 
 
-def _counts(view: RankView, job: JobView, labels: Labels) -> Iterator[Count]:
+def _counts(view: RankView, who: tuple[str, str], labels: Labels) -> Iterator[Count]:
     """All that a rank counts."""
     yield from _ops(view, labels)
     yield from _links(view)
-    who = rank(job, view)
     yield catalog.WAITING, who, None, sum(one.waited for one in view.recording.sums)
     yield catalog.CPU, who, None, view.cpu
     yield catalog.EVENTS, (), None, len(view.recording.events)
@@ -83,21 +82,21 @@ class Tally:
         """Add what is new. Looking at the same again adds nothing."""
         for metric in _ALWAYS:
             self._add(metric, (), 0.0)
+        who = ranks(job)
         for view in job.ranks:
             before = self._before.pop(view.identity, {})
-            for metric, labels, mark, value in _counts(view, job, self.labels):
+            for metric, labels, mark, value in _counts(view, who[view.rank], self.labels):
                 key = metric, mark
                 known = before.get(key, 0.0)
                 before[key] = value
                 self._add(metric, labels, value if value < known and metric in _ANEW else value - known)
             self._before[view.identity] = before
-        self._take_arrivals(job)
+        self._take_arrivals(job, who)
         gone = len(self._before) - len(job.ranks) - MOST_GONE
         for identity in list(self._before)[: max(0, gone)]:
             del self._before[identity]
 
-    def _take_arrivals(self, job: JobView) -> None:
-        who = {view.rank: rank(job, view) for view in job.ranks}
+    def _take_arrivals(self, job: JobView, who: Mapping[int, tuple[str, str]]) -> None:
         for labels in who.values():
             self._add(catalog.LAST, labels, 0.0)
             self._add(catalog.LOST, labels, 0.0)
