@@ -19,11 +19,11 @@ WORLD = Group("world", 0, range(3))
 PAIR = Group("a pair", 0, (0, 2))
 
 
-def job(*records: list[Record], pids: tuple[int, ...] = (1, 2, 3), **more: float) -> JobView:
+def job(*records: list[Record], pids: tuple[int, ...] = (1, 2, 3)) -> JobView:
     """A job of three ranks, which have issued these."""
     return a_job(
         *(
-            seen(rank, last=last, groups=[WORLD, PAIR], pid=pids[rank], size=3, **more)
+            seen(rank, last=last, groups=[WORLD, PAIR], pid=pids[rank], size=3)
             for rank, last in enumerate(records)
         )
     )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import http.server
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,46 +20,17 @@ from aiodist.observe.metrics.tally import Tally
 from aiodist.observe.summary import summary
 from aiodist.observe.view import JobView
 from tests.observe.metrics.made import Values, a_sum, seen, told
+from tests.observe.metrics.receiver import Receiver, receiving
 from tests.observe.views import a_job
 
 CUMULATIVE = 2  # of AggregationTemporality
 
 
-class Receiver:
-    """What came, by path; `answer`: the status of what comes next."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, ExportMetricsServiceRequest]] = []
-        self.answer = 200
-        self.url = ""
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     """A server of OTLP over HTTP."""
-    received = Receiver()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            if received.answer == 200:
-                received.requests.append((self.path, ExportMetricsServiceRequest.FromString(body)))
-            self.send_response(received.answer)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        received.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with receiving() as received:
         yield received
-        server.shutdown()
-        thread.join()
 
 
 def values(request: ExportMetricsServiceRequest) -> dict[Metric, Values]:
