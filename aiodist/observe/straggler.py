@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiodist.observe.view import JobView
@@ -34,33 +35,60 @@ class Straggler:
     line: Line | None
 
 
+def clocks_of(job: JobView) -> dict[int, tuple[float, float]]:
+    """By rank, seconds to add to its times to have them on one clock, and by how much that may be wrong."""
+    return {rank.rank: (rank.shift, rank.error) for rank in job.ranks}
+
+
+def last_of(by: Mapping[int, Record], clocks: Mapping[int, tuple[float, float]]) -> tuple[int, float] | None:
+    """The rank that came last to a collective, and the seconds that all others together waited for it.
+
+    Args:
+        by: the collective, as each of its ranks has issued it.
+        clocks: of the job.
+
+    Returns:
+        None where it came too shortly after the one before it, for how well their clocks are known.
+    """
+    issued = sorted((record.issued + clocks[rank][0], rank) for rank, record in by.items())
+    (latest, slowest), (before, _) = issued[-1], issued[-2]
+    if latest - before <= 2 * max(clocks[rank][1] for rank in by):
+        return None
+    return slowest, sum(latest - time for time, _ in issued[:-1])
+
+
 def find_straggler(job: JobView) -> Straggler | None:
     """The rank for which the others wait most, if there is one that is worth a word.
 
     Only collectives count that all members of their group have issued, as far as the recorders reach back,
     and only delays that are longer than the clocks' error.
     """
-    calls: dict[tuple[Place, int], dict[int, Record]] = defaultdict(dict)
-    shifts = {rank.rank: (rank.shift, rank.error) for rank in job.ranks}
+    calls: dict[Place, dict[int, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    clocks = clocks_of(job)
     for rank in job.ranks:
+        known: dict[int, dict[int, dict[int, Record]]] = {}  # a place has as many numbers as ranks
         for record in rank.recording.last:
             if record.group is not None and record.op not in MESSAGES and len(record.group.ranks) > 1:
-                calls[place_of(record.group), record.number][rank.rank] = record
-    whole = {key: by for key, by in calls.items() if by.keys() >= set(key[0][2])}
+                mark = id(record.group)
+                if mark not in known:
+                    known[mark] = calls[place_of(record.group)]
+                known[mark][record.number][rank.rank] = record
+    whole = [
+        by for place, of_group in calls.items() for by in of_group.values() if by.keys() >= set(place[2])
+    ]
     if len(whole) < ENOUGH:
         return None
     last: Counter[int] = Counter()
     lines: dict[int, Counter[Line | None]] = defaultdict(Counter)
     lost: dict[int, float] = defaultdict(float)
     times: list[float] = []
-    for by in whole.values():
-        issued = sorted((record.issued + shifts[rank][0], rank) for rank, record in by.items())
-        (latest, slowest), (before, _) = issued[-1], issued[-2]
-        times.append(latest)
-        if latest - before > 2 * max(shifts[rank][1] for rank in by):
+    for by in whole:
+        times.append(max(record.issued + clocks[rank][0] for rank, record in by.items()))
+        if (found := last_of(by, clocks)) is not None:
+            slowest, seconds = found
             last[slowest] += 1
             lines[slowest][by[slowest].line] += 1
-            lost[slowest] += sum(latest - time for time, _ in issued[:-1])
+            lost[slowest] += seconds
     if not last:
         return None
     worst, count = last.most_common(1)[0]

@@ -46,13 +46,16 @@ _ADVICE = {
     "straggler": "It computes for longer than the others: look at its data, its host and its clock rate.",
 }
 
+KINDS = tuple(_ADVICE)
+"""All kinds of verdicts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Why a job stands still, or is slow.
 
     Args:
-        kind: a key of `_ADVICE`, which says what to do.
+        kind: one of `KINDS`.
         ranks: that cause it.
         title: in one line.
         lines: the details, in the order in which they are to be read.

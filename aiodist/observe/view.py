@@ -89,6 +89,11 @@ class RankView:
         return self.recording.rank
 
     @property
+    def identity(self) -> tuple[str, int, float]:
+        """What tells its recording from all others."""
+        return self.host, self.recording.pid, self.recording.began
+
+    @property
     def doing(self) -> Doing:
         """What it did."""
         vitals = self.recording.vitals

@@ -37,13 +37,18 @@ class Wait:
     absent: tuple[int, ...]
 
 
-Place = tuple[str, int, tuple[int, ...]]
+Place = tuple[str, int, range | tuple[int, ...]]
 """A group, the same at all its members: its name, epoch and ranks."""
 
 
 def place_of(group: Group) -> Place:
     """The same value at all members of a group."""
-    return group.name, group.epoch, tuple(group.ranks)
+    ranks = group.ranks
+    return (
+        group.name,
+        group.epoch,
+        ranks if isinstance(ranks, range) else tuple(ranks),
+    )  # a range costs little
 
 
 class Waits:
