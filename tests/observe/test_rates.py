@@ -12,7 +12,7 @@ from aiodist.observe import RankView
 from aiodist.observe.rates import Row, age, epoch, named, news, placed, rows, totals, worst_first
 from aiodist.observe.view import Doing
 from aiodist.recorder.reading import Event, Vitals
-from tests.observe.made import LINE, a_job, a_rank, a_sum, a_record
+from tests.observe.made import LINE, a_job, a_rank, a_record, a_sum
 
 
 def row_of(before: RankView | None, now: RankView) -> Row:

@@ -19,7 +19,7 @@ from aiodist.observe.screen import plain, screen
 from aiodist.observe.summary import Summary, summary
 from aiodist.observe.verdict import Verdict
 from aiodist.recorder.reading import Event, Group, Line, Vitals
-from tests.observe.made import a_job, a_rank, a_sum, a_record
+from tests.observe.made import a_job, a_rank, a_record, a_sum
 
 
 def of(ranks: int = 4, **more: Any) -> Summary:
