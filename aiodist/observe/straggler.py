@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from aiodist.observe.view import JobView
-from aiodist.observe.waits import MESSAGES, Place, place_of
-from aiodist.recorder.reading import Line, Record
+from aiodist.observe.waits import MESSAGES, holds_up
+from aiodist.recorder.reading import Group, Line, Record
 
 ENOUGH = 20  # operations below which nothing is said
 OFTEN = 0.6  # of the operations in which it has to be last; of two ranks, one is last in half of them anyway
@@ -37,30 +37,32 @@ class Straggler:
 def find_straggler(job: JobView) -> Straggler | None:
     """The rank for which the others wait most, if there is one that is worth a word.
 
-    Only collectives count that all members of their group have issued, as far as the recorders reach back,
-    and only delays that are longer than the clocks' error.
+    Only collectives count that all members of their group have issued, as far as the recorders reach back;
+    of late ones, those that hold up others, by more than the clocks' error.
     """
-    calls: dict[tuple[Place, int], dict[int, Record]] = defaultdict(dict)
-    shifts = {rank.rank: (rank.shift, rank.error) for rank in job.ranks}
+    calls: dict[tuple[Group, int], dict[int, tuple[float, Record]]] = defaultdict(dict)
     for rank in job.ranks:
         for record in rank.recording.last:
             if record.group is not None and record.op not in MESSAGES and len(record.group.ranks) > 1:
-                calls[place_of(record.group), record.number][rank.rank] = record
-    whole = {key: by for key, by in calls.items() if by.keys() >= set(key[0][2])}
+                calls[record.group, record.number][rank.rank] = rank.time(record.issued), record
+    whole = {key: by for key, by in calls.items() if by.keys() >= set(key[0].ranks)}
     if len(whole) < ENOUGH:
         return None
+    errors = {rank.rank: rank.error for rank in job.ranks}
     last: Counter[int] = Counter()
     lines: dict[int, Counter[Line | None]] = defaultdict(Counter)
     lost: dict[int, float] = defaultdict(float)
     times: list[float] = []
     for by in whole.values():
-        issued = sorted((record.issued + shifts[rank][0], rank) for rank, record in by.items())
+        issued = sorted((time, rank) for rank, (time, _) in by.items())
         (latest, slowest), (before, _) = issued[-1], issued[-2]
         times.append(latest)
-        if latest - before > 2 * max(shifts[rank][1] for rank in by):
+        record = by[slowest][1]
+        held = [latest - time for time, rank in issued[:-1] if holds_up(record, slowest, rank)]
+        if held and latest - before > 2 * max(errors[rank] for rank in by):
             last[slowest] += 1
-            lines[slowest][by[slowest].line] += 1
-            lost[slowest] += sum(latest - time for time, _ in issued[:-1])
+            lines[slowest][record.line] += 1
+            lost[slowest] += sum(held)
     if not last:
         return None
     worst, count = last.most_common(1)[0]
