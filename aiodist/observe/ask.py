@@ -123,7 +123,7 @@ class _Asked:
         """What it has said."""
         try:
             return self._answer() if self.answered() else self._fault()
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _answer(self) -> Stacks:

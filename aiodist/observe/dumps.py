@@ -36,9 +36,16 @@ _RANKS = re.compile(r"rank(\d{1,9})\.json")
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """The folder of this user's dumps: $XDG_STATE_HOME, else ~/.local/state, and aiodist/jobs in it."""
+    """The folder of this user's dumps: $XDG_STATE_HOME, else ~/.local/state, and aiodist/jobs in it.
+
+    Raises:
+        OSError: this user has no home.
+    """
     given = Path(environ.get("XDG_STATE_HOME", ""))
-    state = given if given.is_absolute() else Path.home() / ".local" / "state"
+    try:
+        state = given if given.is_absolute() else Path.home() / ".local" / "state"
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from None
     return state / "aiodist" / "jobs"
 
 
@@ -91,9 +98,13 @@ def write(folder: Folder, view: RankView) -> Path:
     name = f"rank{view.rank}.json"
     fresh = f".{name}.{os.getpid()}"  # read it whole, or not at all
     text = json.dumps(view.to_json(), indent=1)
-    with os.fdopen(folder.fresh(fresh), "w") as file:
-        file.write(text + "\n")
-    folder.rename(fresh, name)
+    try:
+        with os.fdopen(folder.fresh(fresh), "w") as file:
+            file.write(text + "\n")
+        folder.rename(fresh, name)
+    except OSError:  # no room
+        folder.remove(fresh)
+        raise
     return folder.path / name
 
 

@@ -13,7 +13,7 @@ import pytest
 from aiodist.cli.follow import leave, leaving, looks
 from aiodist.errors import UsageError
 from aiodist.observe import JobView, source
-from tests.observe.views import a_job, a_rank
+from tests.observe.made import a_job, a_rank
 
 WHOLE = a_job(*(a_rank(rank) for rank in range(4)))
 PART = a_job(a_rank(0), a_rank(1))
@@ -86,7 +86,7 @@ async def test_a_dead_job_is_looked_at_here(sources: Sources) -> None:
 
 
 async def test_a_job_that_has_just_begun_may_still_be_whole(sources: Sources) -> None:
-    young = a_job(a_rank(0, began=9.0))
+    young = a_job(a_rank(0, began=19.0))
     sources([young], [WHOLE], GONE)
     assert await seen() == [young, WHOLE]
 

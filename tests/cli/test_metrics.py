@@ -12,13 +12,13 @@ import pytest
 
 from aiodist.cli import metrics
 from aiodist.cli.main import main
-from aiodist.observe import JobView, source
+from aiodist.observe import JobView, host, source
 from aiodist.observe.metrics import otel, prometheus
 from aiodist.observe.metrics.families import Family
 from aiodist.observe.metrics.otel import Push
+from tests.observe.made import a_job
 from tests.observe.metrics.made import a_sum, seen
 from tests.observe.metrics.receiver import receiving
-from tests.observe.views import a_job
 
 JOB = a_job(*(seen(rank, sums=[a_sum(uses=5)]) for rank in range(4)))
 
@@ -29,6 +29,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[JobView]]:
     shown = [[JOB], [JOB]]
 
     class Here:
+        note = ""
+
         def __init__(self, key: str | None = None) -> None:
             pass
 
@@ -39,6 +41,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[JobView]]:
             pass
 
     monkeypatch.setattr(source, "HostSource", Here)
+    monkeypatch.setattr(host, "look_at_jobs", lambda: shown.pop(0))
     return shown
 
 
@@ -78,7 +81,7 @@ def test_who_lacks_a_library_is_told_at_once(
 
 def test_once(looks: list[list[JobView]], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["metrics", "train.py"]) == 0
-    assert 'aiodist_ops_total{group="world",key="abc123",op="all_reduce"} 20.0\n' in capsys.readouterr().out
+    assert 'aiodist_ops_total{group="world",key="cafe",op="all_reduce"} 20.0\n' in capsys.readouterr().out
     assert main(["metrics", "other.py"]) == 2
     assert "there is no job 'other.py'" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ import pytest
 
 from aiodist.errors import WireError
 from aiodist.observe import RankView, Stacks
-from tests.observe.views import a_rank
+from tests.observe.made import a_rank
 
 
 @pytest.mark.parametrize("stacks", [None, Stacks(("a",), ("b", "c"), True, ("d",))])

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from aiodist.observe.clocks import place
-from aiodist.observe.straggler import clocks_of, last_of
+from aiodist.observe.straggler import last_of
 from aiodist.observe.view import JobView
-from aiodist.observe.waits import MESSAGES, Place, place_of
+from aiodist.observe.waits import MESSAGES
 from aiodist.recorder.reading import Group, Record
 
 
@@ -35,12 +35,12 @@ class _Group:
     """A group's operations that were not counted yet.
 
     Args:
-        place: of the group; members: the processes that are its members now.
+        group: which; members: the processes that are its members now.
         after: the number of the last operation that was counted.
         calls: by number and rank.
     """
 
-    place: Place
+    group: Group
     members: frozenset[Hashable]
     after: int
     calls: dict[int, dict[int, Record]] = field(default_factory=dict)
@@ -50,27 +50,29 @@ class Arrivals:
     """Remembers what was counted."""
 
     def __init__(self) -> None:
-        self._counted: dict[Place, tuple[frozenset[Hashable], int]] = {}
+        self._counted: dict[Group, tuple[frozenset[Hashable], int]] = {}
         self._horizon: dict[Hashable, float] = {}  # by process: all that was issued before was counted
 
     def take(self, job: JobView) -> Iterator[Arrival]:
         """The collectives that were not counted yet, and in which all have come now."""
         job = place(job)
         groups = self._groups(job)
-        clocks = clocks_of(job)
+        ranks = {view.rank: view for view in job.ranks}
         for group in groups.values():
-            whole = [number for number, by in sorted(group.calls.items()) if len(by) == len(group.place[2])]
+            whole = [
+                number for number, by in sorted(group.calls.items()) if len(by) == len(group.group.ranks)
+            ]
             for number in whole:
-                found = last_of(group.calls.pop(number), clocks)
+                found = last_of(group.calls.pop(number), ranks)
                 yield Arrival(*(found or (None, 0.0)))
             if whole:
-                self._counted[group.place] = group.members, whole[-1]
+                self._counted[group.group] = group.members, whole[-1]
         self._look_ahead(job, groups)
 
-    def _groups(self, job: JobView) -> dict[Place, _Group]:
+    def _groups(self, job: JobView) -> dict[Group, _Group]:
         """The groups of which all members are seen, with what was not counted."""
         processes = {view.rank: view.identity for view in job.ranks}
-        groups: dict[Place, _Group] = {}
+        groups: dict[Group, _Group] = {}
         for view in job.ranks:
             horizon = self._horizon.get(view.identity, 0.0)
             known: dict[int, _Group | None] = {}
@@ -88,24 +90,23 @@ class Arrivals:
         return groups
 
     def _group(
-        self, group: Group, processes: dict[int, tuple[str, int, float]], groups: dict[Place, _Group]
+        self, group: Group, processes: dict[int, tuple[str, int, float]], groups: dict[Group, _Group]
     ) -> _Group | None:
-        where = place_of(group)
-        ranks = where[2]
-        if where not in groups:
+        ranks = group.ranks
+        if group not in groups:
             if len(ranks) < 2 or any(rank not in processes for rank in ranks):
                 return None
             members: frozenset[Hashable] = frozenset(processes[rank] for rank in ranks)
-            counted = self._counted.get(where)
+            counted = self._counted.get(group)
             after = counted[1] if counted is not None and counted[0] == members else -1
-            groups[where] = _Group(where, members, after)
-        return groups[where]
+            groups[group] = _Group(group, members, after)
+        return groups[group]
 
-    def _look_ahead(self, job: JobView, groups: dict[Place, _Group]) -> None:
+    def _look_ahead(self, job: JobView, groups: dict[Group, _Group]) -> None:
         """Note from where on each process has to be looked at the next time; forget what has gone."""
         first: dict[int, float] = {}
         for group in groups.values():
-            counted = self._counted.get(group.place, (frozenset(), -1))[1]
+            counted = self._counted.get(group.group, (frozenset(), -1))[1]
             for number, by in group.calls.items():
                 if number > counted:
                     for rank, record in by.items():
@@ -116,4 +117,4 @@ class Arrivals:
             if view.recording.last
         }
         seen = {group.name for view in job.ranks for group in view.recording.groups}
-        self._counted = {where: told for where, told in self._counted.items() if where[0] in seen}
+        self._counted = {group: told for group, told in self._counted.items() if group.name in seen}

@@ -12,7 +12,7 @@ from aiodist.observe.metrics.tally import Tally
 from aiodist.observe.summary import summary
 from aiodist.observe.view import JobView, RankView
 from aiodist.recorder.reading import Clock, Group, Link, Record, Sum
-from tests.observe.views import a_rank
+from tests.observe.made import a_rank
 
 Values = Mapping[tuple[str, ...], float]
 
@@ -35,8 +35,10 @@ def seen(
     **more: Any,
 ) -> RankView:
     """A rank, as `views.a_rank`, whose clock is that of the others; with what that has not."""
-    view = a_rank(rank, **{"about": {"argv": ["/home/me/train.py"], "clock": "one"}, **more})
-    recording = replace(view.recording, links=tuple(links), clocks=tuple(clocks), size=size)
+    about = {"argv": ["/home/me/train.py"], "clock": "one"}
+    plain: dict[str, Any] = {"about": about, "now": 10.0, "began": 0.0}
+    view = a_rank(rank, **plain | more)
+    recording = replace(view.recording, offset=5000.0, links=tuple(links), clocks=tuple(clocks), size=size)
     if groups is not None:
         recording = replace(recording, groups=tuple(groups))
     if pid is not None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from aiodist.observe.metrics.arrivals import Arrival, Arrivals
 from aiodist.observe.view import JobView
 from aiodist.recorder.reading import Group, Record
+from tests.observe.made import a_job
 from tests.observe.metrics.made import collective, seen
-from tests.observe.views import a_job
 
 WORLD = Group("world", 0, range(3))
 PAIR = Group("a pair", 0, (0, 2))

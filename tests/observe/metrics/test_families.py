@@ -15,8 +15,8 @@ from aiodist.observe.summary import summary
 from aiodist.observe.verdict import KINDS
 from aiodist.observe.view import Doing
 from aiodist.recorder.reading import Clock, Link, Vitals
+from tests.observe.made import a_job, a_record
 from tests.observe.metrics.made import a_sum, seen, told
-from tests.observe.views import a_job, an_operation
 
 LATE = Vitals(10.0, 1, 10.0, 0.25)
 
@@ -33,7 +33,7 @@ def test_all_metrics_are_told_in_their_order() -> None:
 
 
 def test_a_job() -> None:
-    pending = [an_operation(issued=4.0), an_operation(issued=5.0)]
+    pending = [a_record(issued=4.0), a_record(issued=5.0)]
     job = a_job(
         seen(0, began=2.0, memory=100, cpu=1.5, vitals=LATE, sums=[a_sum(uses=4)], pending=pending),
         seen(2, began=1.0, memory=50, alive=False, links=[Link(0, 1, 0.1, 9.0, 0)]),

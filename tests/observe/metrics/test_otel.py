@@ -19,9 +19,9 @@ from aiodist.observe.metrics.otel import Push, url
 from aiodist.observe.metrics.tally import Tally
 from aiodist.observe.summary import summary
 from aiodist.observe.view import JobView
+from tests.observe.made import a_job
 from tests.observe.metrics.made import Values, a_sum, seen, told
 from tests.observe.metrics.receiver import Receiver, receiving
-from tests.observe.views import a_job
 
 CUMULATIVE = 2  # of AggregationTemporality
 
@@ -89,7 +89,7 @@ def test_the_resource_says_which_job(receiver: Receiver, monkeypatch: pytest.Mon
         pushed(push, job, Tally())
     resource = receiver.requests[0][1].resource_metrics[0].resource
     assert _text(resource, "service.name") == "train"
-    assert _text(resource, "service.instance.id") == "abc123"
+    assert _text(resource, "service.instance.id") == "cafe"
     assert _text(resource, "host.name") == host_name()
     assert _text(resource, "deployment.environment") == "here"
     assert [one.value.int_value for one in resource.attributes if one.key == "process.pid"] == [os.getpid()]

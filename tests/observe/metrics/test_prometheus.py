@@ -19,8 +19,8 @@ from aiodist.observe.metrics import Tally, exposition, prometheus
 from aiodist.observe.metrics.catalog import CATALOG, Kind
 from aiodist.observe.summary import summary
 from aiodist.observe.view import JobView
+from tests.observe.made import a_job
 from tests.observe.metrics.made import a_sum, seen, told
-from tests.observe.views import a_job
 
 OPEN = "application/openmetrics-text; version=1.0.0"
 
@@ -40,7 +40,7 @@ def wanted(job: JobView) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     return {
         (
             metric.prometheus,
-            frozenset({"key": "abc123", **dict(zip(metric.labels, labels, strict=True))}.items()),
+            frozenset({"key": "cafe", **dict(zip(metric.labels, labels, strict=True))}.items()),
         ): value
         for metric, values in told(job).items()
         for labels, value in values.items()
@@ -90,9 +90,9 @@ def test_a_tally_keeps_what_went() -> None:
     for pid in (1, 2):
         job = a_job(seen(sums=[a_sum(uses=5)], pid=pid))
         body, _ = exposition(summary(None, job), job, tally)
-    assert b'aiodist_ops_total{group="world",key="abc123",op="all_reduce"} 10.0' in body
+    assert b'aiodist_ops_total{group="world",key="cafe",op="all_reduce"} 10.0' in body
     alone, _ = exposition(summary(None, job), job)
-    assert b'aiodist_ops_total{group="world",key="abc123",op="all_reduce"} 5.0' in alone
+    assert b'aiodist_ops_total{group="world",key="cafe",op="all_reduce"} 5.0' in alone
 
 
 def test_who_lacks_the_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from aiodist.observe.metrics.catalog import Metric
 from aiodist.observe.metrics.labels import MOST_GROUPS, MOST_RANKS, OTHERS
 from aiodist.observe.metrics.tally import Tally
 from aiodist.recorder.reading import Event, Link
+from tests.observe.made import a_job
 from tests.observe.metrics.made import a_sum, seen
-from tests.observe.views import a_job
 
 WORLD = ("all_reduce", "world")
 
