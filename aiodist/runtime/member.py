@@ -106,9 +106,7 @@ class Member:
         self._key = blake2b(f"{where} {self._job_id} {name}".encode(), digest_size=6).hexdigest()
         self._record = Memory(self._key)
         self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
-        self._recorder.tell(
-            **_about(self._job_id, name, where), clock=clock_id(), heartbeat=tuned.heartbeat
-        )
+        self._recorder.tell(**_about(self._job_id, name, where), clock=clock_id(), heartbeat=tuned.heartbeat)
         self._overheard = Overheard(self._loop, self._recorder)
         self._answerer = Answerer(self._recorder, self._record.name, self._loop, threading.get_ident())
         self._exchange = Exchange(self._loop, lambda: self.job.store, self._key, ask)
