@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,7 +66,7 @@ def test_where_the_bounds_hold_all_run_forwards(
     wrong: list[float], pairs: list[tuple[int, int, float, float]]
 ) -> None:
     """Clocks are wrong by at most what is said: so a correction exists, and one is found."""
-    errors = {clock: abs(by) for clock, by in enumerate(wrong)}
+    errors: dict[Hashable, float] = {clock: abs(by) for clock, by in enumerate(wrong)}
     arrows = []
     for one, other, at, takes in pairs:
         tail = a_span(one, at + wrong[one], at + wrong[one] + 0.1)

@@ -48,7 +48,8 @@ def test_a_rank_of_this_host(make: Make) -> None:
 
 def test_who_has_no_place_in_its_job_yet_is_left_out(make: Make) -> None:
     make(0, 0)
-    assert look() == look_at_jobs() == []
+    assert look() == []
+    assert look_at_jobs() == []
 
 
 def test_a_clock_of_another_namespace_is_read_by_the_time_of_day(make: Make) -> None:

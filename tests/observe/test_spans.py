@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ from tests.observe.made import a_rank, a_record
         ({"ended": 10.0}, False, "ended", 10.0 + BRIEF),
     ],
 )
-def test_how_an_operation_ended(more: dict[str, float], pending: bool, state: str, end: float) -> None:
+def test_how_an_operation_ended(more: dict[str, Any], pending: bool, state: str, end: float) -> None:
     record = a_record(**more)
     (span,) = spans(a_rank(3, [record], pending=[record] if pending else []))
     assert (span.rank, span.start, span.end, span.state) == (3, 10.0, end, state)

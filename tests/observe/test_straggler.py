@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from aiodist.recorder.reading import Group
 from tests.observe.made import LINE, a_job, a_rank, a_record
 
 
-def steps(rank: int, late: float, op: str = "all_reduce", count: int = 50, **more: object) -> RankView:
+def steps(rank: int, late: float, op: str = "all_reduce", count: int = 50, **more: Any) -> RankView:
     """A rank that comes so much later to a collective in each second."""
     last = [
         a_record(op, number, 10.0 + number + late, ended=12.0 + number, **more) for number in range(count)
@@ -22,7 +23,7 @@ def steps(rank: int, late: float, op: str = "all_reduce", count: int = 50, **mor
     return a_rank(rank, last, now=100.0)
 
 
-def job(op: str = "all_reduce", late: float = 0.2, who: int = 2, **more: object) -> JobView:
+def job(op: str = "all_reduce", late: float = 0.2, who: int = 2, **more: Any) -> JobView:
     return a_job(*(steps(rank, late * (rank == who), op, **more) for rank in range(4)))
 
 
