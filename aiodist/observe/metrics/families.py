@@ -37,8 +37,9 @@ def families(summary: Summary, job: JobView, tally: Tally) -> tuple[Family, ...]
         summary: of the same look as `job`.
         tally: of this job's earlier looks; what is new in this one is added.
     """
-    tally.take(job)
-    return tuple(Family(metric, tuple(_samples(metric, summary, job, tally))) for metric in CATALOG)
+    with tally.gate:  # two may scrape at once
+        tally.take(job)
+        return tuple(Family(metric, tuple(_samples(metric, summary, job, tally))) for metric in CATALOG)
 
 
 def _samples(metric: Metric, summary: Summary, job: JobView, tally: Tally) -> Iterable[Sample]:

@@ -6,6 +6,7 @@ here, and stays. A recording that is not seen for a while goes on from where it 
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 
@@ -65,9 +66,11 @@ class Tally:
 
     Attributes:
         labels: the names that it has let in.
+        gate: for who shares it with other threads.
     """
 
     def __init__(self) -> None:
+        self.gate = threading.Lock()
         self.labels = Labels()
         self._totals: dict[Metric, Values] = defaultdict(dict)
         self._before: dict[Hashable, dict[Hashable, float]] = {}  # the last seen last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -101,3 +102,10 @@ def test_a_large_job_is_told_by_host() -> None:
     found = told(a_job(*ranks))
     assert found[catalog.MEMORY] == {("h0", ""): 2, ("h1", ""): 4}
     assert found[catalog.LAG] == {("h0", ""): 0.2, ("h1", ""): pytest.approx(0.3)}
+
+
+def test_two_may_scrape_at_once() -> None:
+    job, tally = a_job(seen(0, sums=[a_sum(uses=5)]), seen(1, sums=[a_sum(uses=5)])), Tally()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: told(job, tally)[catalog.OPS], range(40)))
+    assert found == [{("all_reduce", "world"): 10}] * 40
