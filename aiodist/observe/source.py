@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from aiodist.environment import secret, split_address, tls
-from aiodist.errors import AiodistError, RendezvousError
+from aiodist.errors import AiodistError, RendezvousError, UsageError
 from aiodist.observe.ask import ask
 from aiodist.observe.exchange import gather
 from aiodist.observe.host import environ_of, look, look_at_jobs
@@ -96,6 +96,8 @@ class StoreSource:
 
     async def _connected(self, own: list[RankView]) -> TcpStore:
         if self._store is None:
+            if ":" not in self._address:
+                raise UsageError("the job meets at no store that can be asked")
             host, port = split_address(self._address, "the store's address")
             environ = next(filter(None, map(environ_of, own)), self._environ)
             self._store = await TcpStore.connect(

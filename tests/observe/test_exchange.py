@@ -97,3 +97,16 @@ async def test_a_rank_gathers_from_another_thread() -> None:
     assert sorted({view.rank for view in await task}) == [0, 1, 2]
     other.close()
     mine.close()
+
+
+async def test_a_rank_whose_loop_ends_while_it_gathers_has_what_it_saw() -> None:
+    loop = asyncio.get_running_loop()
+    mine = Exchange(loop, HashStore, "cafe", lambda views: views)
+    before = asyncio.all_tasks()
+    task = asyncio.ensure_future(asyncio.to_thread(mine.gather, [HERE]))
+    while not (asking := asyncio.all_tasks() - before - {task}):
+        await asyncio.sleep(0)
+    for one in asking:  # as asyncio.run does at its end
+        one.cancel()
+    assert await task == [HERE]
+    mine.close()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aiodist.observe import host
-from aiodist.observe.host import host_name, look, look_at_jobs
+from aiodist.observe.host import environ_of, host_name, look, look_at_jobs
 from aiodist.observe.view import Doing
 from aiodist.recorder.layout import SIZE
 from aiodist.shm import records
 from aiodist.shm.records import FAULT, STACKS
 from tests.conftest import HandOver
+from tests.observe.made import a_rank
 from tests.observe.recorded import KEY, Rank, recording
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
@@ -139,3 +142,23 @@ def test_strange_names_and_many_jobs(make: Make, tmp_path: Path) -> None:
     for entry in folder(tmp_path).iterdir():
         if entry.name != rank.memory.name:
             entry.unlink()
+
+
+def test_the_environment_that_a_rank_was_started_with() -> None:
+    with_one = {"AIODIST_SECRET": "a=b", "PATH": os.environ["PATH"]}
+    for environ, found in ((with_one, with_one), ({"PATH": os.environ["PATH"]}, {})):
+        with subprocess.Popen(["cat"], env=environ, stdin=subprocess.PIPE) as process:
+            view = a_rank(host=host_name())
+            view = replace(view, recording=replace(view.recording, pid=process.pid))
+            until_it_is_started(process.pid)
+            assert environ_of(view) == found
+            assert environ_of(replace(view, host="elsewhere")) == {}
+            assert environ_of(replace(view, alive=False)) == {}
+            process.communicate()
+        assert environ_of(view) == {}
+
+
+def until_it_is_started(pid: int) -> None:
+    """Wait until a process runs what it was started for, and has its environment."""
+    while Path(f"/proc/{pid}/comm").read_text() != "cat\n":
+        os.sched_yield()

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist.errors import RendezvousError, UsageError
 from aiodist.observe import exchange, source
 from aiodist.observe.exchange import Exchange
 from aiodist.observe.source import HostSource, StoreSource, source_of, whole
@@ -62,10 +61,20 @@ async def other(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 async def test_the_ranks_of_all_hosts(server: StoreServer, other: None) -> None:
     job = job_at(f"127.0.0.1:{server.port}", 0)
-    found = await whole(job, ENVIRON)
+    found, note = await whole(job, ENVIRON)
+    assert note == ""
     assert [(view.rank, view.host) for view in found.ranks] == [(0, "host-a"), (1, "there"), (2, "there")]
     assert len(found.ranks[1].recording.last) == source.FEW
-    assert len((await whole(job, ENVIRON, most=80)).ranks[2].recording.last) == 80
+    found, _ = await whole(job, ENVIRON, most=80)
+    assert len(found.ranks[2].recording.last) == 80
+
+
+async def test_the_secret_is_that_of_the_jobs_own_processes(
+    server: StoreServer, other: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "environ_of", lambda view: ENVIRON)
+    found, note = await whole(job_at(f"127.0.0.1:{server.port}", 0), {"AIODIST_SECRET": "of another job's"})
+    assert (len(found.ranks), note) == (3, "")
 
 
 async def test_a_source_may_be_asked_again_and_let_go_of_twice(server: StoreServer, other: None) -> None:
@@ -78,10 +87,12 @@ async def test_a_source_may_be_asked_again_and_let_go_of_twice(server: StoreServ
     await asked.aclose()
 
 
-async def test_who_has_another_secret_is_told_nothing(server: StoreServer, other: None) -> None:
+async def test_who_has_another_secret_sees_this_host_and_why(server: StoreServer, other: None) -> None:
     asked = StoreSource(job_at(f"127.0.0.1:{server.port}", 0), {"AIODIST_SECRET": "another, as long as that"})
-    with pytest.raises(RendezvousError):
-        await asked.look()
+    (found,) = await asked.look()
+    assert [view.rank for view in found.ranks] == [0]
+    assert asked.note.startswith("only the ranks of this host are shown: ")
+    assert "another secret" in asked.note
     await asked.aclose()
 
 
@@ -91,29 +102,28 @@ async def test_a_store_that_has_gone(server: StoreServer, monkeypatch: pytest.Mo
     asked = StoreSource(job_at(f"127.0.0.1:{server.port}", 0), ENVIRON)
     assert await asked.look() == []
     await server.aclose()
-    with pytest.raises(RendezvousError):
-        await asked.look()
+    assert await asked.look() == []
+    assert asked.note.startswith("only the ranks of this host are shown: ")
     await asked.aclose()
 
 
 async def test_a_job_that_is_seen_whole_or_has_died_needs_no_store() -> None:
     seen = job_at("", 0, 1, 2)
-    assert await whole(seen, {}) is seen
+    assert await whole(seen, {}) == (seen, "")
     assert isinstance(source_of(seen, {}), HostSource)
     dead = JobView("cafe", tuple(replace(view, alive=False) for view in job_at("", 0).ranks))
-    assert await whole(dead, {}) is dead
+    assert await whole(dead, {}) == (dead, "")
 
 
-@pytest.mark.parametrize("address", ["", "nowhere", None, 7, []])
-async def test_a_job_that_meets_at_no_store_that_can_be_asked(address: str) -> None:
-    with pytest.raises(UsageError, match="Run the command on each of its hosts"):
-        await whole(job_at(address, 0), ENVIRON)
-
-
-@pytest.mark.parametrize("address", ["x:y", "host:-1", ":::", "host:99999999"])
-async def test_an_address_that_is_nonsense(address: str) -> None:
-    with pytest.raises((UsageError, RendezvousError)):
-        await whole(job_at(address, 0), ENVIRON)
+@pytest.mark.parametrize(
+    "address", ["", "nowhere", None, 7, [], "x:y", "127.0.0.1:-1", ":::", "127.0.0.1:99999999"]
+)
+async def test_a_job_whose_store_cannot_be_asked(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = job_at(address, 0)
+    monkeypatch.setattr(source, "look", lambda key: list(seen.ranks))
+    found, note = await whole(seen, ENVIRON)
+    assert found == seen
+    assert note.startswith("only the ranks of this host are shown: ")
 
 
 async def test_the_jobs_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
