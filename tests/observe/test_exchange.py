@@ -104,7 +104,10 @@ async def test_a_rank_whose_loop_ends_while_it_gathers_has_what_it_saw() -> None
     mine = Exchange(loop, HashStore, "cafe", lambda views: views)
     before = asyncio.all_tasks()
     task = asyncio.ensure_future(asyncio.to_thread(mine.gather, [HERE]))
-    while not (asking := asyncio.all_tasks() - before - {task}):
+    asking: set[asyncio.Task[object]] = set()
+    for _ in range(1_000_000):
+        if asking := asyncio.all_tasks() - before - {task}:
+            break
         await asyncio.sleep(0)
     for one in asking:  # as asyncio.run does at its end
         one.cancel()
