@@ -98,7 +98,7 @@ def _killed(case: Case, ground: Ground) -> str:
         seconds = time.monotonic() - began
         codes = sorted({job.returncode for job in jobs}, key=str)
         text = "".join(path.read_text(errors="replace") for path in texts)
-        named = bool(re.search(r"(rank\s*:?|task)\s+1\b", text))  # by a rank, by torchrun, by srun
+        named = bool(re.search(r"(rank\s*:?|task|Process name:)\s+1\b", text))  # by a rank or a launcher
         time.sleep(1)
         stay = len(left(ground)) - sum(job.poll() is None for job in jobs)
         shown = "/".join("still runs" if code is None else str(code) for code in codes)

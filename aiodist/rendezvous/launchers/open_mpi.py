@@ -1,7 +1,7 @@
 """Open MPI: by a file in a folder of the job's own on one host, by PMIx on several.
 
 PMIx is spoken by another process (`pmix_process`): MPI_Init speaks it, too, and not after somebody else in
-its process. On Open MPI 4 even that spoils a later MPI_Init; there a warning says so.
+its process. On Open MPI 4 even that spoils a later MPI_Init, on Open MPI 5 now and then; a warning says so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
@@ -49,10 +50,11 @@ async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
                 *(place.world_size, _OLD_HOSTFILE, _HOSTFILE),
             )
         return await meet_by_file(invitation, f"{folder}/aiodist-{job}")
-    if environ.get(_OLD):
+    if place.rank == 0 and (environ.get(_OLD) or find_spec("mpi4py") is not None):
         _log.warning(
-            "the processes of this mpirun meet by PMIx, after which Open MPI 4 cannot be initialised: import "
-            "mpi4py.MPI before init_process_group, or set MASTER_ADDR, if MPI is needed as well"
+            "the processes of this mpirun meet by PMIx, after which MPI_Init %s: import mpi4py.MPI before "
+            "init_process_group, or set MASTER_ADDR, if MPI is needed as well",
+            "fails on Open MPI 4" if environ.get(_OLD) else "may hang or crash on Open MPI 5",
         )
     return await meet_once(Pmix(invitation.timeout), invitation)
 

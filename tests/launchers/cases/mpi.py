@@ -84,17 +84,16 @@ def _open_mpi_4_two(ground: Ground, script: list[str]) -> Commands:
 def _open_mpi_4_before(ground: Ground, script: list[str]) -> Commands:
     """MPI is initialised first, and leads the ranks to each other."""
     python = str(ground.environment("mpi4py", "mpi4py") / "python")
-    return _in_open_mpi_4(ground, [python, *_with_mpi("before", script)], WITH_TESTS)
+    return _in_open_mpi_4(ground, [python, *_with_mpi(script)], WITH_TESTS)
 
 
-def _open_mpi_5_after(ground: Ground, script: list[str]) -> Commands:
-    """The ranks have met by PMIx, and MPI is initialised afterwards."""
-    command = [str(_bin_5(ground) / "python"), *_with_mpi("after", script)]
+def _open_mpi_5_before(ground: Ground, script: list[str]) -> Commands:
+    command = [str(_bin_5(ground) / "python"), *_with_mpi(script)]
     return _in_open_mpi_5(ground, "2", command, WITH_TESTS)
 
 
-def _with_mpi(when: str, script: list[str]) -> list[str]:
-    return [str(_HERE / "mpi_job.py"), when, *script]
+def _with_mpi(script: list[str]) -> list[str]:
+    return [str(_HERE / "mpi_job.py"), *script]
 
 
 def _in_open_mpi_4(
@@ -161,7 +160,7 @@ def _futures(ground: Ground, script: list[str]) -> Commands:
 CASES = (
     Case("mpirun (Open MPI 5)", _open_mpi_5, ONE_HOST),
     Case("mpirun (Open MPI 5), 2 hosts, by PMIx", open_mpi_5_two, TWO_HOSTS),
-    Case("mpirun (Open MPI 5), 2 hosts, by PMIx, then MPI", _open_mpi_5_after, TWO_HOSTS, mpi=True),
+    Case("mpirun (Open MPI 5), 2 hosts, MPI before", _open_mpi_5_before, TWO_HOSTS, mpi=True),
     Case("mpirun (Open MPI 4.1)", _open_mpi_4, ONE_HOST),
     Case("mpirun (Open MPI 4.1), 2 hosts, by PMIx", _open_mpi_4_two, TWO_HOSTS),
     Case("mpirun (Open MPI 4.1), 2 hosts, MPI before", _open_mpi_4_before, TWO_HOSTS, mpi=True),
