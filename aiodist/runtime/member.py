@@ -297,7 +297,14 @@ def _about(job: str, name: str, address: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "log_dir": os.environ.get(LOG_DIR, ""),
+        "output": _output(os.environ),
     }
+
+
+def _output(environ: Mapping[str, str]) -> str:
+    """Where in the folder of logs `aiodist run` writes what this process prints; '': it says nothing of that."""
+    attempt, local_rank = environ.get("TORCHELASTIC_RESTART_COUNT", ""), environ.get("LOCAL_RANK", "")
+    return f"attempt_{attempt}/{local_rank}" if attempt.isdecimal() and local_rank.isdecimal() else ""
 
 
 def _seat(asked: Invitation) -> tuple[int, int]:
