@@ -36,7 +36,8 @@ class LogFiles:
             else:
                 self.folder = tempfile.mkdtemp(prefix=f"{name}_", dir=config.log_dir)
         except OSError as error:
-            raise UsageError(f"cannot write logs to {config.log_dir or 'the user\'s folder'}: {error.strerror}") from None
+            where = config.log_dir or "this user's folder of jobs"
+            raise UsageError(f"cannot write logs to {where}: {error.strerror}") from None
 
     def prepare(self, restarts: int, local_rank: int) -> None:
         """Make the folder of one start of a worker; `UsageError` where that cannot be done."""
