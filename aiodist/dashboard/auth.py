@@ -1,8 +1,8 @@
 """Who may see the page: one token, used once, becomes a session. Pure.
 
 A session is two secrets: a path, under which the data lies, and a cookie that the browser sends to that path
-only. Browsers send the cookies of one port of a host to all others; a server of another user of this host does
-not know the path, so it is never sent the cookie.
+only. Browsers send the cookies of one port of a host to all others; a server of another user of this host
+does not know the path, so it is never sent the cookie.
 """
 
 from __future__ import annotations

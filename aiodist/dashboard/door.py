@@ -1,8 +1,8 @@
 """Connections of those who have shown no session yet are few, and short.
 
-aiohttp waits for the head of a request for as long as it takes. So each connection is closed after some seconds
-unless a request on it was admitted meanwhile; and where there are too many that were not, the oldest goes. Who
-opens connections in masses ends their own; a browser's requests take milliseconds.
+aiohttp waits for the head of a request for as long as it takes. So each connection is closed after some
+seconds unless a request on it was admitted meanwhile; and where there are too many that were not, the oldest
+goes. Who opens connections in masses ends their own; a browser's requests take milliseconds.
 """
 
 from __future__ import annotations

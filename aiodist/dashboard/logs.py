@@ -1,7 +1,7 @@
 """What the ranks of this host have printed, as far as the launcher wrote it into files.
 
-The layout is that of `aiodist run`: attempt_<n>/<local rank>/{stdout,stderr}.log in a folder. A page asks for a
-file by the place that it has in a list, never by a path; nothing is read along a link.
+The layout is that of `aiodist run`: attempt_<n>/<local rank>/{stdout,stderr}.log in a folder. A page asks for
+a file by the place that it has in a list, never by a path; nothing is read along a link.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Output:
         """A descriptor of one of its files.
 
         Raises:
-            OSError: there is none; or a part of its path is a link, another user's, or others may write there.
+            OSError: there is none; or a part of its path is a link, another user's, or others may write to
+                it.
         """
         with ExitStack() as stack:
             above = stack.enter_context(Folder.open(self.folder))
@@ -135,7 +136,7 @@ def _nothing(why: str) -> dict[str, Any]:
 
 def _found(folder: str) -> Iterable[Output]:
     """The outputs in a folder."""
-    found = []
+    found: list[Output] = []
     with suppress(OSError), Folder.open(folder) as above:
         for name in above.names():
             attempt = _ATTEMPT.fullmatch(name)

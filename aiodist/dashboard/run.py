@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,12 +136,17 @@ async def _until_left() -> int:
     codes = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGHUP: 128 + signal.SIGHUP}
     for signum, code in codes.items():
         if signal.getsignal(signum) is not signal.SIG_IGN:
-            loop.add_signal_handler(signum, lambda code=code: left.done() or left.set_result(code))
+            loop.add_signal_handler(signum, _end, left, code)
     try:
         return await left
     finally:
         for signum in codes:
             loop.remove_signal_handler(signum)
+
+
+def _end(left: asyncio.Future[int], code: int) -> None:
+    if not left.done():
+        left.set_result(code)
 
 
 async def _beside(told: _Launcher, feed: Feed, server: Server, say: Callable[[str], None]) -> int:
@@ -162,8 +167,8 @@ async def _beside(told: _Launcher, feed: Feed, server: Server, say: Callable[[st
 
 
 class _Launcher:
-    """What a launcher says by stdin, as lines of JSON: {'job', 'secret', 'logs', 'terminal'} first, at the end
-    {'over': its exit code, 'records': folder}. Its own end is an end, too."""
+    """What a launcher says by stdin, as lines of JSON: {'job', 'secret', 'logs', 'terminal'} first, at the
+    end {'over': its exit code, 'records': folder}. Its own end is an end, too."""
 
     def __init__(self, lines: asyncio.StreamReader, first: dict[str, Any]) -> None:
         self._lines = lines
@@ -237,11 +242,9 @@ def _address(host: str, port: int) -> str:
 
 
 @contextlib.contextmanager
-def _announced(
-    address: str, token: str, terminal: bool, say: Callable[[str], None]
-) -> Any:
-    """Say where the page is. The token goes to a terminal only: what is no terminal is kept, and read by others;
-    then it is in a file for this user alone, which is removed in the end."""
+def _announced(address: str, token: str, terminal: bool, say: Callable[[str], None]) -> Iterator[None]:
+    """Say where the page is. The token goes to a terminal only: what else takes our words is kept, and read
+    by others; then it is in a file for this user alone, which is removed in the end."""
     url = f"{address}#token={token}"
     if terminal:
         say(f"the page: {url}")

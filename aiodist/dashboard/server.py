@@ -325,4 +325,3 @@ def _ranks(text: str) -> tuple[int, ...]:
     if len(found) > _MOST_RANKS:
         raise ValueError(text)
     return tuple(found)
-

@@ -1,4 +1,4 @@
-"""Finding the job, and seeing all of its hosts: by this host's files, and by the job's store where it has others."""
+"""Finding the job, and seeing all of its hosts: by this host's files, or by its store where it has others."""
 
 from __future__ import annotations
 

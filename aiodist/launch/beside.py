@@ -1,4 +1,4 @@
-"""The dashboard beside a job: a process of its own, to which the launcher says which job it is, and how it ended.
+"""The dashboard beside a job: a process of its own. The launcher tells it which job it is, and how it ended.
 
 It is told by its stdin, and what it says to the operator comes by its stdout, as lines. So no address with a
 token is in anybody's arguments, and nothing of the launcher listens for it.
@@ -44,7 +44,8 @@ class Dashboard:
             stdout=subprocess.PIPE,
             process_group=0,  # Ctrl-C in the terminal is for the job
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
         os.set_blocking(self._from.fileno(), False)
         self._loop.add_reader(self._from.fileno(), self._readable)

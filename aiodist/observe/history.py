@@ -12,6 +12,8 @@ from aiodist.observe.view import Doing, JobView, RankView
 MOST = 200
 """Entries that are kept, the last ones."""
 
+_ENDED = (Doing.left, Doing.dead)
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -40,7 +42,7 @@ class History:
     def __init__(self) -> None:
         self._members: dict[tuple[str, int, float], _Member] = {}
         self._entries: deque[Entry] = deque(maxlen=MOST)
-        self._told: set[tuple[str, int, float, str]] = set()
+        self._told: dict[tuple[str, int, float], int] = {}  # how many events of each process
         self._epoch = -1
 
     @property
@@ -66,14 +68,16 @@ class History:
                 found.append(Entry(at, "epoch", f"epoch {epoch} began, with {_size(job, epoch)} ranks"))
             self._epoch = epoch
         ended: dict[tuple[str, str], list[int]] = {}
-        for one, member in self._members.items():
+        for one, member in list(self._members.items()):
             view = views.get(one)
-            doing = Doing.left if view is None else view.doing
-            if doing is not member.doing:
-                if doing in (Doing.left, Doing.dead):
-                    kind = "gone" if view is None else "died" if doing is Doing.dead else "left"
-                    ended.setdefault((kind, one[0]), []).append(member.rank)
-                member.doing = doing
+            lived = member.doing not in _ENDED
+            if view is None:
+                del self._members[one]
+                kind = "gone"
+            else:
+                kind = {Doing.left: "left", Doing.dead: "died"}.get(view.doing, "")
+            if lived and kind:
+                ended.setdefault((kind, one[0]), []).append(member.rank)
         for (kind, host), ranks in ended.items():
             words = {"gone": "has gone", "died": "has ended without leaving", "left": "has left"}[kind]
             many = words.replace("has", "have", 1) if len(ranks) > 1 else words
@@ -85,10 +89,11 @@ class History:
 
     def _events(self, views: Iterable[RankView]) -> Iterable[Entry]:
         for view in views:
-            for event in view.recording.events:
-                mark = (view.host, view.recording.pid, event.at, event.text)
-                if mark not in self._told:
-                    self._told.add(mark)
+            events = view.recording.events
+            known = self._told.get(_identity(view), 0)
+            if len(events) > known:
+                self._told[_identity(view)] = len(events)
+                for event in events[known:]:
                     yield Entry(view.recording.offset + event.at, "event", f"rank {view.rank}: {event.text}")
 
 

@@ -2,8 +2,8 @@
 
 What calls imply needs no counter where data moves, which shared memory has not: of a message its bytes; of a
 collective the least that has to go from member to member, whatever algorithm carries it out. An all_reduce
-counts as each member's part sent to whom it is reduced by, and back: 2/n of the tensor for each pair. What the
-kernel has counted is exact, with all that goes over a connection, and there for TCP only.
+counts as each member's part sent to whom it is reduced by, and back: 2/n of the tensor for each pair. What
+the kernel has counted is exact, with all that goes over a connection, and there for TCP only.
 """
 
 from __future__ import annotations

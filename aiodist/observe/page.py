@@ -1,7 +1,7 @@
 """What a page shows of a job, as JSON values: all of it once, then what has changed. Pure.
 
-A row is a list of cells, one for each of `COLUMNS`. Numbers are rounded to what is shown, so that a cell which
-looks the same is not sent again. Whatever a rank has told is one line without control characters.
+A row is a list of cells, one for each of `COLUMNS`. Numbers are rounded to what is shown, so that a cell
+which looks the same is not sent again. Whatever a rank has told is one line without control characters.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 from aiodist.observe.history import Entry
@@ -56,7 +57,7 @@ def page(summary: Summary, history: Iterable[Entry], **more: Any) -> Page:
         "size": summary.size,
         "hosts": [text(host) for host in summary.hosts],
         "epoch": summary.epoch,
-        "age": round(summary.age),
+        "age": _round(summary.age),
     }
     totals = {name: _cell(name, value) for name, value in asdict(summary.totals).items()}
     parts = {
@@ -76,12 +77,15 @@ def whole(now: Page) -> dict[str, Any]:
 
 
 def change(before: Page, now: Page) -> dict[str, Any]:
-    """What has changed: {part: its value, 'cells': [[rank, column, value, …], …], 'rows': new ones, 'gone': ranks}.
+    """What has changed: parts, by name; 'cells', [rank, column, value, …] for each row; 'rows' that are new;
+    'gone', ranks.
 
     What has not changed is left out. `apply` of it to what was there gives what is there.
     """
     found: dict[str, Any] = {
-        name: value for name, value in now.parts.items() if name not in before.parts or before.parts[name] != value
+        name: value
+        for name, value in now.parts.items()
+        if name not in before.parts or before.parts[name] != value
     }
     cells: list[list[Cell]] = []
     fresh: list[tuple[Cell, ...]] = []
@@ -138,6 +142,11 @@ def _cell(name: str, value: Any) -> Any:
     return value
 
 
+def _round(number: float) -> int:
+    """A whole number; 0 for what is none: a rank's memory may hold anything."""
+    return round(number) if isfinite(number) else 0
+
+
 def _verdict(verdict: Verdict) -> dict[str, Any]:
     return {
         "kind": verdict.kind,
@@ -154,9 +163,9 @@ def indented(line: str) -> str:
 
 
 def _news(news: News) -> dict[str, Any]:
-    ago = round(news.ago) if news.ago < 60 else round(news.ago / 60) * 60
+    ago = _round(news.ago) if news.ago < 60 else _round(news.ago / 60) * 60
     return {"rank": news.rank, "ago": ago, "text": one_line(news.text, _LINE), "failure": news.failure}
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
-    return {"at": round(entry.at, 1), "kind": entry.kind, "text": one_line(entry.text, _LINE)}
+    return {"at": _round(10 * entry.at) / 10, "kind": entry.kind, "text": one_line(entry.text, _LINE)}

@@ -53,9 +53,7 @@ class Summary:
         return asdict(self)
 
 
-def summary(
-    before: JobView | None, now: JobView, verdicts: tuple[Verdict, ...] | None = None
-) -> Summary:
+def summary(before: JobView | None, now: JobView, verdicts: tuple[Verdict, ...] | None = None) -> Summary:
     """What there is to show.
 
     Args:

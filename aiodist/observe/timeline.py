@@ -1,7 +1,7 @@
 """The last seconds of some ranks, for a page: what each waited for and moved, on one clock. Pure.
 
-Operations that are shorter than can be drawn are drawn together, so that the size of the answer depends on the
-width of the picture and not on how many operations there were.
+Operations that are shorter than can be drawn are drawn together, so that the size of the answer depends on
+the width of the picture and not on how many operations there were.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def timeline(job: JobView, ranks: Iterable[int], seconds: float, most: int = MOS
     Returns:
         'seconds'; 'error', by which times of different ranks may be wrong; 'lines', texts; 'ranks', for each
         its 'rank', 'known' (from when on all is known) and 'spans': [start, end, waited, state, what, line,
-        count, lane]. Times are seconds before the present, at most 0. `what` and `line` are places in 'lines'.
-        Until `waited` the operation has waited for peers; None: nobody knows. `count` operations are drawn
-        together where it is above 1.
+        count, lane]. Times are seconds before the present, at most 0. `what` and `line` are places in
+        'lines'. Until `waited` the operation has waited for peers; None: nobody knows. `count` operations are
+        drawn together where it is above 1.
     """
     wanted = set(ranks)
     views = [view for view in job.ranks if view.rank in wanted]
@@ -71,7 +71,9 @@ def _together(found: Sequence[Span], finest: float) -> list[list[Span]]:
     for span in found:
         short = span.end - span.start < finest and span.state in ("brief", "ended")
         last = groups[-1] if groups else []
-        fits = last and short and last[0].state in ("brief", "ended") and span.end - last[0].start < 2 * finest
+        fits = (
+            last and short and last[0].state in ("brief", "ended") and span.end - last[0].start < 2 * finest
+        )
         if fits and all(one.end - one.start < finest for one in last[-1:]):
             last.append(span)
         else:

@@ -67,7 +67,10 @@ class Tab:
         """Give the window a size, and the system a scheme."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
-            **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)

@@ -25,7 +25,7 @@ function paint() {
   put(find("bytes-note"), WORDS[kind]);
   if (!told) return;
   const table = told[kind], count = told.labels.length, most = Math.max(1, ...table.flat());
-  const step = Math.max(6, Math.min(44, Math.floor(((canvas.clientWidth || 600) - LEFT) / Math.max(1, count))));
+  const step = Math.max(6, Math.min(84, Math.floor(((canvas.clientWidth || 600) - LEFT) / Math.max(1, count))));
   const on = surface(canvas, TOP + step * count + 6);
   if (!on) return;
   const { context } = on, [ink, dim, empty, accent] = ["text", "dim", "soft", "moves"].map(colour);
@@ -49,7 +49,7 @@ function paint() {
       context.fillStyle = accent;
       context.fillRect(x, y, step - gap, step - gap);
       context.globalAlpha = 1;
-      if (step >= 40) { context.fillStyle = part > 0.55 ? (document.documentElement.dataset.theme === "dark" ? "#0c1020" : "#fff") : ink; context.textAlign = "center"; context.font = "10px system-ui, sans-serif"; context.fillText(size(bytes), x + step / 2 - 1, y + step / 2); context.font = "11px system-ui, sans-serif"; }
+      if (step >= 44) { context.fillStyle = part > 0.55 ? (document.documentElement.dataset.theme === "dark" ? "#0c1020" : "#fff") : ink; context.textAlign = "center"; context.font = step > 60 ? "12px system-ui, sans-serif" : "10px system-ui, sans-serif"; context.fillText(size(bytes), x + step / 2 - 1, y + step / 2); context.font = "11px system-ui, sans-serif"; }
     });
   });
   grid = { step, count };

@@ -83,9 +83,9 @@ function draw() {
 function head() {
   const { job, state, code } = shown;
   const failed = state === "ended" && code;
-  const words = state === "ended" ? (code ? `failed, code ${code}` : code === 0 ? "ended well" : "ended") : state === "waiting" ? "waiting for ranks" : shown.verdicts.length ? "trouble" : "live";
+  const words = state === "ended" ? (code ? `failed, code ${code}` : code === 0 ? "ended well" : "ended") : state === "waiting" ? "waiting for ranks" : shown.verdicts.length ? (shown.verdicts.every(slow) ? "slow" : "stands still") : "live";
   put(find("state"), words);
-  find("state").className = `state ${failed ? "failed" : state === "live" ? (shown.verdicts.length ? "trouble" : "live") : ""}`;
+  find("state").className = `state ${failed ? "failed" : state === "live" ? (!shown.verdicts.length ? "live" : shown.verdicts.every(slow) ? "trouble" : "failed") : ""}`;
   if (!job) return;
   put(find("script"), job.script);
   document.title = `${shown.verdicts.length ? "⚠ " : ""}${job.script} · aiodist`;
@@ -93,6 +93,8 @@ function head() {
   const facts = [["ranks", shown.rows.size === job.size ? `${job.size}` : `${shown.rows.size} of ${job.size}`], [job.hosts.length > 1 ? "hosts" : "host", hosts], ["epoch", `${job.epoch}`], ["for", span(job.age)], ["job", job.key], ["seen", clock(shown.wall)]];
   find("facts").replaceChildren(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", { title: value }, value))));
 }
+
+const slow = (one) => one.kind === "straggler" || one.kind === "slow link";
 
 let told = "";
 function verdicts() {
@@ -102,8 +104,7 @@ function verdicts() {
   find("verdicts").replaceChildren(...shown.verdicts.map((one) => {
     const lines = one.lines.filter((line) => !line.startsWith("→"));
     const advice = one.lines.filter((line) => line.startsWith("→"));
-    const slow = one.kind === "straggler" || one.kind === "slow link";
-    return element("article", { class: `verdict${slow ? " slow" : ""}` }, element("h2", {}, one.title), ...(lines.length ? [element("pre", {}, lines.join("\n"))] : []), ...advice.map((line) => element("p", { class: "advice" }, line)));
+    return element("article", { class: `verdict${slow(one) ? " slow" : ""}` }, element("h2", {}, one.title), ...(lines.length ? [element("pre", {}, lines.join("\n"))] : []), ...advice.map((line) => element("p", { class: "advice" }, line)));
   }));
 }
 

@@ -15,7 +15,8 @@ const body = find("ranks").tBodies[0];
 const cell = (row, name) => row[places[name]];
 
 const heads = COLUMNS.map(([name, label, kind]) => {
-  const button = element("button", { type: "button" }, label, element("span", { class: "sort", "aria-hidden": "true" }));
+  const arrow = element("span", { class: "sort", "aria-hidden": "true" });
+  const button = element("button", { type: "button" }, ...(kind ? [arrow, label] : [label, arrow]));
   const head = element("th", { scope: "col", class: kind }, button);
   button.addEventListener("click", () => {
     sort = sort.by !== name ? { by: name, down: kind === "number" && name !== "rank" } : sort.down === (kind === "number" && name !== "rank") ? { by: name, down: !sort.down } : { by: "", down: false };
@@ -59,7 +60,7 @@ export function draw({ columns, rows, job, news, verdicts, state }) {
   heads.forEach((head, place) => {
     const on = COLUMNS[place][0] === sort.by;
     if (on) head.setAttribute("aria-sort", sort.down ? "descending" : "ascending"); else head.removeAttribute("aria-sort");
-    put(head.querySelector(".sort"), on ? (sort.down ? " ↓" : " ↑") : "");
+    put(head.querySelector(".sort"), on ? (sort.down ? " ↓ " : " ↑ ") : "");
   });
   const found = chosen(), pages = Math.max(1, Math.ceil(found.length / PAGE));
   page = Math.min(page, pages - 1);
@@ -110,7 +111,7 @@ function fill(node, row, blamed, state) {
   put(cells[9], size(get("memory"))); put(cells[10], get("cpu") === null ? "·" : share(get("cpu")));
   put(cells[11], String(get("epoch")));
   const failure = failures.get(row[0]) ?? (get("failed") ? `${get("failed")} failed` : "");
-  put(cells[12], failure || "none"); cells[12].title = failure; cells[12].className = failure ? "failure" : "none";
+  put(cells[12], failure || "–"); cells[12].title = failure; cells[12].className = failure ? "failure" : "none";
 }
 
 function chips(rows) {

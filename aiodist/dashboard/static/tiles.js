@@ -1,7 +1,7 @@
 // All ranks together: a figure each, and how it went in the last two minutes.
 import { colour, element, find, put, rate, share, size, span, surface } from "./format.js";
 
-const KEPT = 120;
+const KEPT = 120, LEAST = 30;
 const TILES = [
   ["ops", "operations", (t) => [rate(t.ops), "/s"]],
   ["nbytes", "tensor bytes", (t) => [size(t.nbytes), "/s"]],
@@ -43,11 +43,11 @@ function spark(canvas, values, name) {
   context.fillStyle = context.strokeStyle;
   context.lineWidth = 1.5;
   context.lineJoin = "round";
-  const line = new Path2D();
+  const kept = Math.max(LEAST, values.length), line = new Path2D();
   let begun = false, last = 0;
   values.forEach((value, place) => {
     if (value === null) return;
-    const x = width - (values.length - 1 - place) * (width / (KEPT - 1)), y = 24 - 21 * (value / most);
+    const x = width - (values.length - 1 - place) * (width / (kept - 1)), y = 24 - 21 * (value / most);
     if (begun) line.lineTo(x, y); else { line.moveTo(x, y); last = x; }
     begun = true;
   });

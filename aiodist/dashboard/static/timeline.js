@@ -3,7 +3,8 @@ import { colour, element, find, put, share, span, surface, tells } from "./forma
 import { ask, shown } from "./main.js";
 import { chosen } from "./ranks.js";
 
-const ROW = 26, TOP = 22, LEFT = 56, RIGHT = 58, MOST = 24, INSET = 4;
+const TOP = 24, LEFT = 64, RIGHT = 76, MOST = 24, INSET = 4;
+let ROW = 26;
 const canvas = find("timeline");
 let told = null, paused = false, asking = false, marks = [], shownRanks = "";
 
@@ -35,6 +36,7 @@ export async function draw() {
 function paint() {
   if (find("panel-timeline").hidden) return;
   const lanes = told ? told.ranks : [];
+  ROW = lanes.length <= 8 ? 44 : 26;
   const on = surface(canvas, TOP + Math.max(1, lanes.length) * ROW + 8);
   if (!on) return;
   const { context, width } = on, seconds = told ? told.seconds : 10, across = width - LEFT - RIGHT;
@@ -47,7 +49,7 @@ function paint() {
   context.textAlign = "center";
   for (let part = 0; part <= 5; part += 1) {
     const time = -seconds * (1 - part / 5);
-    context.fillText(part === 5 ? "now" : `−${span(-time)}`, x(time), 10);
+    context.fillText(part === 5 ? "now" : `−${-time} s`, x(time), 10);
     context.fillRect(Math.round(x(time)), TOP - 3, 1, 3);
   }
   lanes.forEach((lane, place) => {
@@ -81,9 +83,9 @@ function paint() {
     }
     context.textAlign = "left";
     context.fillStyle = palette.dim;
-    context.fillText(share(waited / seconds), width - RIGHT + 10, y + ROW / 2);
+    context.fillText(share(waited / seconds), width - RIGHT + 30, y + ROW / 2);
   });
-  context.textAlign = "left"; context.fillStyle = palette.dim; context.fillText("waits", width - RIGHT + 10, 10);
+  context.textAlign = "left"; context.fillStyle = palette.dim; context.fillText("waits", width - RIGHT + 30, 10);
 }
 
 function hatch(context, x, y, w, h, ink) {

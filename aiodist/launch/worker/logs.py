@@ -18,7 +18,7 @@ from aiodist.observe.dumps import open_kept
 class LogFiles:
     """`<log_dir>/<job>_<random>/attempt_<n>/<local rank>/{stdout,stderr}.log` and `error.json`.
 
-    For a dashboard, without a `log_dir`, it is the job's folder in the user's own, of which the last ones are kept.
+    For a dashboard, without a `log_dir`, it is the job's folder in the user's own: the last ten are kept.
     n is the number of restarts that the job had used when the worker was started.
 
     Attributes:
