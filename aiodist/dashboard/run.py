@@ -106,11 +106,15 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
         ) from None
     try:
         async with _looking(feed):
+            left = _leaving() if told is None else None
             if options.open_network:
                 say(f"WARNING: every host that reaches {host} reaches the page, which is not encrypted")
             terminal = sys.stderr.isatty() if told is None else told.terminal
             with _announced(_address(host, port), sessions.token, terminal, say):
-                return await (_until_left() if told is None else _beside(told, feed, server, say))
+                if told is not None:
+                    return await _beside(told, feed, server, say)
+                assert left is not None
+                return await left
     finally:
         await server.aclose()
         await sight.aclose()
@@ -129,19 +133,15 @@ async def _looking(feed: Feed) -> AsyncIterator[None]:
             await task
 
 
-async def _until_left() -> int:
-    """Wait for Ctrl-C or SIGTERM → the exit code."""
+def _leaving() -> asyncio.Future[int]:
+    """A future that has the exit code after Ctrl-C or SIGTERM."""
     loop = asyncio.get_running_loop()
     left: asyncio.Future[int] = loop.create_future()
     codes = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGHUP: 128 + signal.SIGHUP}
     for signum, code in codes.items():
         if signal.getsignal(signum) is not signal.SIG_IGN:
             loop.add_signal_handler(signum, _end, left, code)
-    try:
-        return await left
-    finally:
-        for signum in codes:
-            loop.remove_signal_handler(signum)
+    return left
 
 
 def _end(left: asyncio.Future[int], code: int) -> None:

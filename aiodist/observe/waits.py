@@ -7,7 +7,7 @@ where everybody who is waited for waits too, they wait in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiodist.observe.view import Doing, RankView
@@ -37,13 +37,14 @@ class Wait:
     absent: tuple[int, ...]
 
 
-Place = tuple[str, int, tuple[int, ...]]
+Place = tuple[str, int, Sequence[int]]
 """A group, the same at all its members: its name, epoch and ranks."""
 
 
 def place_of(group: Group) -> Place:
-    """The same value at all members of a group."""
-    return group.name, group.epoch, tuple(group.ranks)
+    """The same value at all members of a group; all of them know its ranks as a range, or none does."""
+    ranks = group.ranks
+    return group.name, group.epoch, ranks if isinstance(ranks, range) else tuple(ranks)
 
 
 class Waits:
@@ -60,6 +61,7 @@ class Waits:
     def __init__(self, ranks: Iterable[RankView]) -> None:
         self._ranks = {rank.rank: rank for rank in ranks}
         self._collectives: dict[int, dict[Place, int]] = {}
+        self._missing: dict[tuple[Place, int], list[int]] = {}
         self._messages: dict[int, set[tuple[Place, str, int, int, int]]] = {}
         for number, rank in self._ranks.items():
             self._take_in(number, rank)
@@ -96,7 +98,12 @@ class Waits:
         group = record.group
         assert group is not None
         if record.op not in MESSAGES:
-            return [member for member in group.ranks if self.issued(member, group) < record.number]
+            key = place_of(group), record.number
+            if key not in self._missing:  # most members wait in the same one
+                self._missing[key] = [
+                    member for member in group.ranks if self.issued(member, group) < record.number
+                ]
+            return self._missing[key]
         if not 0 <= record.root < len(group.ranks):
             return ()  # from anybody: nobody in particular is waited for
         peer = group.ranks[record.root]

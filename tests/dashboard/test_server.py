@@ -287,7 +287,7 @@ async def test_metrics_take_a_token_or_a_session(monkeypatch: pytest.MonkeyPatch
         "aiodist.observe.metrics": types.SimpleNamespace(exposition=exposition),
         "prometheus_client": types.SimpleNamespace(),
     }.items():
-        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, name, module)
     async with served() as page:
         assert (await page.get("/metrics"))[0] == 401
         assert (await page.get("/metrics", Authorization="Bearer wrong"))[0] == 401
