@@ -26,6 +26,7 @@ COMMANDS = {
     "store": "run a standalone rendezvous server",
     "jobs": "list the jobs of this host",
     "top": "show what the ranks of a job do, live",
+    "dashboard": "show them on a web page, live",
     "metrics": "tell what a job does to Prometheus or OpenTelemetry",
     "stacks": "show the stacks and tasks of a job's ranks",
     "bench": "measure aiodist on this machine",

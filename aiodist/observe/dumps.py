@@ -30,6 +30,7 @@ LARGEST = 64 << 20
 """Bytes of a rank's file that is read; one with all that a recorder holds has some 2 MiB."""
 
 _LOCK = ".lock"
+_DEPTH = 2  # folders below one: attempt_0/3
 _STAMP = "%Y-%m-%dT%H-%M-%SZ"
 _NAMED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ)-([\w.-]+)")
 _RANKS = re.compile(r"rank(\d{1,9})\.json")
@@ -166,9 +167,20 @@ def _seconds(stamp: str) -> float:
 
 
 def _remove(jobs: Folder, name: str) -> None:
-    """Remove a dump, as far as it is this user's, and holds files only."""
+    """Remove a dump, and the logs in it, as far as they are this user's."""
     with contextlib.suppress(OSError):
         with jobs.folder(name) as old:
-            for entry in old.names():
-                old.remove(entry)
+            _empty(old, _DEPTH)
         jobs.remove_folder(name)
+
+
+def _empty(folder: Folder, depth: int) -> None:
+    for entry in folder.names():
+        try:
+            folder.remove(entry)
+        except OSError:  # a folder
+            if not depth:
+                raise
+            with folder.folder(entry) as inside:
+                _empty(inside, depth - 1)
+            folder.remove_folder(entry)

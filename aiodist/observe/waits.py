@@ -76,6 +76,7 @@ class Waits:
     def __init__(self, ranks: Iterable[RankView]) -> None:
         self._ranks = {rank.rank: rank for rank in ranks}
         self._issued = {number: _Issued(rank) for number, rank in self._ranks.items()}
+        self._absent: dict[tuple[Group, int], tuple[list[int], list[int]]] = {}
         self.all = sorted(
             (
                 self._wait(number, rank, record, record.group)
@@ -97,17 +98,23 @@ class Waits:
                 0 <= record.root < len(group.ranks)
             )  # else from anybody: nobody in particular is waited for
             missing = [group.ranks[record.root]] if known and not self._came(rank, record, group) else []
+            absent = self._telling(missing, group)
         else:
-            missing = [member for member in group.ranks if not self._has_issued(member, record, group)]
             known = True
-        absent = [
-            member for member in missing if member not in self._issued or self._issued[member].tells(group)
-        ]
+            key = group, record.number
+            if key not in self._absent:  # most members wait in the same one
+                late = [member for member in group.ranks if not self._has_issued(member, record, group)]
+                self._absent[key] = late, self._telling(late, group)
+            missing, absent = self._absent[key]
         if record.op not in MESSAGES and len(absent) > 1:
             first = [one for one in absent if holds_up(record, one, rank) or one == root_of(record)]
             absent = first or absent
         seconds = max(0.0, view.now - record.issued)
         return Wait(rank, record, seconds, tuple(absent), complete=known and not missing)
+
+    def _telling(self, members: Iterable[int], group: Group) -> list[int]:
+        """Those of these members of whom nothing is seen, or whose recording tells of the group."""
+        return [one for one in members if one not in self._issued or self._issued[one].tells(group)]
 
     def _has_issued(self, member: int, record: Record, group: Group) -> bool:
         issued = self._issued.get(member)

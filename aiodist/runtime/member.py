@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -297,7 +298,14 @@ def _about(job: str, name: str, address: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "log_dir": os.environ.get(LOG_DIR, ""),
+        "output": _output(os.environ),
     }
+
+
+def _output(environ: Mapping[str, str]) -> str:
+    """Where `aiodist run` writes what this process prints, in its folder of logs; '': nobody has said."""
+    attempt, local_rank = environ.get("TORCHELASTIC_RESTART_COUNT", ""), environ.get("LOCAL_RANK", "")
+    return f"attempt_{attempt}/{local_rank}" if attempt.isdecimal() and local_rank.isdecimal() else ""
 
 
 def _seat(asked: Invitation) -> tuple[int, int]:
