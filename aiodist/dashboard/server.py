@@ -15,7 +15,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,9 @@ from aiodist.dashboard.auth import COOKIE, Sessions, bears, refusal
 from aiodist.dashboard.door import Door
 from aiodist.dashboard.feed import Feed
 from aiodist.dashboard.logs import Logs
+from aiodist.errors import UsageError
 from aiodist.observe.matrix import matrix
+from aiodist.observe.metrics import Tally, exposition
 from aiodist.observe.timeline import timeline
 from aiodist.observe.view import JobView
 
@@ -112,6 +113,7 @@ class Server:
         self._signed_in = signed_in
         self._files = static_files()
         self._answers: tuple[int, dict[tuple[Any, ...], bytes]] = (-1, {})
+        self._tally = Tally()
         self._door: Door | None = None
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -292,14 +294,15 @@ class Server:
         return web.json_response(await asyncio.to_thread(self._logs.read, number, stream, start))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        try:
-            metrics = import_module("aiodist.observe.metrics")
-            import_module("prometheus_client")
-        except ImportError:
-            return _refused(501, "metrics need prometheus-client: pip install 'aiodist[observe]'")
         if self._feed.now is None or self._feed.summary is None:
             return _refused(503, "no rank is seen yet")
-        body, kind = await asyncio.to_thread(metrics.exposition, self._feed.summary, self._feed.now)
+        accept = request.headers.get("Accept", "")
+        try:
+            body, kind = await asyncio.to_thread(
+                exposition, self._feed.summary, self._feed.now, self._tally, accept
+            )
+        except UsageError as error:
+            return _refused(501, str(error))
         return web.Response(body=body, headers={"Content-Type": kind})
 
 

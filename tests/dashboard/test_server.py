@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-import types
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +13,8 @@ import pytest
 
 from aiodist.dashboard import server as dashboard
 from aiodist.dashboard.door import Door
+from aiodist.observe.metrics import prometheus
 from aiodist.observe.page import apply
-from aiodist.observe.summary import Summary
-from aiodist.observe.view import JobView
 from tests.dashboard.served import METRICS, served
 from tests.observe.made import a_job, a_record
 from tests.observe.made import a_rank as at_twenty
@@ -282,22 +279,16 @@ async def test_answers_are_worked_out_once_for_each_state() -> None:
 
 
 async def test_metrics_take_a_token_or_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exposition(summary: Summary, job: JobView) -> tuple[bytes, str]:
-        return f"ranks {len(summary.rows)} {job.size}\n".encode(), "text/plain; version=0.0.4"
-
-    for name, module in {
-        "aiodist.observe.metrics": types.SimpleNamespace(exposition=exposition),
-        "prometheus_client": types.SimpleNamespace(),
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
     async with served() as page:
         assert (await page.get("/metrics"))[0] == 401
         assert (await page.get("/metrics", Authorization="Bearer wrong"))[0] == 401
         assert (await page.get("/metrics", Authorization=f"Bearer {page.sessions.token}"))[0] == 401
-        assert await page.get("/metrics", Authorization=f"Bearer {METRICS}") == (200, "ranks 4 4\n")
+        status, text = await page.get("/metrics", Authorization=f"Bearer {METRICS}")
+        assert status == 200
+        assert 'aiodist_world_size{key="cafe"} 4.0' in text
         await page.sign_in()
-        assert await page.data("metrics") == (200, "ranks 4 4\n")
-        monkeypatch.setitem(sys.modules, "prometheus_client", None)
+        assert await page.data("metrics") == (200, text)
+        monkeypatch.setattr(prometheus, "find_spec", lambda name: None)
         status, text = await page.data("metrics")
         assert status == 501 and "pip install" in text
 
