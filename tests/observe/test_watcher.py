@@ -41,7 +41,7 @@ class Elsewhere:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.setattr(watcher, "ask", lambda views: views)  # nobody here could answer
+    monkeypatch.setattr(watcher, "ask", lambda views, only: views)  # nobody here could answer
     with recording(tmp_path, monkeypatch.setattr) as makes:
         yield makes
 
