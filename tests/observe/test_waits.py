@@ -32,7 +32,7 @@ def check(random: Random, kind: str) -> None:
     assert [one[:2] for one in told(stall.job)] == [(stall.kind, stall.ranks)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(randoms, kinds)
 def test_the_rank_that_was_made_the_cause_is_blamed(random: Random, kind: str) -> None:
     check(random, kind)
@@ -45,7 +45,7 @@ def test_the_same_of_many_jobs(kind: str) -> None:
         check(Random(seed), kind)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(randoms)
 def test_nothing_is_said_where_nobody_waits_for_anybody(random: Random) -> None:
     job = Job(random, random.randint(2, 9))
@@ -55,7 +55,7 @@ def test_nothing_is_said_where_nobody_waits_for_anybody(random: Random) -> None:
     assert told(job.seen()) == []
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(randoms, kinds)
 def test_causes_are_waited_for_and_wait_for_nobody_who_could_come(random: Random, kind: str) -> None:
     job = a_stall(random, kind).job
@@ -93,7 +93,7 @@ def shifted(view: RankView, by: float) -> RankView:
     return replace(view, now=view.now + by, recording=moved, shift=-by)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(randoms, kinds)
 def test_a_verdict_does_not_depend_on_what_clocks_show(random: Random, kind: str) -> None:
     job = a_stall(random, kind).job
@@ -101,7 +101,7 @@ def test_a_verdict_does_not_depend_on_what_clocks_show(random: Random, kind: str
     assert told(JobView(job.key, moved)) == told(job)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(randoms, kinds, st.integers(0, 5))
 def test_a_verdict_stands_where_other_hosts_tell_few_operations(random: Random, kind: str, most: int) -> None:
     job = a_stall(random, kind).job
