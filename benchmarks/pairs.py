@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from pathlib import Path
 from aiodist.bench.cases import SWEPT, Case
 from aiodist.bench.measures import show_size
 from benchmarks.machine import facts
-from benchmarks.peers import AIODIST_CALLS, ROOT, Found, Peer
+from benchmarks.peers import AIODIST_CALLS, ROOT, Found, Peer, environment
 from benchmarks.report import processor
 from benchmarks.results import Results
 from benchmarks.run import Run, Settings
@@ -74,8 +75,20 @@ def peers(old: Path) -> Iterator[tuple[Peer, Peer]]:
     """The old state and this one; both are measured by the benchmarks of this one."""
     with tempfile.TemporaryDirectory(prefix="pairs-") as folder:
         (Path(folder) / "aiodist").symlink_to(old.resolve() / "aiodist")
-        before = {"PYTHONPATH": f"{folder}:{ROOT}"}
-        yield Peer("old", "aiodist", AIODIST_CALLS, env=before), Peer("new", "aiodist", AIODIST_CALLS)
+        new = {"PYTHONSAFEPATH": "1"}  # or the working directory would come before all
+        old_one = Peer("old", "aiodist", AIODIST_CALLS, env=new | {"PYTHONPATH": f"{folder}:{ROOT}"})
+        both = old_one, Peer("new", "aiodist", AIODIST_CALLS, env=new)
+        for peer, root in zip(both, (Path(folder), ROOT), strict=True):
+            if library(peer) != root / "aiodist":
+                raise RuntimeError(f"{peer.name} would measure {library(peer)}, and not {root / 'aiodist'}")
+        yield both
+
+
+def library(peer: Peer) -> Path:
+    """The folder from which a peer's processes load aiodist."""
+    where = "import aiodist.errors; print(aiodist.errors.__file__)"
+    found = subprocess.check_output([sys.executable, "-c", where], env=environment(peer), text=True)
+    return Path(found.strip()).parent
 
 
 def one_pair(both: Sequence[Peer], lines: Sequence[Line], size: int, settings: Settings) -> dict[Line, float]:

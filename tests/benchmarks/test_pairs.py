@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiodist.errors
-from benchmarks.pairs import interval, main
+from benchmarks.pairs import interval, library, main, peers
+from benchmarks.peers import ROOT as HERE
 
 ROOT = Path(aiodist.errors.__file__).parents[1]
 
@@ -24,6 +25,14 @@ def test_an_interval_holds_the_median_and_is_of_the_values(ratios: list[float]) 
     low, high = interval(ratios)
     assert low in ratios and high in ratios
     assert low <= sorted(ratios)[len(ratios) // 2] <= high or len(ratios) % 2 == 0
+
+
+def test_each_state_is_measured_by_its_own_processes(tmp_path: Path) -> None:
+    (tmp_path / "aiodist").symlink_to(ROOT / "aiodist")
+    with peers(tmp_path) as (old, new):
+        assert library(new) == HERE / "aiodist"
+        assert library(old) != library(new)
+        assert library(old).resolve() == (ROOT / "aiodist").resolve()
 
 
 @pytest.mark.slow("two runs of a job, one after the other")
