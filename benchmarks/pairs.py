@@ -91,8 +91,10 @@ def library(peer: Peer) -> Path:
     return Path(found.strip()).parent
 
 
-def one_pair(both: Sequence[Peer], lines: Sequence[Line], size: int, settings: Settings) -> dict[Line, float]:
-    """The new state's time of each line as a multiple of the old one's."""
+def one_pair(
+    both: Sequence[Peer], lines: Sequence[Line], size: int, settings: Settings
+) -> dict[Line, tuple[float, float]]:
+    """The seconds that each line takes: in the old state, and in the new one."""
     found = {}
     results = Results()
     run = Run(Found({}, []), settings, results)
@@ -107,7 +109,7 @@ def one_pair(both: Sequence[Peer], lines: Sequence[Line], size: int, settings: S
                 for one in results.select(suite=suite, what=line.what, nbytes=line.nbytes, ranks=size)
             }
             if times.keys() >= {"old", "new"}:
-                found[line] = times["new"] / times["old"]
+                found[line] = times["old"], times["new"]
     finally:
         run.close_crews()
     for note in results.notes:
@@ -128,23 +130,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = [line for line in LINES if line.what in (args.only or [line.what])]
     lines = [line for line in lines if args.ranks == 2 or line.what != "p2p"]
     settings = Settings(turns=3, budget=0.03)
-    ratios: dict[Line, list[float]] = {line: [] for line in lines}
+    taken: dict[Line, list[tuple[float, float]]] = {line: [] for line in lines}
     with peers(args.old) as (old, new):
         for pair in range(args.pairs):
             order = (old, new) if pair % 2 else (new, old)
-            for line, ratio in one_pair(order, lines, args.ranks, settings).items():
-                ratios[line].append(ratio)
+            for line, times in one_pair(order, lines, args.ranks, settings).items():
+                taken[line].append(times)
             print(f"pair {pair + 1} of {args.pairs}", file=sys.stderr)
     found = facts()
     print(f"{processor(found)}, {args.ranks} ranks, {args.pairs} pairs; new / old\n")
-    print("| line | median | 95 % | slower |\n|---|---|---|---|")
+    print("| line | old | new - old | new / old | 95 % | slower |\n|---|---|---|---|---|---|")
     slower = 0
-    for line, values in ratios.items():
-        if values:
-            low, high = interval(values)
+    for line, times in taken.items():
+        if times:
+            ratios = [new / old for old, new in times]
+            low, high = interval(ratios)
             slower += low > SLOWER
-            verdict = "yes" if low > SLOWER else "no"
-            print(f"| {line} | {statistics.median(values):.2f} | {low:.2f} to {high:.2f} | {verdict} |")
+            figures = (
+                f"{1e6 * statistics.median(old for old, _ in times):.2f} µs",
+                f"{1e6 * statistics.median(new - old for old, new in times):+.2f} µs",
+                f"{statistics.median(ratios):.2f}",
+                f"{low:.2f} to {high:.2f}",
+                "yes" if low > SLOWER else "no",
+            )
+            print(f"| {line} | {' | '.join(figures)} |")
     return 1 if slower else 0
 
 
