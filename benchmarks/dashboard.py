@@ -69,7 +69,7 @@ class Simulated:
             )
             for number in range(max(0, issued - OPERATIONS), issued)
         )
-        waited = 0.3 * self._turn + rank / 1e4
+        waited = 0.0 if late else (0.02 + rank * 7 % 10 / 500) * self._turn
         sums = tuple(
             Sum(
                 self._world,
@@ -88,7 +88,7 @@ class Simulated:
             )
             for one in range(SORTS)
         )
-        pending = (replace(last[-1], ended=0.0, arrived=0.0),) if rank % 3 else ()
+        pending = () if late or rank * 7 % 10 < 3 else (replace(last[-1], ended=0.0, arrived=0.0),)
         recording = Recording(
             *(4000 + rank, rank, self._count, 0, 5000.0, 1.0, 0.0, (self._world,), last, pending),
             *(Vitals(now, 10 * self._turn, now, 0.001 * (rank % 7), issued), sums),

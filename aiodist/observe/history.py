@@ -11,6 +11,8 @@ from aiodist.observe.view import Doing, JobView, RankView
 
 MOST = 200
 """Entries that are kept, the last ones."""
+MANY = 8
+"""Hosts above which those that begin together are told together."""
 
 _ENDED = (Doing.left, Doing.dead)
 
@@ -60,9 +62,12 @@ class History:
         views = {_identity(view): view for view in job.ranks}
         epoch = max((view.recording.epoch for view in job.ranks), default=self._epoch)
         fresh = [view for one, view in views.items() if one not in self._members]
-        for host, ranks in _by_host(fresh):
-            since = max(view.recording.since for view in fresh if view.host == host)
-            found.append(Entry(since, "joined", f"{name_ranks(ranks)} began on {host}"))
+        hosts = _by_host(fresh)
+        if len(hosts) > MANY:
+            hosts = [(f"{len(hosts)} hosts", [view.rank for view in fresh])]
+        if fresh:
+            since = max(view.recording.since for view in fresh)
+            found += [Entry(since, "joined", f"{name_ranks(ranks)} began on {on}") for on, ranks in hosts]
         if epoch > self._epoch:
             if self._epoch >= 0:
                 found.append(Entry(at, "epoch", f"epoch {epoch} began, with {_size(job, epoch)} ranks"))

@@ -54,9 +54,11 @@ def _lane(view: RankView, end: float, seconds: float, most: int, texts: dict[str
     last = view.recording.last
     start = end - seconds
     begin = bisect_left(last, start - 1.0, key=lambda record: view.time(record.issued))
-    kept = last[max(begin, len(last) - most) :]
+    begin = max(begin, len(last) - most)
+    kept = last[begin:] if begin else last
     found = [span for span in spans(_only(view, kept)) if span.end >= start]
-    known = start if len(kept) < most or not kept else view.time(kept[0].issued)
+    older = bool(begin) or view.recording.vitals.issued > len(last)  # than what is here
+    known = view.time(kept[0].issued) if kept and older else start
     rows = [_row(group, end, lane, texts) for group, lane in _laid(_together(found, seconds / FINEST))]
     return {"rank": view.rank, "known": _ago(max(start, known), end), "spans": rows}
 

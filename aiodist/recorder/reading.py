@@ -338,16 +338,19 @@ def _sums(memory: bytes, texts: _Texts) -> Iterator[Sum]:
 
 def _records(once: bytes, again: bytes, texts: _Texts, start: int, places: int) -> tuple[Record, ...]:
     found: dict[tuple[Any, ...], Record] = {}
-    for at in range(start, start + places * PLACE.size, PLACE.size):
-        if once[at : at + PLACE.size] == again[at : at + PLACE.size]:
-            sort, number, line, issued, pending, arrived, first, ended = PLACE.unpack_from(again, at)
-            key = (sort, number, issued)
-            if 0 < issued < math.inf and (ended or key not in found):
-                group, op, dtype, shape, reduce, root, tag, nbytes = texts.sorts.get(sort, _UNKNOWN)
-                found[key] = Record(
-                    *(texts.groups.get(group), op, number, dtype, shape, reduce, root, tag, nbytes),
-                    texts.lines.get(line),
-                    *(issued, pending, arrived, first, abs(ended)),
-                    ended < 0,
-                )
+    stop = start + places * PLACE.size
+    still = once[start:stop] == again[start:stop]
+    for at, place in zip(range(start, stop, PLACE.size), PLACE.iter_unpack(again[start:stop]), strict=True):
+        sort, number, line, issued, pending, arrived, first, ended = place
+        key = (sort, number, issued)
+        if not 0 < issued < math.inf or (key in found and not ended):
+            continue
+        if still or once[at : at + PLACE.size] == again[at : at + PLACE.size]:
+            group, op, dtype, shape, reduce, root, tag, nbytes = texts.sorts.get(sort, _UNKNOWN)
+            found[key] = Record(
+                *(texts.groups.get(group), op, number, dtype, shape, reduce, root, tag, nbytes),
+                texts.lines.get(line),
+                *(issued, pending, arrived, first, abs(ended)),
+                ended < 0,
+            )
     return tuple(sorted(found.values(), key=lambda record: record.issued))

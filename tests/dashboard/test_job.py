@@ -243,7 +243,10 @@ def test_the_file_of_the_metrics_token_is_for_its_user_alone(tmp_path: Path) -> 
 
 
 BEAT = "Number(document.body?.dataset.beat || 0)"
-CELLS = "[...document.querySelectorAll('#ranks tbody tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+CELLS = (
+    "[...document.querySelectorAll('#ranks tbody tr')]"
+    ".map(row => [...row.cells].map(cell => cell.textContent))"
+)
 
 
 @pytest.mark.slow("a real browser")

@@ -13,6 +13,7 @@ export const size = (bytes) => scaled(bytes, ["B", "kB", "MB", "GB", "TB", "PB"]
 export const share = (part) => part === null || part === undefined ? UNKNOWN : `${Math.round(part * 100)} %`;
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return UNKNOWN;
+  if (!seconds) return "0";
   if (seconds < 0.0009995) return `${Math.round(seconds * 1e6)} µs`;
   if (seconds < 0.9995) return `${(seconds * 1000).toFixed(seconds < 0.00995 ? 1 : 0)} ms`;
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;

@@ -46,7 +46,8 @@ function trouble(row) {
 export function chosen() {
   const found = [...shown.rows.values()].filter(wanted(find("filter").value));
   const { by, down } = sort, many = shown.rows.size > PAGE;
-  const key = by ? (row) => [by === "failure" ? failures.get(row[0]) ?? "" : cell(row, by) ?? -1, row[0]] : many ? trouble : (row) => [row[0]];
+  const blamed = new Set(shown.verdicts.flatMap((one) => one.ranks));
+  const key = by ? (row) => [by === "failure" ? failures.get(row[0]) ?? "" : cell(row, by) ?? -1, row[0]] : many ? (row) => [blamed.has(row[0]) ? 0 : 1, ...trouble(row)] : (row) => [row[0]];
   return found.map((row) => [key(row), row]).sort(([a], [b]) => {
     for (let i = 0; i < a.length; i += 1) if (a[i] !== b[i]) return (a[i] < b[i] ? -1 : 1) * (down && i === 0 ? -1 : 1);
     return 0;
@@ -149,10 +150,11 @@ function map(rows, blamed) {
   const width = canvas.clientWidth, step = all.length > 400 ? 12 : 16, across = Math.max(1, Math.floor(width / step));
   const on = surface(canvas, Math.ceil(all.length / across) * step);
   if (!on) return;
-  const { context } = on, palette = Object.fromEntries(STATES.map((name) => [name, colour(name)])), alarm = colour("dead");
+  const bright = { running: "brief", waiting: "waits" };
+  const { context } = on, palette = Object.fromEntries(STATES.map((name) => [name, colour(bright[name] ?? name)])), alarm = colour("dead");
   all.forEach((row, place) => {
     const x = (place % across) * step, y = Math.floor(place / across) * step, doing = cell(row, "doing");
-    context.globalAlpha = doing === "running" || doing === "waiting" ? 1 - 0.75 * (cell(row, "waiting") ?? 0) : 1;
+    context.globalAlpha = doing === "running" || doing === "waiting" ? 1 - 0.7 * (cell(row, "waiting") ?? 0) : 1;
     context.fillStyle = palette[doing];
     context.fillRect(x, y, step - 2, step - 2);
     context.globalAlpha = 1;

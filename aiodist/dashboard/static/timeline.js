@@ -49,7 +49,7 @@ function paint() {
   context.textAlign = "center";
   for (let part = 0; part <= 5; part += 1) {
     const time = -seconds * (1 - part / 5);
-    context.fillText(part === 5 ? "now" : `−${-time} s`, x(time), 10);
+    context.fillText(part === 5 ? "now" : `−${+(-time).toFixed(1)} s`, x(time), 10);
     context.fillRect(Math.round(x(time)), TOP - 3, 1, 3);
   }
   lanes.forEach((lane, place) => {
@@ -83,7 +83,7 @@ function paint() {
     }
     context.textAlign = "left";
     context.fillStyle = palette.dim;
-    context.fillText(share(waited / seconds), width - RIGHT + 30, y + ROW / 2);
+    context.fillText(share(waited / Math.max(0.001, -lane.known)), width - RIGHT + 30, y + ROW / 2);
   });
   context.textAlign = "left"; context.fillStyle = palette.dim; context.fillText("waits", width - RIGHT + 30, 10);
 }
