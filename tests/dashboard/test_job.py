@@ -206,6 +206,29 @@ def test_a_dashboard_of_its_own_ends_by_ctrl_c(tmp_path: Path) -> None:
     assert not page.file.exists()
 
 
+def test_a_terminal_is_shown_the_address_and_no_file_is_made(tmp_path: Path) -> None:
+    leader, follower = os.openpty()
+    try:
+        process = subprocess.Popen(
+            [*RUN, "dashboard"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=follower,
+            env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
+            start_new_session=True,
+        )
+        shown = b""
+        while not shown.endswith(b"\n"):
+            shown += os.read(leader, 4096)
+        assert re.search(rb"http://127\.0\.0\.1:\d+/#token=[\w-]{40,}\r\n", shown)
+        assert not (tmp_path / "aiodist").exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
