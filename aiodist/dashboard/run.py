@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import sys
@@ -34,6 +35,7 @@ LINGER = 600.0
 _RELOAD = 5.0  # seconds without a page after which nobody is there any more
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOKEN_BYTES = 32
+_URL = re.compile(r"dashboard-(\d+)\.url")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +256,20 @@ def _announced(address: str, token: str, terminal: bool, say: Callable[[str], No
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = f"dashboard-{os.getpid()}.url"
     with Folder.open(path, make=True) as folder:
+        _sweep(folder)
         with os.fdopen(folder.fresh(name), "w") as file:
             file.write(f"{url}\n")
         say(f"the page's address, which works once, is in {path / name}")
         try:
             yield
         finally:
+            folder.remove(name)
+
+
+def _sweep(folder: Folder) -> None:
+    """Remove the addresses of dashboards that were killed: nobody answers there."""
+    for name in folder.names():
+        if (named := _URL.fullmatch(name)) and not os.path.exists(f"/proc/{named[1]}"):
             folder.remove(name)
 
 

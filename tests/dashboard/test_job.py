@@ -197,8 +197,12 @@ def test_a_death_can_be_read_until_the_page_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_dashboard_of_its_own_ends_by_ctrl_c(tmp_path: Path) -> None:
+    left = tmp_path / "state/aiodist/dashboard-99999999.url"
+    left.parent.mkdir(parents=True, mode=0o700)
+    left.touch()
     with started(tmp_path, "dashboard") as page:
         url = page.url()
+        assert not left.exists()
         page.process.send_signal(signal.SIGINT)
         assert page.end() == 0
     assert "Traceback" not in page.words

@@ -159,6 +159,9 @@ async def test_a_file_that_is_full_begins_anew(pipes: Pipes, tmp_path: Path) -> 
     )
     for text, held in ((b"12345\n", b"12345\n"), (b"678\n", b"12345\n678\n"), (b"9\n", b"9\n")):
         os.write(worker_write, text)
-        while log.read_bytes() != held:
+        for _ in range(1000):  # turns
+            if log.read_bytes() == held:
+                break
             await asyncio.sleep(0)
+        assert log.read_bytes() == held
     relay.finish()
