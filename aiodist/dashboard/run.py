@@ -91,7 +91,7 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
     if told is None:
         with contextlib.suppress(RendezvousError):
             await sight.look()  # to say now that there is no such job
-    feed = Feed(sight.look, logs, ask=ask, after=options.after)
+    feed = Feed(sight.look, logs, ask=ask, after=options.after, launched=told is not None)
     sessions = Sessions(lambda: secrets.token_urlsafe(_TOKEN_BYTES))
     server = Server(
         *(feed, logs, sessions),

@@ -65,6 +65,18 @@ async def test_a_job_that_has_gone_is_shown_as_it_was_and_as_ended() -> None:
     assert [row[shown["columns"].index("doing")] for row in shown["rows"]] == ["left", "left"]
 
 
+async def test_between_two_attempts_a_launchers_job_has_not_ended() -> None:
+    told = Told()
+    told.feed = Feed(told.look, Logs("here"), ask=told.ask, launched=True)
+    states = []
+    for job in (None, a_job(a_rank(0)), None, a_job(a_rank(0, began=5.0))):
+        told.job = job
+        states.append((await told.shown())["state"])
+    assert states == ["waiting", "live", "waiting", "live"]
+    await told.feed.over(0, None)
+    assert json.loads(told.feed.whole()[1])["state"] == "ended"
+
+
 async def test_a_failed_job_is_shown_as_it_was_written_down() -> None:
     told = Told()
     told.job = a_job(a_rank(0), a_rank(1))
