@@ -47,11 +47,11 @@ class Simulated:
         self.looked = 0.0
         self._made = [self._job() for _ in range(turns)]
 
-    async def look(self) -> JobView:
+    async def look(self) -> tuple[JobView, str]:
         """The job, a second later."""
         self.looks += 1
         self.looked = time.monotonic()
-        return self._made[min(self.looks, len(self._made)) - 1]
+        return self._made[min(self.looks, len(self._made)) - 1], ""
 
     def _job(self) -> JobView:
         self._turn += 1

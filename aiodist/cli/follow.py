@@ -6,15 +6,12 @@ import asyncio
 import os
 import signal
 from asyncio import Future
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiodist.observe import JobView
-    from aiodist.observe.source import Source
-
-_STARTING = 5.0  # seconds for which the ranks of a host may still be starting
 
 
 async def looks(
@@ -32,38 +29,27 @@ async def looks(
         UsageError: there is no such job.
     """
     from aiodist.observe.choice import pick
-    from aiodist.observe.source import HostSource
+    from aiodist.observe.sight import Sight
 
-    source: Source = HostSource()
+    key = ""
+
+    def choose(jobs: Sequence[JobView]) -> JobView | None:
+        if key:
+            return next((job for job in jobs if job.key == key), None)
+        return pick(jobs, wanted) if jobs or wanted is not None else None
+
+    sight = Sight(choose, os.environ)
     try:
-        job: JobView | None = None
         while not left.done():
+            job, note = await sight.look()
             if job is not None:
-                job = next((found for found in await source.look() if found.key == job.key), None)
-                if job is None:
-                    return
-            elif (jobs := await source.look()) or wanted is not None:
-                job = pick(jobs, wanted)
-            if job is not None:
-                source = await _source(source, job)
-            yield job, source.note
+                key = job.key
+            elif key:
+                return
+            yield job, note
             await asyncio.wait([left], timeout=every)
     finally:
-        await source.aclose()
-
-
-async def _source(source: Source, job: JobView) -> Source:
-    """Where the next look is taken: at all hosts, once it is clear that there are others."""
-    from aiodist.observe.rates import age
-    from aiodist.observe.source import HostSource, source_of
-
-    if not isinstance(source, HostSource):
-        return source
-    await source.aclose()
-    starting = len(job.ranks) < job.size and age(job) < _STARTING
-    if starting or not any(rank.alive for rank in job.ranks):
-        return HostSource(job.key)
-    return source_of(job, os.environ)
+        await sight.aclose()
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aiodist.dashboard.logs import Logs
-from aiodist.errors import AiodistError
 from aiodist.observe.clocks import place
 from aiodist.observe.history import History
 from aiodist.observe.page import Page, change, page, whole
@@ -30,7 +29,7 @@ SHARE = 0.1  # of a core that looking may take
 _JUDGING = 0.02  # and judging
 _MOST_CULPRITS = 16
 
-Look = Callable[[], Awaitable[JobView | None]]
+Look = Callable[[], Awaitable[tuple[JobView | None, str]]]
 Asks = Callable[[Iterable[RankView]], list[RankView]]
 
 
@@ -55,6 +54,7 @@ class Feed:
         logs: of its ranks.
         ask: has ranks say what they do.
         after: seconds for which something is pending before it is judged.
+        launched: a launcher says when the job has ended (`over`): until then its ranks may come again.
         now: the time of day.
 
     Attributes:
@@ -63,13 +63,21 @@ class Feed:
     """
 
     def __init__(
-        self, look: Look, logs: Logs, *, ask: Asks, after: float = AFTER, now: Callable[[], float] = time.time
+        self,
+        look: Look,
+        logs: Logs,
+        *,
+        ask: Asks,
+        after: float = AFTER,
+        launched: bool = False,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._look = look
         self._logs = logs
         self._ask = ask
         self._after = after
         self._time = now
+        self._launched = launched
         self._history = History()
         self._verdicts: tuple[Verdict, ...] = ()
         self._judge_due = self._judged = 0.0
@@ -122,12 +130,7 @@ class Feed:
 
     async def step(self) -> None:
         """Look once."""
-        job: JobView | None = None
-        try:
-            job = await self._look()
-            self._error = ""
-        except AiodistError as error:
-            self._error = str(error)
+        job, self._error = await self._look()
         await asyncio.to_thread(self._take, job)
         await self._tell()
 
@@ -160,7 +163,7 @@ class Feed:
             self.ended = False  # it has begun again
         wall = self._time()
         more: dict[str, Any] = {
-            "state": "ended" if self.ended else "waiting" if job is None else "live",
+            "state": self._state(job),
             "code": self.code,
             "wall": round(wall, 1),
             "error": self._error,
@@ -176,6 +179,11 @@ class Feed:
         self.placed = place(job) if len(job.hosts) > 1 else job
         self.summary = summary(self.before, job, self._verdicts)
         self._show(page(self.summary, self._history.entries, logs=self._logs.to_json(), **more))
+
+    def _state(self, job: JobView | None) -> str:
+        if job is None or (self.ended and self._launched and self.code is None):
+            return "waiting"  # for the first attempt, or the next one
+        return "ended" if self.ended else "live"
 
     def _final(self, job: JobView | None, last: JobView) -> JobView:
         """What is known of the ranks in the end: as they were seen last, or as they left it written down."""

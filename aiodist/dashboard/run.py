@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import sys
@@ -18,13 +19,13 @@ from aiodist.dashboard.auth import Sessions
 from aiodist.dashboard.feed import Feed
 from aiodist.dashboard.logs import Logs
 from aiodist.dashboard.server import Server
-from aiodist.dashboard.sight import Choose, Sight
 from aiodist.environment.files import Folder, check_private, open_file
 from aiodist.errors import AiodistError, RendezvousError, UsageError
 from aiodist.observe.ask import ask
 from aiodist.observe.choice import pick
 from aiodist.observe.dumps import home, read_job
 from aiodist.observe.host import host_name
+from aiodist.observe.sight import Choose, Sight
 from aiodist.observe.verdict import AFTER
 from aiodist.observe.view import JobView
 
@@ -34,6 +35,7 @@ LINGER = 600.0
 _RELOAD = 5.0  # seconds without a page after which nobody is there any more
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOKEN_BYTES = 32
+_URL = re.compile(r"dashboard-(\d+)\.url")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
     if told is None:
         with contextlib.suppress(RendezvousError):
             await sight.look()  # to say now that there is no such job
-    feed = Feed(sight.look, logs, ask=ask, after=options.after)
+    feed = Feed(sight.look, logs, ask=ask, after=options.after, launched=told is not None)
     sessions = Sessions(lambda: secrets.token_urlsafe(_TOKEN_BYTES))
     server = Server(
         *(feed, logs, sessions),
@@ -254,12 +256,20 @@ def _announced(address: str, token: str, terminal: bool, say: Callable[[str], No
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = f"dashboard-{os.getpid()}.url"
     with Folder.open(path, make=True) as folder:
+        _sweep(folder)
         with os.fdopen(folder.fresh(name), "w") as file:
             file.write(f"{url}\n")
         say(f"the page's address, which works once, is in {path / name}")
         try:
             yield
         finally:
+            folder.remove(name)
+
+
+def _sweep(folder: Folder) -> None:
+    """Remove the addresses of dashboards that were killed: nobody answers there."""
+    for name in folder.names():
+        if (named := _URL.fullmatch(name)) and not os.path.exists(f"/proc/{named[1]}"):
             folder.remove(name)
 
 

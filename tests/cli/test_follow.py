@@ -12,7 +12,7 @@ import pytest
 
 from aiodist.cli.follow import leave, leaving, looks
 from aiodist.errors import UsageError
-from aiodist.observe import JobView, source
+from aiodist.observe import JobView, sight
 from tests.observe.made import a_job, a_rank
 
 WHOLE = a_job(*(a_rank(rank) for rank in range(4)))
@@ -51,9 +51,9 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
                 super().__init__()
                 self.shown = made["here"].shown
 
-        monkeypatch.setattr(source, "HostSource", Here)
+        monkeypatch.setattr(sight, "HostSource", Here)
         monkeypatch.setattr(
-            source,
+            sight,
             "source_of",
             lambda job, environ: Here(job.key) if len(job.ranks) >= job.size else made["there"],
         )
@@ -92,13 +92,14 @@ async def test_a_job_that_has_just_begun_may_still_be_whole(sources: Sources) ->
 
 
 async def test_other_hosts_are_asked_by_the_store(sources: Sources) -> None:
-    made = sources([PART], there=[[WHOLE], GONE])
-    assert await seen() == [PART, WHOLE]
+    apart = a_job(a_rank(0), a_rank(1), replace(a_rank(2), host="there"))
+    made = sources([PART], GONE, there=[[apart], GONE])
+    assert await seen() == [apart]
     assert made["there"].closed
 
 
 async def test_why_not_all_is_seen_comes_with_it(sources: Sources) -> None:
-    made = sources([PART], there=[[PART], GONE])
+    made = sources([PART], [PART], GONE, there=[[PART]])
     made["there"].note = "nobody answers"
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     assert [note async for _, note in looks(None, 0.0, left)] == ["nobody answers"] * 2

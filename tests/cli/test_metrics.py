@@ -12,7 +12,7 @@ import pytest
 
 from aiodist.cli import metrics
 from aiodist.cli.main import main
-from aiodist.observe import JobView, host, source
+from aiodist.observe import JobView, host, sight
 from aiodist.observe.metrics import otel, prometheus
 from aiodist.observe.metrics.families import Family
 from aiodist.observe.metrics.otel import Push
@@ -40,7 +40,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[JobView]]:
         async def aclose(self) -> None:
             pass
 
-    monkeypatch.setattr(source, "HostSource", Here)
+    monkeypatch.setattr(sight, "HostSource", Here)
     monkeypatch.setattr(host, "look_at_jobs", lambda: shown.pop(0))
     return shown
 

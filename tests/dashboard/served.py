@@ -50,9 +50,9 @@ class Served:
     def _note(self) -> None:
         self.signed_in += 1
 
-    async def look(self) -> JobView | None:
+    async def look(self) -> tuple[JobView | None, str]:
         """What is seen now."""
-        return self.job
+        return self.job, ""
 
     @property
     def headers(self) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from aiodist.dashboard.feed import Feed
 from aiodist.dashboard.logs import Logs
-from aiodist.errors import RendezvousError
 from aiodist.observe.view import JobView, RankView, Stacks
 from tests.observe.made import a_job, a_record
 from tests.observe.made import a_rank as at_twenty
@@ -27,10 +26,8 @@ class Told:
         self.asked: list[int] = []
         self.feed = Feed(self.look, Logs("here"), ask=self.ask, after=3.0, now=lambda: 1000.0)
 
-    async def look(self) -> JobView | None:
-        if self.error:
-            raise RendezvousError(self.error)
-        return self.job
+    async def look(self) -> tuple[JobView | None, str]:
+        return self.job, self.error
 
     def ask(self, views: Iterable[RankView]) -> list[RankView]:
         found = [replace(view, stacks=Stacks(("train.py:75 in evaluate",))) for view in views]
@@ -67,6 +64,18 @@ async def test_a_job_that_has_gone_is_shown_as_it_was_and_as_ended() -> None:
     shown = await told.shown()
     assert shown["state"] == "ended"
     assert [row[shown["columns"].index("doing")] for row in shown["rows"]] == ["left", "left"]
+
+
+async def test_between_two_attempts_a_launchers_job_has_not_ended() -> None:
+    told = Told()
+    told.feed = Feed(told.look, Logs("here"), ask=told.ask, launched=True)
+    states = []
+    for job in (None, a_job(a_rank(0)), None, a_job(a_rank(0, began=5.0))):
+        told.job = job
+        states.append((await told.shown())["state"])
+    assert states == ["waiting", "live", "waiting", "live"]
+    await told.feed.over(0, None)
+    assert json.loads(told.feed.whole()[1])["state"] == "ended"
 
 
 async def test_a_failed_job_is_shown_as_it_was_written_down() -> None:

@@ -197,13 +197,40 @@ def test_a_death_can_be_read_until_the_page_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_dashboard_of_its_own_ends_by_ctrl_c(tmp_path: Path) -> None:
+    left = tmp_path / "state/aiodist/dashboard-99999999.url"
+    left.parent.mkdir(parents=True, mode=0o700)
+    left.touch()
     with started(tmp_path, "dashboard") as page:
         url = page.url()
+        assert not left.exists()
         page.process.send_signal(signal.SIGINT)
         assert page.end() == 0
     assert "Traceback" not in page.words
     assert urlsplit(url).hostname == "127.0.0.1"
     assert not page.file.exists()
+
+
+def test_a_terminal_is_shown_the_address_and_no_file_is_made(tmp_path: Path) -> None:
+    leader, follower = os.openpty()
+    try:
+        process = subprocess.Popen(
+            [*RUN, "dashboard"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=follower,
+            env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
+            start_new_session=True,
+        )
+        shown = b""
+        while not shown.endswith(b"\n"):
+            shown += os.read(leader, 4096)
+        assert re.search(rb"http://127\.0\.0\.1:\d+/#token=[\w-]{40,}\r\n", shown)
+        assert not (tmp_path / "aiodist").exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+    finally:
+        os.close(leader)
+        os.close(follower)
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,27 @@ async def test_streams_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         opened[0].close()
 
 
+@pytest.mark.slow("megabytes, until the kernel takes no more")
+async def test_a_page_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "_STUCK", 0.05)
+    async with served() as page:
+        await page.sign_in()
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.port, limit=1024)
+        head = f"GET {page.path}events HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: aiodist={page.cookie}\r\n\r\n"
+        writer.write(head.encode())
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert page.server.streams == 1
+        ranks = [a_rank(rank) for rank in range(2000)]
+        for step in range(100):  # some MB lie in the kernel's buffers
+            page.job = a_job(*ranks) if step % 2 else a_job(a_rank(0))
+            await page.feed.step()
+            await asyncio.sleep(0.06 if step > 10 else 0)
+            if not page.server.streams:
+                break
+        assert page.server.streams == 0
+        writer.close()
+
+
 async def read_event(reader: Any) -> tuple[str, Any]:
     kind, data = (await reader.readline()).decode(), (await reader.readline()).decode()
     assert await reader.readline() == b"\n"
