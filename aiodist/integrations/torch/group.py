@@ -14,7 +14,7 @@ import torch.distributed as c10d
 from aiodist.errors import AiodistError, GroupClosed, UsageError
 from aiodist.group import shapes
 from aiodist.group.process_group import ProcessGroup
-from aiodist.integrations.torch import bucket_memory
+from aiodist.integrations.torch import reducer
 from aiodist.integrations.torch.arguments import (
     all_of,
     apart,
@@ -64,7 +64,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._in_order = InOrder(name)
         self._second: dict[str, SyncProcessGroup] = {}  # for what callbacks issue, by the group they are of
         serve(AiodistProcessGroup)
-        bucket_memory.serve(AiodistProcessGroup)
+        reducer.serve(AiodistProcessGroup)
 
     # -- collectives ----------------------------------------------------------------------------
 

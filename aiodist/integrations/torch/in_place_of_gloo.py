@@ -56,7 +56,7 @@ class GlooStandIn(AiodistProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the timeout of operations that say nothing else."""
         super().set_timeout(timeout)
-        self.options._timeout = timeout
+        self.options = SimpleNamespace(**{**vars(self.options), "_timeout": timeout})
 
     setTimeout = _set_default_timeout = set_timeout
 

@@ -1,8 +1,11 @@
-"""Buckets of torch's DistributedDataParallel in memory that the other ranks of this host read where it lies.
+"""What DDP's Reducer, which is C++, needs of a group written in Python.
 
-DDP's Reducer is C++: it makes its buckets by `at::empty`, when it is made and once more after the first
-backward pass. A group in C++ may give it other memory; one in Python is not asked. So within these two calls
-a dispatch mode answers that one operator.
+*Buckets in memory that the other ranks of this host read where it lies.* The Reducer makes its buckets by
+`at::empty`, when it is made and once more after the first backward pass. A group in C++ may give it other
+memory; one in Python is not asked. So within these two calls a dispatch mode answers that one operator.
+
+*The Work of `DDP.join`.* The Reducer waits for it in the backward pass, and keeps only its half in C++: where
+nobody keeps the other, `wait` is that of C++, which never returns.
 """
 
 from __future__ import annotations
@@ -24,12 +27,17 @@ from aiodist.tensors import view, wrap
 _LEAST = 64 << 10  # bytes: what is smaller is copied through a peer's slot in any case
 
 _group_of: weakref.WeakKeyDictionary[Any, SyncProcessGroup] = weakref.WeakKeyDictionary()
+_waited_for: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
 def serve(kind: type[Any]) -> None:
-    """Have the Reducers of groups of this class, whose `ours` is the group behind it, use such memory."""
-    make, rebuild = Reducer.__init__, Reducer._rebuild_buckets
+    """Have Reducers serve groups of this class, whose `ours` is the group behind it."""
+    make, rebuild, wait_for = (
+        Reducer.__init__,
+        Reducer._rebuild_buckets,
+        Reducer._set_forward_pass_work_handle,
+    )
 
     @functools.wraps(make)
     def made(self: Any, *args: Any, **more: Any) -> None:
@@ -42,7 +50,13 @@ def serve(kind: type[Any]) -> None:
     def rebuilt(self: Any) -> Any:
         return _within(_group_of.get(self), rebuild, self)
 
-    Reducer.__init__, Reducer._rebuild_buckets = made, torch._disable_dynamo(rebuilt)
+    @functools.wraps(wait_for)
+    def waits_for(self: Any, work: Any, *args: Any, **more: Any) -> None:
+        _waited_for[self] = work
+        wait_for(self, work, *args, **more)
+
+    for theirs, mine in ((make, made), (rebuild, torch._disable_dynamo(rebuilt)), (wait_for, waits_for)):
+        setattr(Reducer, theirs.__name__, mine)
 
 
 def _within(ours: SyncProcessGroup | None, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
