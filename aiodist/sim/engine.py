@@ -320,3 +320,8 @@ NOBODY: Any = _Nobody()
 def event(callback: Callable[[*_Ts], object], *args: *_Ts) -> asyncio.Handle:
     """Something that is to happen to no rank."""
     return asyncio.Handle(callback, args, NOBODY, _NOBODY)
+
+
+def handle(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> asyncio.Handle:
+    """Something that is to happen to a rank."""
+    return asyncio.Handle(callback, (), loop, _NOBODY)
