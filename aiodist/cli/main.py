@@ -27,6 +27,7 @@ COMMANDS = {
     "jobs": "list the jobs of this host",
     "top": "show what the ranks of a job do, live",
     "stacks": "show the stacks and tasks of a job's ranks",
+    "sim": "predict a script's communication on any number of ranks",
     "bench": "measure aiodist on this machine",
     "trace": "write what a job's ranks did last, for ui.perfetto.dev",
     "explain": "say what happened to a job, from the dump that its ranks left",

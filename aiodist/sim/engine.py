@@ -16,7 +16,7 @@ from contextvars import Context
 from time import thread_time
 from typing import Any, TypeVarTuple
 
-from aiodist.errors import AiodistError
+from aiodist.errors import AiodistError, GroupBroken
 
 _Ts = TypeVarTuple("_Ts")
 
@@ -40,14 +40,14 @@ class Engine:
 
     Attributes:
         now: virtual seconds.
-        over: everything is being stopped.
+        over: everything is being stopped; failed: a rank's program has.
         events: how many have happened.
         tick: called now and then, for progress.
     """
 
     def __init__(self, measured: float = 0.0) -> None:
         self.now = 0.0
-        self.over = False
+        self.over = self.failed = False
         self.events = 0
         self.tick: Callable[[], None] = _nothing
         self._measured = measured
@@ -79,7 +79,7 @@ class Engine:
         """Carry out everything → whether all ranks have ended; else nothing can happen any more."""
         queue = self._queue
         set_running = asyncio._set_running_loop
-        while queue:
+        while queue and not self.failed:
             when, number, loop, handle = heapq.heappop(queue)
             if handle._cancelled:
                 continue
@@ -111,7 +111,8 @@ class Engine:
     def close(self) -> None:
         """Stop all ranks that have not ended, and their threads."""
         self.over = True
-        for task in [*asyncio.tasks._scheduled_tasks]:
+        tasks: Any = asyncio.tasks
+        for task in list(getattr(tasks, "_scheduled_tasks", None) or tasks._all_tasks):
             if isinstance(task.get_loop(), RankLoop):
                 task._log_destroy_pending = False
         for thread in self._ranks:
@@ -163,8 +164,9 @@ class RankThread:
         else:
             self._its.release()
         self._ours.acquire()
-        if self.error is not None and not self._engine.over:
-            raise self.error
+        ended_well = isinstance(self.error, SystemExit) and not self.error.code
+        if self.error is not None and not ended_well and not isinstance(self.error, GroupBroken):
+            self._engine.failed = True  # what others see of it says less
 
     def _run(self) -> None:
         try:
@@ -197,12 +199,12 @@ class RankLoop(asyncio.BaseEventLoop):
     """
 
     def __init__(self, engine: Engine, thread: RankThread) -> None:
+        self._runs = False
         super().__init__()
         self._engine = engine
         self.thread = thread
         self.busy = 0.0
         self._ahead = 0.0  # seconds that the rank has computed in the present callback
-        self._runs = False
 
     @property
     def stopping(self) -> bool:
