@@ -32,7 +32,7 @@ def check(random: Random, kind: str) -> None:
     assert [one[:2] for one in told(stall.job)] == [(stall.kind, stall.ranks)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(randoms, kinds)
 def test_the_rank_that_was_made_the_cause_is_blamed(random: Random, kind: str) -> None:
     check(random, kind)
@@ -93,7 +93,7 @@ def shifted(view: RankView, by: float) -> RankView:
     return replace(view, now=view.now + by, recording=moved, shift=-by)
 
 
-@settings(max_examples=50)
+@settings(max_examples=10)
 @given(randoms, kinds)
 def test_a_verdict_does_not_depend_on_what_clocks_show(random: Random, kind: str) -> None:
     job = a_stall(random, kind).job
@@ -101,7 +101,7 @@ def test_a_verdict_does_not_depend_on_what_clocks_show(random: Random, kind: str
     assert told(JobView(job.key, moved)) == told(job)
 
 
-@settings(max_examples=50)
+@settings(max_examples=10)
 @given(randoms, kinds, st.integers(0, 5))
 def test_a_verdict_stands_where_other_hosts_tell_few_operations(random: Random, kind: str, most: int) -> None:
     job = a_stall(random, kind).job
