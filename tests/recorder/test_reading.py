@@ -192,7 +192,7 @@ def a_full_one() -> bytes:
     return bytes(recorder._memory)
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, SIZE - 9), st.binary(min_size=1, max_size=8)), max_size=20), st.data()
 )
