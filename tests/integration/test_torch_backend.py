@@ -29,6 +29,7 @@ import torch, torch.distributed as c10d
 c10d.init_process_group("gloo")
 one = torch.ones(3)
 c10d.all_reduce(one)
+assert c10d.group.WORLD.name() == "gloo"
 print(c10d.get_backend(), type(c10d.group.WORLD).__name__, one.tolist(), flush=True)
 c10d.monitored_barrier()
 c10d.destroy_process_group()

@@ -132,8 +132,11 @@ def tensors(rank: int) -> None:
             torch.ones(2).as_subclass(Mine),
             torch.ones(4)[::2],
         ):
-            call(right)
-            check_usable()
+            if (
+                name != "all_to_all_single" or right.is_contiguous()
+            ):  # where torch wants that, see `arguments`
+                call(right)
+                check_usable()
 
 
 class Mine(torch.Tensor):  # type: ignore[misc]

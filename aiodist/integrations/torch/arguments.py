@@ -130,12 +130,11 @@ def _op_of(asked: Any) -> ReduceOp | Premultiplied:
     if asked is None:
         return ReduceOp.SUM
     kind = getattr(asked, "op", asked)  # the class with a factor wraps the kind
-    if kind == _KINDS.PREMUL_SUM:
-        factor = asked.__getstate__()[1]
-        return premul_sum(float(factor))
     try:
         return _OPS[kind]
     except (KeyError, TypeError):
+        if kind == _KINDS.PREMUL_SUM:
+            return premul_sum(float(asked.__getstate__()[1]))
         raise UsageError(f"{asked!r} is no op that ranks can reduce by") from None
 
 
@@ -165,6 +164,13 @@ def asked(*given: Any, **named: Any) -> Asked:
         TypeError: it is none of these.
         UsageError: the op is none that ranks can reduce by.
     """
+    if len(given) == 1 and not named and hasattr(given[0], "timeout"):  # as torch's own calls have it
+        options = given[0]
+        return Asked(
+            _op_of(getattr(options, "reduceOp", None)),
+            int(getattr(options, "rootRank", 0)),
+            seconds_of(options.timeout),
+        )
     options, root, op, timeout = (named.pop(name, None) for name in ("opts", "root", "op", "timeout"))
     if named:
         raise TypeError(f"a call takes opts, root, op and timeout, not {', '.join(named)}")

@@ -255,12 +255,12 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         **named: Any,
     ) -> AiodistWork:
         """Send parts of the first axis from every rank to every rank; no sizes: equal parts."""
-        if not (output.is_contiguous() and input.is_contiguous()):
+        out, tensor = plain(output), plain(input)
+        if not (out.is_contiguous() and tensor.is_contiguous()):
             raise UsageError(
                 "Tensors must be contiguous for all_to_all_single", hint="Send tensor.contiguous()"
             )
-        out = plain(output)
-        (tensor,) = apart([plain(input)], [out])
+        (tensor,) = apart([tensor], [out])
         out_splits, in_splits = list(output_split_sizes or ()), list(input_split_sizes or ())
         return self._start(
             "all_to_all",
@@ -412,10 +412,14 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     # -- what torch asks of a group ---------------------------------------------------------------
 
     def name(self) -> str:
-        """The backend's name. C++ asks a group that calls itself gloo for gloo's own innards."""
-        return "aiodist"
+        """The backend's name, as the program has asked for it."""
+        return self.asked_as
 
-    getBackendName = _get_backend_name = name
+    _get_backend_name = name
+
+    def getBackendName(self) -> str:
+        """The backend's name for C++, which asks a group that calls itself gloo for gloo's own innards."""
+        return "aiodist"
 
     def rank(self) -> int:
         """This process's rank in the group."""
