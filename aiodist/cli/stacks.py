@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     views = [view for view in job.ranks if args.rank in (None, view.rank)]
     if not views:
         there = name_ranks([view.rank for view in job.ranks])
-        raise UsageError(f"no rank {args.rank} of {one_line(job.name)} is seen", hint=f"There is {there}")
+        raise UsageError(f"no rank {args.rank} of {one_line(job.name)} is seen", hint=f"Seen: {there}")
     asked = ask(views)
     if args.json:
         show(json.dumps([_plain(view) for view in asked], indent=2))

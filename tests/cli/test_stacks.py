@@ -38,7 +38,7 @@ def test_one_rank_for_machines(job: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_rank_that_there_is_not(rank: str, job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stacks", job, "--", rank]) == 2
     err = capsys.readouterr().err
-    assert f"no rank {rank} of observed" in err and "There is ranks 0 and 1" in err
+    assert f"no rank {rank} of observed" in err and "Seen: ranks 0 and 1" in err
     assert len(err.splitlines()) == 1
 
 
