@@ -157,7 +157,7 @@ def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
         if other:
             kind = "branched"
             rows.append(other)
-    return _verdict(kind, list(causes), _title(wait, causes), "\n".join(rows), ranks)
+    return _verdict(kind, list(causes), _title(wait, causes), "\n".join(rows), ranks, wait)
 
 
 def _kind(rank: RankView | None) -> str:
@@ -180,7 +180,7 @@ def _what(wait: Wait) -> str:
 
 def _on_moving(wait: Wait, ranks: dict[int, RankView]) -> Verdict:
     title = f"{_what(wait)} has been pending for {span(wait.seconds)} though all have come to it"
-    return _verdict("moving", [wait.rank], title, _where(wait), ranks)
+    return _verdict("moving", [wait.rank], title, _where(wait), ranks, wait)
 
 
 def _on_message(wait: Wait, rows: list[str], ranks: dict[int, RankView]) -> Verdict:
@@ -188,7 +188,7 @@ def _on_message(wait: Wait, rows: list[str], ranks: dict[int, RankView]) -> Verd
     (peer,) = wait.absent
     missing = f"rank {peer} has issued no {MESSAGES[wait.record.op]} that fits"
     kind = "unreceived" if wait.record.op == "send" else "unsent"
-    return _verdict(kind, [peer], _title(wait, [peer]), "\n".join([*rows, missing]), ranks)
+    return _verdict(kind, [peer], _title(wait, [peer]), "\n".join([*rows, missing]), ranks, wait)
 
 
 def _on_circle(circle: list[Wait], waits: Waits, ranks: dict[int, RankView]) -> Verdict:
@@ -224,6 +224,7 @@ def _verdict(
     title: str,
     rest: str,
     ranks: dict[int, RankView],
+    wait: Wait | None = None,
 ) -> Verdict:
     lines: list[str] = []
     for number in causes[:MOST]:
@@ -237,15 +238,18 @@ def _verdict(
     if len(causes) > MOST:
         lines.append(f"… and {len(causes) - MOST} more ranks")
     lines += rest.splitlines()
-    about = f"{kind} {causes} {_about(causes, ranks) if kind != 'straggler' else ''}"
+    about = f"{kind} {causes} {_about(causes, ranks, wait) if kind != 'straggler' else ''}"
     those = [ranks[one] for one in causes if one in ranks and _kind(ranks[one]) == kind]
     pid = str(those[0].recording.pid) if those else "PID"
     lines.append(f"→ {_ADVICE[kind].format(pid=pid)}")
     return Verdict(kind, tuple(causes), title, tuple(lines), about)
 
 
-def _about(causes: list[int], ranks: dict[int, RankView]) -> str:
-    """The point of the program at which the causes are: a verdict about the same one is given once."""
+def _about(causes: list[int], ranks: dict[int, RankView], wait: Wait | None) -> str:
+    """The operation that is pending, or the point of the program at which the causes are: a verdict about the
+    same one is given once. What the causes do meanwhile in other groups makes it no other trouble."""
+    if wait is not None:
+        return repr(_key(wait))
     last = [ranks[one].last for one in causes if one in ranks]
     return ", ".join(f"{one.op} {one.number} {one.group and one.group.name}" for one in last if one)
 

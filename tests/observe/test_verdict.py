@@ -191,3 +191,16 @@ def test_a_slow_connection() -> None:
     assert judge(a_job(linked(0, 1.0), linked(1, 1.0), quick, linked(3, 1.0))) == ()
     assert judge(a_job(*(linked(rank, 80.0) for rank in range(4)))) == ()
     assert judge(a_job(linked(0, 0.1), linked(1, 0.1), linked(2, 1.0), linked(3, 0.1))) == ()  # hardly used
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "recv"])
+def test_it_is_the_same_trouble_while_the_cause_works_in_another_group(op: str) -> None:
+    part = Group("part", 0, (1, 2))
+    waits = seen(0, waits=[pending(op=op, root=1)])
+    said = [
+        one(waits, *(seen(rank, last=[a_record(group=part, number=number)]) for rank in (1, 2)))
+        for number in (3, 4)
+    ]
+    assert said[0].about == said[1].about
+    later = seen(0, waits=[pending(op=op, root=1, number=2)])
+    assert one(later, seen(1), seen(2)).about != said[0].about
