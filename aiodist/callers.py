@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NamedTuple
 
 _HERE = str(Path(__file__).parent / "_")[:-1]
+_BENCH = str(Path(__file__).parent / "bench" / "_")[:-1]  # it calls the library as programs do
 _ASYNCIO = str(Path(asyncio.__file__).parent / "_")[:-1]
 
 
@@ -29,7 +30,7 @@ class Whose(enum.Enum):
 def whose(file: str) -> Whose:
     """Whose code a file holds."""
     if file.startswith(_HERE):
-        return Whose.ours
+        return Whose.program if file.startswith(_BENCH) else Whose.ours
     if file.startswith(_ASYNCIO):
         return Whose.loop
     return Whose.library if file.startswith(("<frozen ", *_libraries())) else Whose.program

@@ -20,7 +20,7 @@ PACKAGE = Path(aiodist.__file__).parent
 # From the top down. Names on one floor do not import each other, except along ALLOWED.
 FLOORS: list[set[str]] = [
     {"__main__", "cli", "integrations"},
-    {"launch", "ddp", "functional", "portal", "bench", "doctor", "sim"},
+    {"launch", "ddp", "functional", "portal", "bench", "doctor", "dashboard", "sim"},
     {"runtime"},
     {"observe"},
     {"group"},
@@ -219,7 +219,7 @@ def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
 
 def test_importing_aiodist_loads_nothing_heavy() -> None:
     code = (
-        "import sys, aiodist, aiodist.cli.main, aiodist.launch\n"
+        "import sys, aiodist, aiodist.cli.main, aiodist.integrations, aiodist.launch\n"
         "heavy = ('numpy', 'torch', 'cupy', 'mpi4py', 'uvloop', 'ml_dtypes', 'pytest')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

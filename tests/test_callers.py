@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aiodist.callers import Line, calling_line, warn_of_line
+from aiodist import callers
+from aiodist.callers import Line, Whose, calling_line, warn_of_line, whose
 
 
 def test_the_line_that_called() -> None:
@@ -39,3 +41,10 @@ def test_a_line_that_is_known_and_one_that_lets_go() -> None:
         ("wrong", "train.py", 7),
         ("wrong", __file__, line),
     ]
+
+
+def test_the_benchmark_is_a_program_of_the_librarys_and_the_rest_of_the_package_is_the_library() -> None:
+    package = Path(callers.__file__).parent
+    assert whose(str(package / "bench" / "calls.py")) is Whose.program
+    assert whose(str(package / "benches.py")) is Whose.ours
+    assert whose(str(package / "ddp" / "sync.py")) is Whose.ours

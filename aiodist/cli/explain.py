@@ -1,25 +1,64 @@
-"""`aiodist explain`: what happened to a job, from the dump that its ranks have left."""
+"""`aiodist explain [JOB|DIR]`: why a job stands still, or is slow; of one that has ended, what happened.
+
+Of a job that runs, the ranks that are the cause are asked what they do. Of one that has ended it reads the
+dump that its ranks have left.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from aiodist.cli.parser import Parser
+from aiodist.cli.seen import the_job
 from aiodist.cli.show import show
+
+_AFTER = 1.0  # seconds for which an operation has to be pending: who asks need not wait for the box
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what happened, in ten lines at most."""
-    parser = Parser("aiodist explain", description=__doc__, example="aiodist explain logs/")
-    parser.add_argument("folder", metavar="DIR", help="the folder of the dump, with rank0.json and others")
+    """Print the verdicts on a job that runs, in a box each; else what happened, in ten lines at most."""
+    parser = Parser("aiodist explain", description=__doc__, example="aiodist explain train.py")
+    parser.add_argument(
+        "job",
+        metavar="JOB|DIR",
+        nargs="?",
+        help="a job here (its script, or the beginning of its key), or a dump's folder (the newest job)",
+    )
     args = parser.parse_args(list(argv))
+    if args.job is not None and (os.sep in args.job or Path(args.job).is_dir()):
+        _explain_dump(args.job)
+    else:
+        _explain_job(args.job)
+    return 0
+
+
+def _explain_dump(folder: str) -> None:
     from aiodist.observe.clocks import place
     from aiodist.observe.dumps import read_job
     from aiodist.observe.explain import explain
     from aiodist.observe.verdict import judge
 
-    job = place(read_job(args.folder))
-    command = f"aiodist trace {shlex.quote(args.folder)} -o trace.json"
+    job = place(read_job(folder))
+    command = f"aiodist trace {shlex.quote(folder)} -o trace.json"
     show("\n".join(explain(job, judge(job), command)))
-    return 0
+
+
+def _explain_job(wanted: str | None) -> None:
+    from aiodist.observe.ask import ask
+    from aiodist.observe.box import render
+    from aiodist.observe.clocks import place
+    from aiodist.observe.explain import explain
+    from aiodist.observe.verdict import judge
+    from aiodist.observe.view import Doing, JobView
+
+    job = place(the_job(wanted, stacks=True))
+    culprits = {rank for verdict in judge(job, _AFTER) for rank in verdict.ranks}
+    job = JobView(job.key, tuple(ask(job.ranks, only=culprits)))
+    verdicts = judge(job, _AFTER)
+    for verdict in verdicts:
+        show(render(verdict))
+    if not verdicts or any(rank.doing is Doing.dead for rank in job.ranks):
+        show("\n".join(explain(job, verdicts, f"aiodist trace {job.key} -o trace.json")))

@@ -8,7 +8,7 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -42,4 +42,5 @@ def keys(take: Callable[[bytes], object]) -> Iterator[None]:
         yield
     finally:
         loop.remove_reader(terminal)
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # it has gone
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -26,11 +26,13 @@ COMMANDS = {
     "store": "run a standalone rendezvous server",
     "jobs": "list the jobs of this host",
     "top": "show what the ranks of a job do, live",
+    "dashboard": "show them on a web page, live",
+    "metrics": "tell what a job does to Prometheus or OpenTelemetry",
     "stacks": "show the stacks and tasks of a job's ranks",
     "sim": "predict a script's communication on any number of ranks",
     "bench": "measure aiodist on this machine",
     "trace": "write what a job's ranks did last, for ui.perfetto.dev",
-    "explain": "say what happened to a job, from the dump that its ranks left",
+    "explain": "say why a job stands still, or, from the dump of one that has ended, what happened",
     "doctor": "say what this machine has and lacks, and how to mend it",
 }
 

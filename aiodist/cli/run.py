@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from aiodist.cli.dashboard import need_aiohttp
 from aiodist.cli.parser import Options, Parser
 from aiodist.environment import job_name
 from aiodist.environment.company import chosen, company_of_agent
@@ -72,6 +73,9 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: b
         )
     redirects = _per_rank("--redirects", args.redirects, nproc)
     tee = _per_rank("--tee", args.tee, nproc)
+    if args.dashboard:
+        need_aiohttp("--dashboard")
+        tee = {local: tee.get(local, 0) | 3 & ~redirects.get(local, 0) for local in range(nproc)}
     if not elsewhere:
         check_room(nproc, len({*redirects, *tee}))
     conf = _pairs(args.rdzv_conf)
@@ -116,6 +120,7 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: b
         shutdown_timeout=_number("--shutdown-timeout", args.shutdown_timeout),
         signals=_signals(args.signals_to_handle),
         torch=args.torch,
+        dashboard=args.dashboard,
         leave_daemons=args.leave_daemons,
     )
 
@@ -359,6 +364,8 @@ def _parser(environ: Mapping[str, str]) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_worker_options(parser, environ)
+    page = Options(parser.add_argument_group("looking at it"), environ)
+    page.switch("--dashboard", "show a page with what the ranks do; its address is printed (on node 0)")
     nodes = Options(parser.add_argument_group("several nodes: start one agent on each"), environ)
     nodes.value(
         "--nnodes",

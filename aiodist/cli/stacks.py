@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from aiodist.cli.parser import Parser
+from aiodist.cli.seen import the_job
 from aiodist.cli.show import show
 from aiodist.errors import UsageError, name_ranks
 from aiodist.sanitize import one_line
@@ -25,11 +24,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for machines")
     args = parser.parse_args(list(argv))
     from aiodist.observe.ask import ask
-    from aiodist.observe.choice import pick
-    from aiodist.observe.host import look_at_jobs
-    from aiodist.observe.source import whole
 
-    job = asyncio.run(whole(pick(look_at_jobs(), args.job), os.environ, stacks=True))
+    job = the_job(args.job, stacks=True)
     views = [view for view in job.ranks if args.rank in (None, view.rank)]
     if not views:
         there = name_ranks([view.rank for view in job.ranks])

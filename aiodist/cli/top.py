@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from argparse import Namespace
-from asyncio import Future
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
+from aiodist.cli.follow import leave, leaving, looks
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
 from aiodist.errors import UsageError
@@ -70,13 +69,13 @@ async def _show(args: Namespace) -> int:
     from aiodist.observe.choice import pick
     from aiodist.observe.source import HostSource, source_of
 
+    if _is_live(args):
+        return await _live(args.job, args.every)
     source: Source = HostSource()
     jobs = await source.look()
     if jobs and any(rank.alive for rank in pick(jobs, args.job).ranks):
         source = source_of(pick(jobs, args.job), os.environ)
     try:
-        if _is_live(args):
-            return await _live(source, args.job, args.every)
         await _once(source, args)
         return 0
     finally:
@@ -92,6 +91,8 @@ async def _once(source: Source, args: Namespace) -> None:
     await asyncio.sleep(args.every)
     now = next((job for job in await source.look() if job.key == before.key), None)
     found = summary(before, now) if now is not None else summary(None, before)
+    if source.note:
+        print(source.note, file=sys.stderr)
     if args.json:
         show(json.dumps(found.to_json(), indent=2))
     else:
@@ -109,7 +110,7 @@ def _width() -> int:
         return _WIDTH
 
 
-async def _live(source: Source, wanted: str | None, every: float) -> int:
+async def _live(wanted: str | None, every: float) -> int:
     """Show the job until it has gone, or somebody leaves → the exit code."""
     from rich.console import Console
     from rich.live import Live
@@ -117,17 +118,23 @@ async def _live(source: Source, wanted: str | None, every: float) -> int:
 
     from aiodist.cli.keyboard import keys
     from aiodist.observe.screen import screen
+    from aiodist.observe.summary import summary
 
     console = Console(emoji=False, highlight=False, markup=False)
+    before: JobView | None = None
     last: Summary | None = None
-    with _leaving() as left:
+    with leaving() as left:
         with (
-            keys(lambda pressed: _end(left, 0) if pressed in _LEAVE else None),
+            keys(lambda pressed: leave(left, 0) if pressed in _LEAVE else None),
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
-            async with aclosing(_summaries(source, wanted, every, left)) as summaries:
-                async for last in summaries:
-                    shown = Text(_NOBODY) if last is None else screen(last, console.width, console.height)
+            async with aclosing(looks(wanted, every, left)) as found:
+                async for now, note in found:
+                    if now is not None:
+                        last, before = summary(before, now), now
+                    shown = (
+                        Text(_NOBODY) if last is None else screen(last, console.width, console.height, note)
+                    )
                     live.update(shown, refresh=True)
         if left.done():
             return left.result()
@@ -135,51 +142,3 @@ async def _live(source: Source, wanted: str | None, every: float) -> int:
             console.print(screen(last, console.width))
             show("the job has ended")
     return 0
-
-
-async def _summaries(
-    source: Source, wanted: str | None, every: float, left: Future[int]
-) -> AsyncGenerator[Summary | None, None]:
-    """The job whenever it was looked at, until it has gone; None while there is none.
-
-    Raises:
-        UsageError: there is no such job.
-    """
-    from aiodist.observe.choice import pick
-    from aiodist.observe.summary import summary
-
-    before: JobView | None = None
-    while not left.done():
-        jobs = await source.look()
-        if before is not None:
-            now = next((job for job in jobs if job.key == before.key), None)
-            if now is None:
-                return
-            yield summary(before, now)
-            before = now
-        elif jobs or wanted is not None:
-            before = pick(jobs, wanted)
-            yield summary(None, before)
-        else:
-            yield None
-        await asyncio.wait([left], timeout=every)
-
-
-@contextmanager
-def _leaving() -> Iterator[Future[int]]:
-    """A future that has the exit code when somebody wants to leave."""
-    loop = asyncio.get_running_loop()
-    left: Future[int] = loop.create_future()
-    codes = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM}
-    for signum, code in codes.items():
-        loop.add_signal_handler(signum, _end, left, code)
-    try:
-        yield left
-    finally:
-        for signum in codes:
-            loop.remove_signal_handler(signum)
-
-
-def _end(left: Future[int], code: int) -> None:
-    if not left.done():
-        left.set_result(code)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiodist.cli.parser import Parser
+from aiodist.cli.seen import the_job
 from aiodist.cli.show import show
 from aiodist.errors import AiodistError, UsageError
 
@@ -84,15 +83,12 @@ def _find(name: str | None) -> JobView:
     Raises:
         UsageError: there is none, or several could be.
     """
-    from aiodist.observe.choice import pick
     from aiodist.observe.dumps import read_job
     from aiodist.observe.exchange import MOST
-    from aiodist.observe.host import look_at_jobs
-    from aiodist.observe.source import whole
 
     if name is not None and Path(name).is_dir():
         return read_job(name)
-    return asyncio.run(whole(pick(look_at_jobs(), name), os.environ, most=MOST))
+    return the_job(name, most=MOST)
 
 
 def _summary(made: dict[str, Any]) -> str:

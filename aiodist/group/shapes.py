@@ -21,50 +21,84 @@ _SCATTER = Names("scatter_list", "tensor", listed=True)
 
 
 def _issue(
-    pg: ProcessGroup, kind: Kind, tensor: Any, out: Any, names: Names, async_op: bool, **more: Any
+    pg: ProcessGroup,
+    kind: Kind,
+    tensor: Any,
+    out: Any,
+    names: Names,
+    async_op: bool,
+    timeout: float | None,
+    **more: Any,
 ) -> Work[Any]:
-    return pg._core.issue(request(kind, pg._core.roster, tensor, out, names=names, **more), None, async_op)
+    return pg._core.issue(request(kind, pg._core.roster, tensor, out, names=names, **more), timeout, async_op)
 
 
-def all_gather(pg: ProcessGroup, tensors: Sequence[Any], tensor: Any, async_op: bool) -> Work[Any]:
+def all_gather(
+    pg: ProcessGroup, tensors: Sequence[Any], tensor: Any, async_op: bool, timeout: float | None = None
+) -> Work[Any]:
     """Gather every rank's tensor into a list of tensors. → the list."""
-    return _issue(pg, Kind.all_gather, tensor, tensors, _ALL_GATHER, async_op)
+    return _issue(pg, Kind.all_gather, tensor, tensors, _ALL_GATHER, async_op, timeout)
 
 
-def all_gather_into_tensor(pg: ProcessGroup, output: Any, tensor: Any, async_op: bool) -> Work[Any]:
+def all_gather_into_tensor(
+    pg: ProcessGroup, output: Any, tensor: Any, async_op: bool, timeout: float | None = None
+) -> Work[Any]:
     """Gather every rank's tensor into one, stacked or concatenated along the first axis. → `output`."""
-    return _issue(pg, Kind.all_gather, tensor, output, _ALL_GATHER_INTO, async_op)
+    return _issue(pg, Kind.all_gather, tensor, output, _ALL_GATHER_INTO, async_op, timeout)
 
 
 def reduce_scatter(
-    pg: ProcessGroup, output: Any, tensors: Sequence[Any], op: Op, async_op: bool
+    pg: ProcessGroup,
+    output: Any,
+    tensors: Sequence[Any],
+    op: Op,
+    async_op: bool,
+    timeout: float | None = None,
 ) -> Work[Any]:
     """Reduce a list over all ranks; rank r gets the r-th. → `output`."""
-    return _issue(pg, Kind.reduce_scatter, tensors, output, _REDUCE_SCATTER, async_op, op=op)
+    return _issue(pg, Kind.reduce_scatter, tensors, output, _REDUCE_SCATTER, async_op, timeout, op=op)
 
 
-def reduce_scatter_tensor(pg: ProcessGroup, output: Any, tensor: Any, op: Op, async_op: bool) -> Work[Any]:
+def reduce_scatter_tensor(
+    pg: ProcessGroup, output: Any, tensor: Any, op: Op, async_op: bool, timeout: float | None = None
+) -> Work[Any]:
     """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis. → `output`."""
-    return _issue(pg, Kind.reduce_scatter, tensor, output, _REDUCE_SCATTER_TENSOR, async_op, op=op)
+    return _issue(pg, Kind.reduce_scatter, tensor, output, _REDUCE_SCATTER_TENSOR, async_op, timeout, op=op)
 
 
 def gather(
-    pg: ProcessGroup, tensor: Any, tensors: Sequence[Any] | None, dst: int, async_op: bool
+    pg: ProcessGroup,
+    tensor: Any,
+    tensors: Sequence[Any] | None,
+    dst: int,
+    async_op: bool,
+    timeout: float | None = None,
 ) -> Work[Any]:
     """Gather every rank's tensor into a list on `dst`. → the list there, None elsewhere."""
-    return _issue(pg, Kind.gather, tensor, tensors, _GATHER, async_op, root=dst)
+    return _issue(pg, Kind.gather, tensor, tensors, _GATHER, async_op, timeout, root=dst)
 
 
 def scatter(
-    pg: ProcessGroup, tensor: Any, tensors: Sequence[Any] | None, src: int, async_op: bool
+    pg: ProcessGroup,
+    tensor: Any,
+    tensors: Sequence[Any] | None,
+    src: int,
+    async_op: bool,
+    timeout: float | None = None,
 ) -> Work[Any]:
     """Deal a list on `src` out to all ranks. → `tensor`."""
-    return _issue(pg, Kind.scatter, tensors, tensor, _SCATTER, async_op, root=src)
+    return _issue(pg, Kind.scatter, tensors, tensor, _SCATTER, async_op, timeout, root=src)
 
 
-def all_to_all(pg: ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool) -> Work[Any]:
+def all_to_all(
+    pg: ProcessGroup,
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    async_op: bool,
+    timeout: float | None = None,
+) -> Work[Any]:
     """Send the j-th input to rank j, get the i-th output from rank i; any sizes. → the outputs."""
-    return pg._core.issue(exchange_lists(pg._core.roster, outputs, inputs), None, async_op)
+    return pg._core.issue(exchange_lists(pg._core.roster, outputs, inputs), timeout, async_op)
 
 
 def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, sends: bool) -> None:

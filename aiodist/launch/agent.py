@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
+from aiodist.launch.beside import Dashboard
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.crew import Crew
 from aiodist.launch.nodes.admission import OverError
@@ -71,6 +72,8 @@ class Agent:
         self._spawner = spawner
         self._crew: Crew | None = None
         self._finished = False
+        self._dashboard: Dashboard | None = None
+        self._records = ""
 
     async def run(self) -> int:
         """Run the job → its exit code; the whole life of the agent."""
@@ -101,6 +104,8 @@ class Agent:
             verdict = await self._run_job(nodes)
             if nodes.head is not None:
                 nodes.head.code = verdict.code
+            if self._dashboard is not None:
+                await self._dashboard.over(verdict.code, self._records)
         except asyncio.CancelledError:  # it leaves: the others shall miss it at once, so nothing is said
             if self._crew is not None:
                 await self._crew.kill_all()
@@ -132,6 +137,11 @@ class Agent:
             if self._config.wants_files and self._context.logs is None:
                 self._context.logs = LogFiles(self._config, nodes.place.job)
                 self._say(f"logs are in {self._context.logs.folder}")
+            if self._config.dashboard and self._dashboard is None and nodes.head is not None:
+                logs = self._context.logs.folder if self._context.logs is not None else ""
+                self._dashboard = Dashboard(
+                    *(self._say, nodes.place.job, nodes.place.secret, logs), terminal=self._err.is_terminal
+                )
             crew.start()
         except UsageError as error:
             await self._give_up(nodes, crew, error)
@@ -154,6 +164,7 @@ class Agent:
         """Write down what the ranks did last that have died here; say where that is."""
         logs = self._context.records(job)
         if (kept := keep_dead(job, os.environ | ({LOG_DIR: logs} if logs else {}))) is not None:
+            self._records = str(kept)
             self._say(f"what the ranks did last: aiodist explain {shlex.quote(str(kept))}")
 
     async def _show(self, verdict: Verdict, nnodes: int) -> int:

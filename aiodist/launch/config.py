@@ -41,6 +41,7 @@ class LaunchConfig:
         shutdown_timeout: seconds between SIGTERM and SIGKILL.
         signals: numbers of the signals that end the job.
         torch: torch makes groups of aiodist where a worker's program asks it for gloo.
+        dashboard: a dashboard runs beside the job; the workers' output goes to files for it.
         leave_daemons: what a worker has started and has left its process group outlives it.
     """
 
@@ -69,6 +70,7 @@ class LaunchConfig:
     shutdown_timeout: float = 30.0
     signals: tuple[int, ...] = (15, 2, 1, 3)
     torch: bool = False
+    dashboard: bool = False
     leave_daemons: bool = False
 
     def __post_init__(self) -> None:

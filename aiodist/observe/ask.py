@@ -7,7 +7,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,9 @@ _MOST = 4 << 20  # bytes of an answer that are read
 _SETTLED = 5  # looks at a file that does not grow any more
 
 
-def ask(views: Iterable[RankView], patience: float = PATIENCE) -> list[RankView]:
+def ask(
+    views: Iterable[RankView], patience: float = PATIENCE, *, only: Container[int] | None = None
+) -> list[RankView]:
     """Ask ranks what they do → their views with `stacks`, in the same order.
 
     Those that cannot answer by themselves are made to by a signal. Without `stacks` stay the dead, the
@@ -35,6 +37,7 @@ def ask(views: Iterable[RankView], patience: float = PATIENCE) -> list[RankView]
 
     Args:
         patience: seconds to wait for answers.
+        only: the ranks that are asked; None: all.
     """
     views = list(views)
     asked: dict[int, _Asked] = {}
@@ -44,7 +47,9 @@ def ask(views: Iterable[RankView], patience: float = PATIENCE) -> list[RankView]
         return views
     with folder:
         for place, view in enumerate(views):
-            if view.host == host_name() and view.alive and not view.stopped and not view.recording.left:
+            wanted = only is None or view.rank in only
+            here = view.host == host_name() and view.alive and not view.stopped
+            if wanted and here and not view.recording.left:
                 found = open_writable(folder, view.key, view.recording.pid, view.recording.began)
                 if found is not None:
                     asked[place] = _Asked(folder, view, *found)
@@ -118,7 +123,7 @@ class _Asked:
         """What it has said."""
         try:
             return self._answer() if self.answered() else self._fault()
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _answer(self) -> Stacks:

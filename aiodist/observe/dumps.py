@@ -30,15 +30,23 @@ LARGEST = 64 << 20
 """Bytes of a rank's file that is read; one with all that a recorder holds has some 2 MiB."""
 
 _LOCK = ".lock"
+_DEPTH = 2  # folders below one: attempt_0/3
 _STAMP = "%Y-%m-%dT%H-%M-%SZ"
 _NAMED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ)-([\w.-]+)")
 _RANKS = re.compile(r"rank(\d{1,9})\.json")
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """The folder of this user's dumps: $XDG_STATE_HOME, else ~/.local/state, and aiodist/jobs in it."""
+    """The folder of this user's dumps: $XDG_STATE_HOME, else ~/.local/state, and aiodist/jobs in it.
+
+    Raises:
+        OSError: this user has no home.
+    """
     given = Path(environ.get("XDG_STATE_HOME", ""))
-    state = given if given.is_absolute() else Path.home() / ".local" / "state"
+    try:
+        state = given if given.is_absolute() else Path.home() / ".local" / "state"
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from None
     return state / "aiodist" / "jobs"
 
 
@@ -91,9 +99,13 @@ def write(folder: Folder, view: RankView) -> Path:
     name = f"rank{view.rank}.json"
     fresh = f".{name}.{os.getpid()}"  # read it whole, or not at all
     text = json.dumps(view.to_json(), indent=1)
-    with os.fdopen(folder.fresh(fresh), "w") as file:
-        file.write(text + "\n")
-    folder.rename(fresh, name)
+    try:
+        with os.fdopen(folder.fresh(fresh), "w") as file:
+            file.write(text + "\n")
+        folder.rename(fresh, name)
+    except OSError:  # no room
+        folder.remove(fresh)
+        raise
     return folder.path / name
 
 
@@ -155,9 +167,20 @@ def _seconds(stamp: str) -> float:
 
 
 def _remove(jobs: Folder, name: str) -> None:
-    """Remove a dump, as far as it is this user's, and holds files only."""
+    """Remove a dump, and the logs in it, as far as they are this user's."""
     with contextlib.suppress(OSError):
         with jobs.folder(name) as old:
-            for entry in old.names():
-                old.remove(entry)
+            _empty(old, _DEPTH)
         jobs.remove_folder(name)
+
+
+def _empty(folder: Folder, depth: int) -> None:
+    for entry in folder.names():
+        try:
+            folder.remove(entry)
+        except OSError:  # a folder
+            if not depth:
+                raise
+            with folder.folder(entry) as inside:
+                _empty(inside, depth - 1)
+            folder.remove_folder(entry)

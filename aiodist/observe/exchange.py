@@ -15,6 +15,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as Late
 from typing import Any
 
@@ -74,6 +75,17 @@ def _views(key: str, data: bytes) -> list[RankView]:
         return []
 
 
+def _wish(data: bytes) -> tuple[int, bool] | None:
+    """How many operations of each rank are wanted, and whether the ranks are to say what they do; None: the
+    wish cannot be read."""
+    try:
+        wish: Any = json.loads(data)
+        return int(wish["most"]), bool(wish["stacks"])
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        _log.info("a wish to see this host cannot be read: %s", one_line(str(error)))
+        return None
+
+
 class Exchange:
     """A rank's part: it answers for its host, and asks for it. `poll` and `gather` are for other threads.
 
@@ -119,8 +131,10 @@ class Exchange:
             self._answered.intersection_update(asked)
             for key in set(asked) - self._answered:
                 self._answered.add(key)
-                wish: Any = json.loads(await store.get(key, LINGER))
-                data = await asyncio.to_thread(self._seen, int(wish["most"]), bool(wish["stacks"]))
+                wish = _wish(await store.get(key, LINGER))
+                if wish is None:
+                    continue
+                data = await asyncio.to_thread(self._seen, *wish)
                 asker = key.removeprefix(ASKED)
                 await store.set(f"{SEEN}{asker}/{host_name()}.{os.getpid()}", data, ttl=LINGER)
 
@@ -135,6 +149,6 @@ class Exchange:
         future = asyncio.run_coroutine_threadsafe(asking, self._loop)
         try:
             return future.result(2 * PATIENCE)
-        except (Late, AiodistError):
+        except (Late, AiodistError, CancelledError):  # the last: the loop ends
             future.cancel()
             return views

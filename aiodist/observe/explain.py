@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiodist.errors import name_ranks
+from aiodist.observe.figures import span
 from aiodist.observe.verdict import Verdict
 from aiodist.observe.view import Doing, JobView, RankView
-from aiodist.observe.words import operation, place, span, told, where
+from aiodist.observe.words import operation, place, told, where
 from aiodist.recorder.reading import Record
 
 LINES = 10

@@ -45,6 +45,20 @@ def look_at_jobs(job: str | None = None) -> list[JobView]:
     return jobs(look(job))
 
 
+def environ_of(view: RankView) -> dict[str, str]:
+    """The environment that a rank of this host was started with: its job's secret may be there, for whoever
+    may read it, which is this user. {} where it cannot be read, or has no secret."""
+    if not view.alive or view.host != host_name():
+        return {}
+    try:
+        entries = Path(f"/proc/{view.recording.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries)
+    found = {name: value for name, _, value in pairs if name}
+    return found if "AIODIST_SECRET" in found or "AIODIST_SECRET_FILE" in found else {}
+
+
 def _now(recording: Recording) -> float:
     """The present time on the clock of a rank, which may be in another time namespace."""
     if recording.about.get("clock", clock_id()) == clock_id():

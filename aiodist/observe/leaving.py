@@ -70,11 +70,13 @@ async def keep_own(key: str, environ: Mapping[str, str]) -> None:
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def work() -> None:
-        views = [view for view in look(key) if view.recording.pid == os.getpid() or _is_dead(view)]
-        if (path := keep(views, environ)) is not None:
-            _log.debug("what the ranks did last is in %s", path)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(done.set)
+        try:
+            views = [view for view in look(key) if view.recording.pid == os.getpid() or _is_dead(view)]
+            if (path := keep(views, environ)) is not None:
+                _log.debug("what the ranks did last is in %s", path)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=work, name="aiodist dump", daemon=True).start()
     with contextlib.suppress(TimeoutError):

@@ -18,7 +18,8 @@ class SlowLink:
 
     Args:
         rank, peer: from whom to whom.
-        rate: bytes in a second in which it was at work; usual: of the others.
+        rate: bytes in a second in which it was at work, or as they were measured last, whichever is more;
+            usual: of the others.
         busy: the part of the time in which it was at work.
         rtt: seconds there and back.
     """
@@ -35,7 +36,9 @@ def find_slow_link(job: JobView) -> SlowLink | None:
     """The slowest connection, if it is far slower than most others, and much in use."""
     found = [
         SlowLink(
-            *(view.rank, link.rank, link.sent / max(link.busy, 1e-6), 0.0),
+            # While a small message waits for its acknowledgement, nothing else being sent, the connection
+            # counts as busy; so its average alone would accuse whoever sends to a rank that is late.
+            *(view.rank, link.rank, max(link.rate, link.sent / max(link.busy, 1e-6)), 0.0),
             link.busy / max(view.now - view.recording.began, 1e-6),
             link.rtt,
         )

@@ -102,8 +102,8 @@ def rows(before: JobView | None, now: JobView) -> tuple[Row, ...]:
     Args:
         before: the same job, as it was seen some time before; None: it was not.
     """
-    known = {_identity(view): view for view in before.ranks} if before is not None else {}
-    return tuple(_row(known.get(_identity(view)), view) for view in now.ranks)
+    known = {view.identity: view for view in before.ranks} if before is not None else {}
+    return tuple(_row(known.get(view.identity), view) for view in now.ranks)
 
 
 def totals(rows: Iterable[Row]) -> Totals:
@@ -164,10 +164,6 @@ def named(record: Record) -> str:
 def placed(line: Line | None) -> str:
     """A line in short: 'train.py:41 in evaluate'; '' for None."""
     return f"{line.file.rpartition('/')[2]}:{line.number} in {line.function}" if line is not None else ""
-
-
-def _identity(view: RankView) -> tuple[str, int, float]:
-    return view.host, view.recording.pid, view.recording.began
 
 
 def _row(before: RankView | None, view: RankView) -> Row:

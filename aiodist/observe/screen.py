@@ -58,18 +58,18 @@ _NUMBERS = (
 )
 
 
-def screen(job: Summary, width: int, height: int | None = None, waiting: str = "") -> Group:
+def screen(job: Summary, width: int, height: int | None = None, note: str = "") -> Group:
     """A job, in lines of a terminal.
 
     Args:
         width: columns.
         height: lines; None: as many as there are.
-        waiting: a last line.
+        note: a last line.
     """
     head = _head(job)
     tail = _tail(job)
-    if waiting:
-        tail.append(Text(waiting, style="dim"))
+    if note:
+        tail.append(_cut(Text(_clean(note), style="dim")))
     shown: Sequence[Row] = job.rows
     rest: Sequence[Row] = ()
     if height is not None:

@@ -7,26 +7,31 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from aiodist.environment import secret, split_address, tls
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.errors import AiodistError, RendezvousError, UsageError
 from aiodist.observe.ask import ask
 from aiodist.observe.exchange import gather
-from aiodist.observe.host import look, look_at_jobs
-from aiodist.observe.view import JobView, jobs
+from aiodist.observe.host import environ_of, look, look_at_jobs
+from aiodist.observe.view import JobView, RankView, jobs
 from aiodist.rendezvous import PrefixStore, TcpStore
+from aiodist.sanitize import one_line
 
 FEW = 64
 """Operations of each rank that are asked for where only its present state is wanted."""
 
+PATIENCE = 5.0  # seconds for connecting to the store
+
 
 class Source(Protocol):
-    """Where views of jobs come from."""
+    """Where views of jobs come from.
+
+    Attributes:
+        note: why not all of a job is seen; '' where it is.
+    """
+
+    note: str
 
     async def look(self) -> list[JobView]:
-        """What can be seen now, the job that began last first.
-
-        Raises:
-            RendezvousError: the job's store cannot be reached (any more).
-        """
+        """What can be seen now, the job that began last first."""
 
     async def aclose(self) -> None:
         """Let go of what it holds. May be called twice."""
@@ -40,6 +45,7 @@ class HostSource:
     """
 
     def __init__(self, key: str | None = None) -> None:
+        self.note = ""
         self._key = key
 
     async def look(self) -> list[JobView]:
@@ -51,11 +57,11 @@ class HostSource:
 
 
 class StoreSource:
-    """One job on all its hosts, by its store.
+    """One job on all its hosts, by its store. Where that cannot be asked, its ranks on this host.
 
     Args:
         job: as it is seen on this host; it tells where its store is.
-        environ: has the job's secret, as its own processes have it.
+        environ: for the job's secret, where none of its processes here can be read for it.
         most: operations of each rank that are wanted.
         stacks: whether the ranks are to say what they do.
     """
@@ -64,14 +70,10 @@ class StoreSource:
         self, job: JobView, environ: Mapping[str, str], *, most: int = FEW, stacks: bool = False
     ) -> None:
         about = job.ranks[0].recording.about
-        if ":" not in str(about.get("address", "")):
-            raise UsageError(
-                "the job meets at no store that can be asked from here",
-                hint="Run the command on each of its hosts; it shows the ranks of that host",
-            )
+        self.note = ""
         self._key = job.key
         self._size = job.size
-        self._address = split_address(str(about["address"]), "the store's address")
+        self._address = str(about.get("address", ""))
         self._job = str(about.get("job", ""))
         self._name = str(about.get("name", ""))
         self._environ = environ
@@ -81,17 +83,27 @@ class StoreSource:
 
     async def look(self) -> list[JobView]:
         """What can be seen now. Each look is a question to the job, which one rank of each host answers."""
-        if self._store is None:
-            host, port = self._address
-            self._store = await TcpStore.connect(
-                *(host, port, self._job, secret(self._environ), 10.0), tls=tls(self._environ)
-            )
         own = await asyncio.to_thread(look, self._key)
         if self._stacks:
             own = await asyncio.to_thread(ask, own)
-        store = PrefixStore(f"aiodist/{self._name}", self._store)
-        views = await gather(store, self._size, own, most=self._most, stacks=self._stacks)
-        return jobs(views)
+        if not self.note:  # it is not tried again: who asks is shown something at once
+            try:
+                store = PrefixStore(f"aiodist/{self._name}", await self._connected(own))
+                own = await gather(store, self._size, own, most=self._most, stacks=self._stacks)
+            except (AiodistError, OSError) as error:
+                self.note = f"only the ranks of this host are shown: {one_line(str(error))}"
+        return jobs(own)
+
+    async def _connected(self, own: list[RankView]) -> TcpStore:
+        if self._store is None:
+            if ":" not in self._address:
+                raise UsageError("the job meets at no store that can be asked")
+            host, port = split_address(self._address, "the store's address")
+            environ = next(filter(None, map(environ_of, own)), self._environ)
+            self._store = await TcpStore.connect(
+                *(host, port, self._job, secret(environ), PATIENCE), tls=tls(environ)
+            )
+        return self._store
 
     async def aclose(self) -> None:
         """Say goodbye to the store."""
@@ -105,13 +117,14 @@ class StoreSource:
 
 async def whole(
     job: JobView, environ: Mapping[str, str], *, most: int = FEW, stacks: bool = False
-) -> JobView:
-    """All of a job: as it was seen, or, where it has other hosts, what these show too."""
+) -> tuple[JobView, str]:
+    """All of a job: as it was seen, or, where it has other hosts, what these show too → it, and a note."""
     if len(job.ranks) >= job.size or not any(rank.alive for rank in job.ranks):
-        return job
+        return job, ""
     source = source_of(job, environ, most=most, stacks=stacks)
     try:
-        return next((found for found in await source.look() if found.key == job.key), job)
+        found = next((found for found in await source.look() if found.key == job.key), job)
+        return found, source.note
     finally:
         await source.aclose()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aiodist.observe.view import JobView
-from aiodist.observe.waits import MESSAGES, Place, place_of
-from aiodist.recorder.reading import Line, Record
+from aiodist.observe.view import JobView, RankView
+from aiodist.observe.waits import MESSAGES, holds_up
+from aiodist.recorder.reading import Group, Line, Record
 
 ENOUGH = 20  # operations below which nothing is said
 OFTEN = 0.6  # of the operations in which it has to be last; of two ranks, one is last in half of them anyway
@@ -34,33 +35,57 @@ class Straggler:
     line: Line | None
 
 
+def last_of(by: Mapping[int, Record], ranks: Mapping[int, RankView]) -> tuple[int, float] | None:
+    """The rank that came last to a collective, and the seconds that others together waited for it.
+
+    Args:
+        by: the collective, as each of its ranks has issued it.
+        ranks: the job's, by rank.
+
+    Returns:
+        None where nobody had to wait for it, or it came too shortly after the one before it, for how well
+        their clocks are known.
+    """
+    issued = sorted((ranks[rank].time(record.issued), rank) for rank, record in by.items())
+    (latest, slowest), (before, _) = issued[-1], issued[-2]
+    held = [latest - time for time, rank in issued[:-1] if holds_up(by[slowest], slowest, rank)]
+    if not held or latest - before <= 2 * max(ranks[rank].error for rank in by):
+        return None
+    return slowest, sum(held)
+
+
 def find_straggler(job: JobView) -> Straggler | None:
     """The rank for which the others wait most, if there is one that is worth a word.
 
-    Only collectives count that all members of their group have issued, as far as the recorders reach back,
-    and only delays that are longer than the clocks' error.
+    Only collectives count that all members of their group have issued, as far as the recorders reach back;
+    of late ones, those that hold up others, by more than the clocks' error.
     """
-    calls: dict[tuple[Place, int], dict[int, Record]] = defaultdict(dict)
-    shifts = {rank.rank: (rank.shift, rank.error) for rank in job.ranks}
+    calls: dict[Group, dict[int, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
     for rank in job.ranks:
+        known: dict[int, dict[int, dict[int, Record]]] = {}  # a place has as many numbers as ranks
         for record in rank.recording.last:
             if record.group is not None and record.op not in MESSAGES and len(record.group.ranks) > 1:
-                calls[place_of(record.group), record.number][rank.rank] = record
-    whole = {key: by for key, by in calls.items() if by.keys() >= set(key[0][2])}
+                mark = id(record.group)
+                if mark not in known:
+                    known[mark] = calls[record.group]
+                known[mark][record.number][rank.rank] = record
+    whole = [
+        by for group, of_group in calls.items() for by in of_group.values() if by.keys() >= set(group.ranks)
+    ]
     if len(whole) < ENOUGH:
         return None
+    clocks = {rank.rank: rank for rank in job.ranks}
     last: Counter[int] = Counter()
     lines: dict[int, Counter[Line | None]] = defaultdict(Counter)
     lost: dict[int, float] = defaultdict(float)
     times: list[float] = []
-    for by in whole.values():
-        issued = sorted((record.issued + shifts[rank][0], rank) for rank, record in by.items())
-        (latest, slowest), (before, _) = issued[-1], issued[-2]
-        times.append(latest)
-        if latest - before > 2 * max(shifts[rank][1] for rank in by):
+    for by in whole:
+        times.append(max(clocks[rank].time(record.issued) for rank, record in by.items()))
+        if (found := last_of(by, clocks)) is not None:
+            slowest, seconds = found
             last[slowest] += 1
             lines[slowest][by[slowest].line] += 1
-            lost[slowest] += sum(latest - time for time, _ in issued[:-1])
+            lost[slowest] += seconds
     if not last:
         return None
     worst, count = last.most_common(1)[0]

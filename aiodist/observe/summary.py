@@ -53,14 +53,15 @@ class Summary:
         return asdict(self)
 
 
-def summary(before: JobView | None, now: JobView) -> Summary:
+def summary(before: JobView | None, now: JobView, verdicts: tuple[Verdict, ...] | None = None) -> Summary:
     """What there is to show.
 
     Args:
         before: the same job, as it was seen some time before; None: it was not.
+        verdicts: on the job, for who has judged it already; None: it is judged here.
     """
     table = rows(before, now)
     return Summary(
         *(now.key, now.name, now.size, now.hosts, epoch(now), age(now), table, totals(table)),
-        *(tuple(news(now)[:_NEWS]), judge(now)),
+        *(tuple(news(now)[:_NEWS]), judge(now) if verdicts is None else verdicts),
     )

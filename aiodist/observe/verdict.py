@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aiodist.errors import name_ranks
 from aiodist.observe import words
+from aiodist.observe.figures import size, span
 from aiodist.observe.links import SlowLink, find_slow_link
 from aiodist.observe.straggler import find_straggler
 from aiodist.observe.view import Doing, JobView, RankView
@@ -45,13 +46,16 @@ _ADVICE = {
     "straggler": "It computes for longer than the others: look at its data, its host and its clock rate.",
 }
 
+KINDS = tuple(_ADVICE)
+"""All kinds of verdicts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Why a job stands still, or is slow.
 
     Args:
-        kind: a key of `_ADVICE`, which says what to do.
+        kind: one of `KINDS`.
         ranks: that cause it.
         title: in one line.
         lines: the details, in the order in which they are to be read.
@@ -76,41 +80,53 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
     told: dict[tuple[str, tuple[int, ...]], Verdict] = {}
     blamed: set[int] = set()
     for wait in waits.all:
-        if wait.seconds >= after and wait.rank not in blamed:
+        told_of = wait.absent or wait.complete
+        if told_of and wait.seconds >= after and wait.rank not in blamed:
             verdict = _on_wait(wait, waits, ranks)
-            if verdict.kind != "moving" or not told:
-                told.setdefault((verdict.kind, verdict.ranks), verdict)
-                blamed.update(verdict.ranks)
+            told.setdefault((verdict.kind, verdict.ranks), verdict)
+            blamed.update(verdict.ranks)
     for rank in job.ranks:
         stuck = rank.doing in (Doing.blocked, Doing.held, Doing.stopped) and rank.since >= after
         if stuck and rank.rank not in blamed:
-            kind = _KINDS[rank.doing]
-            title = f"rank {rank.rank}: {words.doing(rank)}"
-            told.setdefault((kind, (rank.rank,)), _verdict(kind, [rank.rank], title, "", ranks))
+            verdict = _on_stuck(rank, waits, ranks)
+            told.setdefault((verdict.kind, verdict.ranks), verdict)
+    moving = [key for key in told if key[0] == "moving"]
+    for key in moving if len(moving) < len(told) else moving[1:]:
+        del told[key]  # what others say is more
     link = find_slow_link(job)
-    if link is not None and all(kind in ("moving", "late") for kind, _ in told):
+    if link is not None and all(kind == "moving" for kind, _ in told):
         found = _on_link(link, ranks)
         told = {("slow link", found.ranks): found}
     slow = None if told else find_straggler(job)
     if slow is not None:
         title = (
             f"rank {slow.rank} came last in {slow.last} of the last {slow.seen} operations; "
-            f"the others waited {words.span(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
+            f"the others waited {span(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
         )
         rest = "" if slow.line is None else f"it comes late to {words.place(slow.line)}"
         told["straggler", (slow.rank,)] = _verdict("straggler", [slow.rank], title, rest, ranks)
     return tuple(told.values())
 
 
+def _on_stuck(rank: RankView, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
+    """The verdict on a rank that something else than an operation keeps from going on: by the operation in
+    which others wait for it, where there is one."""
+    for wait in waits.all:
+        if waits.causes(wait) == (rank.rank,):
+            return _on_wait(wait, waits, ranks)
+    kind = _KINDS[rank.doing]
+    return _verdict(kind, [rank.rank], f"rank {rank.rank}: {words.doing(rank)}", "", ranks)
+
+
 def _on_link(link: SlowLink, ranks: dict[int, RankView]) -> Verdict:
     there = ranks.get(link.peer)
     title = (
         f"the connection from rank {link.rank} ({words.told(ranks[link.rank].host)}) to rank {link.peer}"
-        f"{f' ({words.told(there.host)})' if there else ''} is slow: {words.size(link.rate)}/s, "
-        f"where others make {words.size(link.usual)}/s"
+        f"{f' ({words.told(there.host)})' if there else ''} is slow: {size(link.rate)}/s, "
+        f"where others make {size(link.usual)}/s"
     )
     rows = [
-        f"it was at work in {link.busy:.0%} of the time; there and back takes {words.span(link.rtt)}",
+        f"it was at work in {link.busy:.0%} of the time; there and back takes {span(link.rtt)}",
         f"→ {_ADVICE['slow link']}",
     ]
     pair = (link.rank, link.peer)
@@ -119,51 +135,87 @@ def _on_link(link: SlowLink, ranks: dict[int, RankView]) -> Verdict:
 
 def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
     """The verdict on something that has been pending for too long."""
-    what, since = words.operation(wait.record), words.span(wait.seconds)
-    data = words.payload(wait.record)
-    what = f"{what} ({data})" if data else what
     if not wait.absent:
-        title = f"{what} has been pending for {since} though all have come to it"
-        return _verdict("moving", [wait.rank], title, _where(wait), ranks)
-    causes, circle = waits.causes(wait)
-    many = len(wait.record.group.ranks) if wait.record.group else 0
-    if circle and (alone := _minority(waits, causes)) is not None:
-        most = Counter(_key(one) for one in waits.all).most_common(1)[0][0]
-        others = [one for one in waits.all if _key(one) == most]
-        title = f"rank {alone} went another way than most others, for {since}"
-        rest = f"{name_ranks([one.rank for one in others])} wait in {words.operation(others[0].record)}"
-        return _verdict("branched", [alone], title, f"{rest}{_at(others[0])}", ranks)
-    if circle:
-        title = f"{name_ranks(list(causes))} wait for each other, for {since}"
-        return _verdict("deadlock", list(causes), title, "", ranks)
-    title = f"{what} has waited {since} for {name_ranks(list(causes))}"
-    if many > 2:
-        title += f" of {many}"
-    first = ranks.get(causes[0])
-    kind = "unseen" if first is None else _KINDS.get(first.doing, "late")
-    rows = list(_who_waits(wait, [one for one in waits.all if set(one.absent) & set(causes)]))
+        return _on_moving(wait, ranks)
+    if set(wait.absent) == {wait.rank}:
+        return _on_message(wait, [], ranks)
+    causes = waits.causes(wait)
+    if not causes:
+        return _on_circle(waits.circle(wait), waits, ranks)
+    if not set(causes) & set(wait.absent):  # it waits for those who wait for these
+        wait = waits.waiting_for(causes)[0]
+    causes = tuple(rank for rank in causes if rank in wait.absent)
+    kind = min((_kind(ranks.get(rank)) for rank in causes), key=_WORST.index)
+    moving = next((one for one in waits.all if one.rank in causes and one.complete), None)
+    if kind == "late" and moving is not None and moving.seconds >= wait.seconds:
+        return _on_moving(moving, ranks)
+    rows = list(_who_waits(wait, waits.waiting_for(causes)))
     if kind in ("late", "left"):
-        other = _branch(wait.record, causes[0], ranks)
         if wait.record.op in MESSAGES:
-            kind = "unreceived" if wait.record.op == "send" else "unsent"
-            rows.append(f"rank {causes[0]} has issued no {MESSAGES[wait.record.op]} that fits")
-        elif other:
+            return _on_message(wait, rows, ranks)
+        other = _branch(wait.record, causes[0], ranks)
+        if other:
             kind = "branched"
             rows.append(other)
-    return _verdict(kind, list(causes), title, "\n".join(rows), ranks)
+    return _verdict(kind, list(causes), _title(wait, causes), "\n".join(rows), ranks)
+
+
+def _kind(rank: RankView | None) -> str:
+    return "unseen" if rank is None else _KINDS.get(rank.doing, "late")
+
+
+_WORST = ("dead", "stopped", "held", "blocked", "left", "unseen", "late")
+
+
+def _title(wait: Wait, causes: Sequence[int]) -> str:
+    many = len(wait.record.group.ranks) if wait.record.group else 0
+    of = f" of {many}" if many > 2 and wait.record.op not in MESSAGES else ""
+    return f"{_what(wait)} has waited {span(wait.seconds)} for {name_ranks(list(causes))}{of}"
+
+
+def _what(wait: Wait) -> str:
+    data = words.payload(wait.record)
+    return f"{words.operation(wait.record)} ({data})" if data else words.operation(wait.record)
+
+
+def _on_moving(wait: Wait, ranks: dict[int, RankView]) -> Verdict:
+    title = f"{_what(wait)} has been pending for {span(wait.seconds)} though all have come to it"
+    return _verdict("moving", [wait.rank], title, _where(wait), ranks)
+
+
+def _on_message(wait: Wait, rows: list[str], ranks: dict[int, RankView]) -> Verdict:
+    """The verdict on a message whose other side was not issued."""
+    (peer,) = wait.absent
+    missing = f"rank {peer} has issued no {MESSAGES[wait.record.op]} that fits"
+    kind = "unreceived" if wait.record.op == "send" else "unsent"
+    return _verdict(kind, [peer], _title(wait, [peer]), "\n".join([*rows, missing]), ranks)
+
+
+def _on_circle(circle: list[Wait], waits: Waits, ranks: dict[int, RankView]) -> Verdict:
+    """The verdict on ranks of which each waits for the next."""
+    messages = [wait for wait in circle if wait.record.op in MESSAGES]
+    if messages and len(messages) < len(circle):  # others wait in collectives: it is the message that is odd
+        wait = min(messages, key=lambda one: -one.seconds)
+        return _on_message(wait, list(_who_waits(wait, waits.waiting_for(wait.absent))), ranks)
+    since = span(max(wait.seconds for wait in circle))
+    names = sorted(wait.rank for wait in circle)
+    first = waits.first()
+    keys = Counter(map(_key, first.values()))
+    most, count = keys.most_common(1)[0]
+    apart = [rank for rank in names if _key(first[rank]) != most]
+    if len(apart) == 1 and 2 * count > len(first):
+        others = [wait for wait in first.values() if _key(wait) == most]
+        title = f"rank {apart[0]} went another way than most others, for {since}"
+        who = name_ranks(sorted(one.rank for one in others))
+        verb = "wait" if len(others) > 1 else "waits"
+        rest = f"{who} {verb} in {words.operation(others[0].record)}{_at(others[0])}"
+        return _verdict("branched", apart, title, rest, ranks)
+    return _verdict("deadlock", names, f"{name_ranks(names)} wait for each other, for {since}", "", ranks)
 
 
 def _key(wait: Wait) -> tuple[object, ...]:
     record = wait.record
     return record.group, record.op, record.number, *((wait.rank,) if record.op in MESSAGES else ())
-
-
-def _minority(waits: Waits, circle: tuple[int, ...]) -> int | None:
-    """The one rank of a circle that is not where most of those are who wait; None: there is not one."""
-    first = {wait.rank: _key(wait) for wait in reversed(waits.all)}
-    most, count = Counter(first.values()).most_common(1)[0]
-    apart = [rank for rank in circle if first.get(rank) != most]
-    return apart[0] if len(apart) == 1 and 2 * count > len(first) else None
 
 
 def _verdict(
@@ -186,8 +238,8 @@ def _verdict(
         lines.append(f"… and {len(causes) - MOST} more ranks")
     lines += rest.splitlines()
     about = f"{kind} {causes} {_about(causes, ranks) if kind != 'straggler' else ''}"
-    first = ranks.get(causes[0])
-    pid = "PID" if first is None else str(first.recording.pid)
+    those = [ranks[one] for one in causes if one in ranks and _kind(ranks[one]) == kind]
+    pid = str(those[0].recording.pid) if those else "PID"
     lines.append(f"→ {_ADVICE[kind].format(pid=pid)}")
     return Verdict(kind, tuple(causes), title, tuple(lines), about)
 
@@ -219,7 +271,7 @@ def _kept_indent(row: str) -> str:
 
 def _events(rank: RankView) -> Iterator[str]:
     for event in rank.recording.events[-2:]:
-        yield f"  {words.span(max(0.0, rank.now - event.at))} ago: {one_line(event.text, 200)}"
+        yield f"  {span(max(0.0, rank.now - event.at))} ago: {one_line(event.text, 200)}"
 
 
 def _at(wait: Wait) -> str:
@@ -234,8 +286,10 @@ def _where(wait: Wait) -> str:
 
 def _who_waits(wait: Wait, others: list[Wait]) -> Iterator[str]:
     """Who waits in what for the same ranks, a line for each operation; the one that is told first."""
-    by: dict[tuple[object, ...], list[Wait]] = {_key(wait): []}
+    by: dict[tuple[object, ...], list[Wait]] = {_key(wait): [wait]}
     for one in others:
+        if one == wait:
+            continue
         by.setdefault(_key(one), []).append(one)
     for key, those in list(by.items())[:MOST]:
         names = name_ranks(sorted({one.rank for one in those}))

@@ -14,7 +14,9 @@ from aiodist.recorder.reading import Record, Recording
 
 SIGN = 2.0
 """Seconds after which a loop that has not turned counts as blocked, and a process that has not written
-anything as held: both are due twice a second."""
+anything as held: these are due a few times a second."""
+
+_BEATS = 4  # that a loop has to miss, where they are rare
 
 
 class Doing(enum.Enum):
@@ -89,6 +91,11 @@ class RankView:
         return self.recording.rank
 
     @property
+    def identity(self) -> tuple[str, int, float]:
+        """What tells its recording from all others."""
+        return self.host, self.recording.pid, self.recording.began
+
+    @property
     def doing(self) -> Doing:
         """What it did."""
         vitals = self.recording.vitals
@@ -100,7 +107,7 @@ class RankView:
             return Doing.stopped
         if self.now - self._heard > SIGN:
             return Doing.held
-        if vitals.turned and self.now - vitals.turned > SIGN:
+        if vitals.turned and self.now - vitals.turned > max(SIGN, _BEATS * self._heartbeat):
             return Doing.blocked
         return Doing.waiting if self.recording.pending else Doing.running
 
@@ -108,6 +115,12 @@ class RankView:
     def _heard(self) -> float:
         """When its process wrote something last."""
         return self.recording.vitals.flushed or self.recording.began
+
+    @property
+    def _heartbeat(self) -> float:
+        """Seconds from beat to beat of its loop; 0.0: it does not say."""
+        told = self.recording.about.get("heartbeat")
+        return told if isinstance(told, float) and math.isfinite(told) else 0.0
 
     @property
     def since(self) -> float:

@@ -97,9 +97,15 @@ class Watcher:
             self._slow_due = now + SLOWLY
             if self._judging is None or not self._judging.is_alive():  # apart: who is asked answers meanwhile
                 self._judging = threading.Thread(
-                    target=self.judge, args=(mine[0].rank,), name="aiodist verdict", daemon=True
+                    target=self._judge, args=(mine[0].rank,), name="aiodist verdict", daemon=True
                 )
                 self._judging.start()
+
+    def _judge(self, me: int) -> None:
+        try:
+            self.judge(me)
+        except Exception:  # it is no reason to disturb the job
+            _log.debug("whether the job stands still cannot be said", exc_info=True)
 
     def judge(self, me: int) -> None:
         """Look closely, and say what is the matter where that has not been said.
@@ -113,8 +119,7 @@ class Watcher:
         if len({view.rank for view in views}) < max(view.recording.size for view in views):
             views = self._exchange.gather(views)
         culprits = {rank for verdict in self._fresh(self._verdicts(views)) for rank in verdict.ranks}
-        asked = {view.rank: view for view in ask([view for view in views if view.rank in culprits])}
-        views = [asked.get(view.rank, view) for view in views]
+        views = ask(views, only=culprits)
         for verdict in self._fresh(self._verdicts(views)):
             self._told.add(verdict.about)
             if self._speaks(views, me):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from aiodist.observe.figures import size, span
 from aiodist.observe.view import Doing, RankView
 from aiodist.recorder.reading import Line, Record
 from aiodist.sanitize import one_line
@@ -23,17 +24,8 @@ def operation(record: Record) -> str:
 
 
 def payload(record: Record) -> str:
-    """'float32, 4.0 MiB'; '' of an operation without data."""
+    """'float32, 4.2 MB'; '' of an operation without data."""
     return f"{told(record.dtype)}, {size(record.nbytes)}" if record.nbytes else ""
-
-
-def size(nbytes: float) -> str:
-    """'4.0 MiB'."""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
 
 
 def peer(record: Record) -> int:
@@ -67,13 +59,6 @@ def where(rank: RankView) -> str:
 def told(text: object) -> str:
     """What a rank told, as a short line."""
     return one_line(str(text), _LONGEST)
-
-
-def span(seconds: float) -> str:
-    """'340 ms', '12.3 s', '4 min'."""
-    if seconds < 1.0:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 120.0 else f"{seconds / 60:.0f} min"
 
 
 def doing(rank: RankView) -> str:

@@ -7,7 +7,18 @@ from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from aiodist.errors import WireError
-from aiodist.recorder.reading import Clock, Event, Group, Line, Link, Record, Recording, Sum, Vitals
+from aiodist.recorder.reading import (
+    Clock,
+    Event,
+    Group,
+    Line,
+    Link,
+    Record,
+    Recording,
+    Sum,
+    Vitals,
+    span_of,
+)
 
 FORMAT = "aiodist recording 1"
 
@@ -124,12 +135,13 @@ class _Numbers:
 def _group(group: Group) -> dict[str, Any]:
     span = isinstance(group.ranks, range)
     members = [group.ranks[0], len(group.ranks)] if span else list(group.ranks)
-    return {"name": group.name, "epoch": group.epoch, "span" if span else "ranks": members}
+    twin = {"twin": group.twin} if group.twin else {}
+    return {"name": group.name, "epoch": group.epoch, "span" if span else "ranks": members, **twin}
 
 
 def _ungroup(data: dict[str, Any]) -> Group:
-    name, epoch = str(data["name"]), _whole(data["epoch"])
+    name, epoch, twin = str(data["name"]), _whole(data["epoch"]), _whole(data.get("twin", 0))
     if "span" in data:
         start, count = map(_whole, data["span"])
-        return Group(name, epoch, range(start, start + count))
-    return Group(name, epoch, tuple(map(_whole, data["ranks"])))
+        return Group(name, epoch, span_of(start, count), twin)
+    return Group(name, epoch, tuple(map(_whole, data["ranks"])), twin)

@@ -62,8 +62,8 @@ SUMS_AT = RING_AT + RING_PLACES * PLACE.size
 SUM_PLACES = 600
 TEXT_AT = 160 * 1024
 
-LINK = struct.Struct("<QQddQ")
+LINK = struct.Struct("<QQddQd")
 """One connection: the rank at its other end; as `net.traffic.Traffic`."""
 
-LINKS_AT, LINK_PLACES = 288 * 1024, 200
+LINKS_AT, LINK_PLACES = 288 * 1024, 170
 SIZE = 296 * 1024

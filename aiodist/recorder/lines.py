@@ -36,7 +36,7 @@ class Lines:
         self._beside: dict[int, dict[int, int]] = {}  # of libraries, where no program calls them
         self._codes: list[CodeType] = []
         self._count = 0
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # what collects garbage may run inside
 
     def find(self, frame: FrameType | None) -> int:
         """The number of the innermost line that is the program's; if there is none, of a library's.
@@ -57,7 +57,7 @@ class Lines:
                 number = numbers.get(frame.f_lasti)
                 return self._number(frame, numbers) if number is None else number
             frame = frame.f_back
-        if self.asked_by or library is None:
+        if self.asked_by or library is None or id(library.f_code) not in self.known:
             return self.asked_by
         numbers = self._beside.setdefault(id(library.f_code), {})
         number = numbers.get(library.f_lasti)

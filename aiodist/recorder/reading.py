@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from aiodist.errors import WireError
@@ -33,6 +34,9 @@ from aiodist.recorder.layout import (
     VITALS_AT,
 )
 
+MOST_RANKS = 1 << 20
+"""Of a job, and so in a group: what says that there are more is broken."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -45,11 +49,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group that the rank has made: its name, its epoch, and the global ranks of its members."""
+    """A group that the rank has made: the same value at all of its members.
+
+    Args:
+        name, epoch: of it.
+        ranks: the global ranks of its members: a range, where they are one, else a tuple.
+        twin: how many groups of the same name, epoch and ranks were made before.
+    """
 
     name: str
     epoch: int
     ranks: Sequence[int]
+    twin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +152,7 @@ class Link:
     busy: float
     rtt: float
     again: int
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +224,13 @@ class Recording:
         return self.offset + self.began
 
 
+def span_of(start: int, count: int) -> range:
+    """The ranks of a group that are one range; `ValueError` where these cannot be some."""
+    if not (0 <= start <= MOST_RANKS and 0 < count <= MOST_RANKS):
+        raise ValueError(f"a group has {count} members from rank {start} on")
+    return range(start, start + count)
+
+
 _UNKNOWN = (0, "?", "", (), "", -1, 0, 0)  # a sort for which there was no room
 
 
@@ -224,14 +243,15 @@ class _Texts:
         self.lines: dict[int, Line] = {}
         self.about: dict[str, Any] = {}
         self.events: list[Event] = []
+        self._twins: Counter[Group] = Counter()
         for entry in lines.split(b"\n"):
             if not entry:
                 continue
             match json.loads(entry):
                 case ["group", int(number), str(name), int(epoch), "span", [int(start), int(count)]]:
-                    self.groups[number] = Group(name, epoch, range(start, start + count))
+                    self._add(number, Group(name, epoch, span_of(start, count)))
                 case ["group", int(number), str(name), int(epoch), "list", list(ranks)]:
-                    self.groups[number] = Group(name, epoch, tuple(map(int, ranks)))
+                    self._add(number, Group(name, epoch, tuple(map(int, ranks))))
                 case ["sort", int(number), int(group), str(op), str(dtype), list(shape), str(reduce), *more]:
                     root, tag, nbytes = map(int, more)
                     self.sorts[number] = (group, op, dtype, tuple(map(int, shape)), reduce, root, tag, nbytes)
@@ -243,6 +263,10 @@ class _Texts:
                     self.events.append(Event(at, text))
                 case _:
                     raise WireError("a recorder's text is broken")
+
+    def _add(self, number: int, group: Group) -> None:
+        self.groups[number] = replace(group, twin=self._twins[group])
+        self._twins[group] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,17 +319,19 @@ def read(memory: Any) -> Recording:
     if len(shown) < SIZE:
         raise WireError(f"a recorder's memory has {SIZE} bytes, not {len(shown)}")
     once, again = bytes(shown[:SIZE]), bytes(shown[:SIZE])
-    magic, pid, rank, size, epoch, offset, text, began, left = HEADER.unpack_from(again)
-    if magic != MAGIC or text > LINKS_AT - TEXT_AT:
+    magic, pid, rank, size, epoch, offset, _, began, left = HEADER.unpack_from(again)
+    vitals = Vitals(*VITALS.unpack_from(again, VITALS_AT))
+    if magic != MAGIC:
         raise WireError("this is no recorder's memory, or that of another version of aiodist")
+    if size > MOST_RANKS or not all(map(math.isfinite, (offset, began, left, *astuple(vitals)))):
+        raise WireError("a recorder's memory is broken")
     try:
-        texts = _Texts(bytes(shown[TEXT_AT : TEXT_AT + text]))
-    except (ValueError, TypeError) as error:
+        texts = _Texts(_written(bytes(shown[TEXT_AT:LINKS_AT])))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"a recorder's text is broken: {error}") from error
     last = _records(once, again, texts, RING_AT, RING_PLACES)
     pending = _records(once, again, texts, PENDING_AT, PENDING_PLACES)
     groups = tuple(texts.groups.values())
-    vitals = Vitals(*VITALS.unpack_from(again, VITALS_AT))
     sums = tuple(_sums(again, texts))
     return Recording(
         *(pid, rank, size, epoch, offset, began, left, groups, last, pending, vitals, sums),
@@ -314,40 +340,57 @@ def read(memory: Any) -> Recording:
     )
 
 
+def _written(text: bytes) -> bytes:
+    """The whole lines of the text: what comes after is being written. (The number of its bytes says less: it
+    changes byte by byte.)"""
+    begun = text.partition(b"\0")[0]
+    return begun[: begun.rfind(b"\n") + 1]
+
+
 def _links(once: bytes, again: bytes) -> Iterator[Link]:
     for at in range(LINKS_AT, LINKS_AT + LINK_PLACES * LINK.size, LINK.size):
-        rank, sent, busy, rtt, repeated = LINK.unpack_from(again, at)
+        link = Link(*LINK.unpack_from(again, at))
         whole = once[at : at + LINK.size] == again[at : at + LINK.size]
-        if whole and sent and math.isfinite(busy) and math.isfinite(rtt):
-            yield Link(rank, sent, busy, rtt, repeated)
+        if whole and link.sent and all(map(math.isfinite, (link.busy, link.rtt, link.rate))):
+            yield link
 
 
 def _clocks(once: bytes, again: bytes) -> Iterator[Clock]:
     for at in range(CLOCKS_AT, CLOCKS_AT + CLOCK_PLACES * CLOCK.size, CLOCK.size):
         clock = Clock(*CLOCK.unpack_from(again, at))
-        if clock.at and once[at : at + CLOCK.size] == again[at : at + CLOCK.size]:
+        if (
+            clock.at
+            and all(map(math.isfinite, astuple(clock)))
+            and once[at : at + CLOCK.size] == again[at : at + CLOCK.size]
+        ):
             yield clock
 
 
 def _sums(memory: bytes, texts: _Texts) -> Iterator[Sum]:
     for mark, (group, *sort) in sorted(texts.sorts.items()):
-        if mark < SUM_PLACES:
+        if 0 < mark < SUM_PLACES:
             numbers = SUM.unpack_from(memory, SUMS_AT + mark * SUM.size)
+            if not all(map(math.isfinite, numbers)):
+                continue
             yield Sum(texts.groups.get(group), *sort, *numbers)
 
 
 def _records(once: bytes, again: bytes, texts: _Texts, start: int, places: int) -> tuple[Record, ...]:
     found: dict[tuple[Any, ...], Record] = {}
-    for at in range(start, start + places * PLACE.size, PLACE.size):
-        if once[at : at + PLACE.size] == again[at : at + PLACE.size]:
-            sort, number, line, issued, pending, arrived, first, ended = PLACE.unpack_from(again, at)
-            key = (sort, number, issued)
-            if 0 < issued < math.inf and (ended or key not in found):
-                group, op, dtype, shape, reduce, root, tag, nbytes = texts.sorts.get(sort, _UNKNOWN)
-                found[key] = Record(
-                    *(texts.groups.get(group), op, number, dtype, shape, reduce, root, tag, nbytes),
-                    texts.lines.get(line),
-                    *(issued, pending, arrived, first, abs(ended)),
-                    ended < 0,
-                )
+    stop = start + places * PLACE.size
+    still = once[start:stop] == again[start:stop]
+    for at, place in zip(range(start, stop, PLACE.size), PLACE.iter_unpack(again[start:stop]), strict=True):
+        sort, number, line, issued, pending, arrived, first, ended = place
+        key = (sort, number, issued)
+        whole = 0 < issued < math.inf and all(map(math.isfinite, (pending, arrived, first, ended)))
+        if not whole or (key in found and not ended):
+            continue
+        if still or once[at : at + PLACE.size] == again[at : at + PLACE.size]:
+            group, op, dtype, shape, reduce, root, tag, nbytes = texts.sorts.get(sort, _UNKNOWN)
+            found[key] = Record(
+                *(texts.groups.get(group), op, number, dtype, shape, reduce, root, tag, nbytes),
+                texts.lines.get(line),
+                *(issued, pending, arrived, first, abs(ended)),
+                ended < 0,
+            )
     return tuple(sorted(found.values(), key=lambda record: record.issued))

@@ -130,6 +130,7 @@ class Recorder:
         self.troubled = False
         self._memory = memoryview(memory)
         self._gate = threading.Lock()
+        self._unwritten: deque[bytes] = deque()
         self._next = 0
         self._flushed = self._flushed_end = 0.0
         self._shown = self._linked = 0
@@ -183,7 +184,7 @@ class Recorder:
         for number, (rank, traffic) in enumerate(seen[:LINK_PLACES]):
             LINK.pack_into(self._memory, LINKS_AT + number * LINK.size, rank, *traffic)
         for number in range(len(seen), self._linked):
-            LINK.pack_into(self._memory, LINKS_AT + number * LINK.size, 0, 0, 0.0, 0.0, 0)
+            LINK.pack_into(self._memory, LINKS_AT + number * LINK.size, 0, 0, 0.0, 0.0, 0, 0.0)
         self._linked = min(len(seen), LINK_PLACES)
 
     def beat(self, turns: int, every: float) -> None:
@@ -204,6 +205,7 @@ class Recorder:
 
     def flush(self, most: int = MOST_AT_ONCE) -> None:
         """Write what is new where others can read it: the last `most`. From one thread at a time."""
+        self._write_text()
         kept, over = list(self.kept), list(self._over)  # whole: nothing else runs meanwhile
         waiting = list(self.pending.values())
         fresh = list(takewhile(lambda entry: entry[3] > self._flushed, reversed(kept)))[::-1]
@@ -247,24 +249,36 @@ class Recorder:
         self._issued += round(len(fresh) * more)
 
     def _put(self, at: int, record: Pending) -> None:
-        sort, *numbers = record
-        PLACE.pack_into(self._memory, at, sort.mark, *numbers)
+        sort, *numbers = record  # packed apart: so it changes at once, or nearly so
+        self._memory[at : at + PLACE.size] = PLACE.pack(sort.mark, *numbers)
 
     def leave(self) -> None:
         """Note that the process has left its job in good order."""
         _put_time(self._memory, LEFT_AT, self.clock())
 
     def _write(self, *entry: Any) -> bool:
-        """Add a line of text → whether there was room."""
+        """Add a line of text → whether there was room. From any thread, also inside itself: what collects
+        garbage may run anywhere, and tell of an error that nobody waits for."""
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        with self._gate:
-            start = TEXT_AT + self._text
-            if start + len(line) > LINKS_AT:
-                return False
-            self._memory[start : start + len(line)] = line
-            self._text += len(line)
-            _put_count(self._memory, TEXT_BYTES_AT, self._text)  # now it can be read
-            return True
+        if TEXT_AT + self._text + len(line) > LINKS_AT:
+            return False
+        self._unwritten.append(line)
+        self._write_text()
+        return True
+
+    def _write_text(self) -> None:
+        """Write what is left to be written, unless somebody is at it: that one goes on, or the next flush."""
+        if self._gate.acquire(blocking=False):
+            try:
+                while self._unwritten:
+                    line = self._unwritten.popleft()
+                    start = TEXT_AT + self._text
+                    if start + len(line) <= LINKS_AT:
+                        self._memory[start : start + len(line)] = line
+                        self._text += len(line)
+                        _put_count(self._memory, TEXT_BYTES_AT, self._text)
+            finally:
+                self._gate.release()
 
 
 class Track:

@@ -17,12 +17,9 @@ from aiodist.rendezvous.hosting import host_or_join, join, meet_by_file, told_ad
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.meeting_point import SCHEMES, MeetingPoint, Way, meeting_point
 from aiodist.rendezvous.store import Store
+from aiodist.wire.handshake import TORCH_TOO
 
 Handler = Callable[[Invitation], Awaitable[Meeting]]
-_SHARED = (
-    "If torch.distributed meets there, too: initialise it before aiodist, or set AIODIST_SHARE_PORT=1 on "
-    "all ranks"
-)
 _handlers: dict[str, Handler] = {}  # of schemes that were registered
 
 
@@ -96,7 +93,7 @@ async def _at_address(asked: Invitation, point: MeetingPoint) -> Meeting:
         except RendezvousError as error:
             if asked.parts.scheme != "env" or not is_in_use(error):
                 raise
-            raise RendezvousError(error.message, hint=f"{error.hint}. {_SHARED}") from None
+            raise RendezvousError(error.message, hint=f"{error.hint}. {TORCH_TOO}") from None
     return await join(asked, *point.address)
 
 

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -106,7 +107,7 @@ class Member:
         self._key = blake2b(f"{where} {self._job_id} {name}".encode(), digest_size=6).hexdigest()
         self._record = Memory(self._key)
         self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
-        self._recorder.tell(**_about(self._job_id, name, where), clock=clock_id())
+        self._recorder.tell(**_about(self._job_id, name, where), clock=clock_id(), heartbeat=tuned.heartbeat)
         self._overheard = Overheard(self._loop, self._recorder)
         self._answerer = Answerer(self._recorder, self._record.name, self._loop, threading.get_ident())
         self._exchange = Exchange(self._loop, lambda: self.job.store, self._key, ask)
@@ -297,7 +298,14 @@ def _about(job: str, name: str, address: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "log_dir": os.environ.get(LOG_DIR, ""),
+        "output": _output(os.environ),
     }
+
+
+def _output(environ: Mapping[str, str]) -> str:
+    """Where `aiodist run` writes what this process prints, in its folder of logs; '': nobody has said."""
+    attempt, local_rank = environ.get("TORCHELASTIC_RESTART_COUNT", ""), environ.get("LOCAL_RANK", "")
+    return f"attempt_{attempt}/{local_rank}" if attempt.isdecimal() and local_rank.isdecimal() else ""
 
 
 def _seat(asked: Invitation) -> tuple[int, int]:

@@ -26,11 +26,15 @@ from aiodist.schedules import (
     ring,
 )
 from aiodist.schedules.costs import DOUBLING_LIMIT, RING_CHUNK, SPREAD_LIMIT, WRAP_LIMIT, Cost
+from aiodist.schedules.hearing import heard_in, last_received
 from aiodist.schedules.steps import Schedule
 from aiodist.types import NO_ROOT, Kind
 
 UNKNOWN = -1
 """The `nbytes` of which ranks do not agree (uneven all_to_all). What is right for many is chosen."""
+
+FEW = 16
+"""Ranks of a group for which `heard` looks at the schedules of all."""
 
 _MANY = 1 << 50
 
@@ -158,6 +162,22 @@ def select(kind: Kind, rank: int, size: int, root: int = NO_ROOT, nbytes: int = 
     if kind not in ALGORITHMS:
         raise UsageError(f"{kind.name} has no schedule", hint="Point-to-point is a single message")
     return _build(kind, algorithm(kind, size, nbytes), rank, size, root if ROLES[kind].rooted else NO_ROOT)
+
+
+def heard(kind: Kind, rank: int, size: int, root: int = NO_ROOT, nbytes: int = 0) -> int:
+    """The round after which a rank knows that all have come for whom it waits; arguments as for `select`.
+
+    Of groups that are larger than `FEW` it is the last round in which the rank receives, since to know better
+    takes the schedules of all ranks.
+    """
+    return _heard(kind, algorithm(kind, size, nbytes), rank, size, root if ROLES[kind].rooted else NO_ROOT)
+
+
+@lru_cache(maxsize=4096)
+def _heard(kind: Kind, name: str, rank: int, size: int, root: int) -> int:
+    if size > FEW:
+        return last_received(_build(kind, name, rank, size, root))
+    return heard_in([_build(kind, name, one, size, root) for one in range(size)], rank)
 
 
 @lru_cache(maxsize=4096)

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from aiodist.errors import BackendUnavailable, WireError
 from aiodist.net.shortage import EXHAUSTED
-from aiodist.shm.mapping import map_at, mapped
+from aiodist.shm.mapping import MAP_FIXED, map_at, mapped
 
 PAGE = 4096
 """Bytes at the start of an arena that hold its nonce; what the owner shares begins behind them."""
@@ -30,7 +30,7 @@ USABLE_LIMIT = 64 << 30
 """Usable bytes of the largest arena: of a segment where nothing limits it. They are address space, not
 memory, of which a process has 128 TiB; a peer that says more would take that from the others."""
 
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_MAP_NORESERVE = 0x4000
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
 _SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
@@ -86,7 +86,7 @@ class Arena:
             return
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         access = mmap.PROT_READ | mmap.PROT_WRITE
-        flags = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
+        flags = mmap.MAP_PRIVATE | MAP_FIXED | _MAP_NORESERVE
         with contextlib.suppress(OSError):
             map_at(address, self.nbytes, access, flags, self.fd)
 

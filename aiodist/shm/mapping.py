@@ -12,6 +12,7 @@ import os
 import weakref
 from functools import cache
 
+MAP_FIXED = 0x10  # as Linux and macOS have it; Python does not name it
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -56,3 +57,14 @@ def mapped(fd: int, nbytes: int, *advice: int, writable: bool = False) -> memory
     unmaps.atexit = False  # threads may look until the very end
     view = memoryview(memory).cast("B")
     return view if writable else view.toreadonly()
+
+
+def make_own(memory: memoryview) -> None:
+    """Put memory of this process alone, all zero, in the place of what is mapped (`mapped`).
+
+    Raises:
+        OSError: the system does not do it.
+    """
+    address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+    map_at(address, memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1)

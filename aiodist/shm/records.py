@@ -27,7 +27,7 @@ from aiodist.environment.files import Folder
 from aiodist.errors import WireError
 from aiodist.recorder.layout import BEGAN, HEADER, SIZE
 from aiodist.recorder.reading import GLANCE, Glance, Recording, glance, read
-from aiodist.shm.mapping import mapped
+from aiodist.shm.mapping import make_own, mapped
 
 SHARED_MEMORY = Path("/dev/shm")
 KEPT = 600.0  # seconds for which the file of a killed process is left to others
@@ -226,9 +226,13 @@ _mine: weakref.WeakSet[Memory] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Let go of the parent's locks: they would hold for as long as the child lives."""
+    """Let go of the parent's locks, which would hold for as long as the child lives, and of its memory: what
+    the child writes down is its own."""
     for memory in list(_mine):
         memory._let_go()
+        if isinstance(memory.buffer, memoryview):
+            with contextlib.suppress(OSError):
+                make_own(memory.buffer)
 
 
 os.register_at_fork(after_in_child=_after_fork)

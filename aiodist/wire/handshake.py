@@ -48,6 +48,15 @@ MAX_JOB = 255
 MAX_CARD = 1024
 MAX_MESSAGE = 2048
 
+TORCH_OPENS = struct.pack("=BI", 0x00, 0x3C85F7CE)
+"""The first bytes that a client of torch.distributed's store sends, in native order."""
+
+TORCH_TOO = (
+    "If torch.distributed meets there, too: initialise it before aiodist, or set AIODIST_SHARE_PORT=1 on "
+    "all ranks"
+)
+"""What to do where torch and aiodist both want MASTER_PORT."""
+
 _MAGIC = b"AIODIST"
 _PREFIX = struct.Struct("<7sBHH")  # magic, kind, version, bytes that follow
 _ORDER_MARKER = struct.pack("=I", 0x01020304)  # native order, on purpose
@@ -240,6 +249,11 @@ class Handshake:
                 _SAME_TLS,
             )
         if not _MAGIC.startswith(start):
+            if inbox.startswith(TORCH_OPENS):
+                raise WireError(
+                    f"the {self._other()} is torch.distributed, which looks for a store of its own here",
+                    hint=TORCH_TOO,
+                )
             raise WireError(
                 f"the {self._other()} does not speak aiodist: its first bytes are {bytes(inbox[:16])!r}",
                 hint="Something else is at that address; check host and port",

@@ -364,3 +364,14 @@ def test_agents_that_meet_may_be_started_by_others(script: str) -> None:
     meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1")
     assert check_company(config("--nnodes", "2", *meet, script), STEP) == ""
     assert check_company(config("--nnodes", "1:2", *meet, script), STEP) == ""
+
+
+def test_a_dashboard_has_all_output_in_files_and_shown(script: str) -> None:
+    made = config("--dashboard", "--nproc-per-node=3", "-r", "1:3,2:1", script)
+    assert made.dashboard and made.wants_files
+    for local in range(3):
+        assert made.filed(local, 1) and made.filed(local, 2)
+    shown = [(made.on_console(local, 1), made.on_console(local, 2)) for local in range(3)]
+    assert shown == [(True, True), (False, False), (False, True)]
+    assert not config(script).dashboard and not config(script).wants_files
+    assert config(script, PET_DASHBOARD="1").dashboard

@@ -200,6 +200,26 @@ def test_what_a_login_leaves_behind_holds_up_nobody() -> None:
         os.kill(int(pid), signal.SIGKILL)
 
 
+def test_a_hostfile_of_all_dialects_and_its_filters(script: Path) -> None:
+    """Open MPI's, DeepSpeed's and Horovod's line, Hydra's, a login; and what the workers are given of it."""
+    script.write_text(
+        "import os\nprint(*(os.environ.get(name, 'all') for name in ('LOCAL_RANK', 'LOCAL_WORLD_SIZE', "
+        "'WORLD_SIZE', 'CUDA_VISIBLE_DEVICES')))"
+    )
+    hosts = script.parent / "hosts"
+    hosts.write_text("a slots=2 max_slots=8  # two\nb:3\nuser@c slots=1\nd slots=2\n")
+    words = [sys.executable, "-m", "aiodist", "launch", "--hostfile", str(hosts), "--ssh", SSH]
+
+    def said(*more: str) -> list[str]:
+        environs = {name: value for name, value in environ().items() if name != "CUDA_VISIBLE_DEVICES"}
+        ended = run_to_end([*words, *more, str(script)], environs, PATIENCE)
+        assert ended.returncode == 0, ended.stderr
+        return sorted(ended.stdout.splitlines())
+
+    assert said("--include", "c@b:0,2") == ["b:0│ 0 2 3 0,2", "b:1│ 1 2 3 0,2", "c:2│ 0 1 3 all"]
+    assert said("--exclude", "d@c@b:0@a:1") == ["a:0│ 0 1 3 0", "b:1│ 0 2 3 1,2", "b:2│ 1 2 3 1,2"]
+
+
 def test_options_of_workers_are_judged_by_the_hosts_numbers(script: Path) -> None:
     script.write_text("import os\nprint('local', os.environ['LOCAL_RANK'])")
     ended = run("a:3,b:1", "--local-ranks-filter", "0", str(script))
@@ -311,6 +331,55 @@ def test_a_host_that_goes_is_left_and_an_excluded_one_never_comes(script: Path) 
     finally:
         with contextlib.suppress(ProcessLookupError):
             job.kill()
+        job.communicate()
+
+
+ON_AND_ON = """
+import os
+import aiodist as dist
+
+async def main():
+    async with await dist.init_process_group() as pg:
+        print(f"<{pg.rank} of {pg.size}>", flush=True)
+        while True:
+            await pg.barrier()
+
+dist.run(main())
+"""
+
+
+@pytest.mark.slow("a host that failed is left alone for half a minute")
+def test_a_host_that_dies_comes_again_and_a_new_one_comes(script: Path) -> None:
+    script.write_text(ON_AND_ON)
+    hosts = script.parent / "hosts"
+    hosts.write_text("a\nb\n")
+    words = ["--ssh", SSH, "--host-discovery-script", f"cat {hosts}", "--nnodes", "1:3"]
+    job = started([sys.executable, "-m", "aiodist", "launch", *words, "--max-restarts", "1", str(script)])
+    seen: list[str] = []
+
+    def until(*texts: str) -> None:
+        """Read on until each of these lines was there."""
+        assert job.stdout is not None
+        left = set(texts)
+        while left:
+            line = job.stdout.readline()
+            assert line, seen
+            seen.append(line)
+            left.discard(line.rstrip())
+
+    try:
+        until("a:0│ <0 of 2>", "b:1│ <1 of 2>")
+        agents = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        os.kill(int(agents[1]), signal.SIGKILL)
+        until("aiodist launch: b: its agent is gone (killed by SIGKILL)", "a:0│ <0 of 1>")
+        until("aiodist launch: b is a new host", "a:0│ <0 of 2>", "b:1│ <1 of 2>")
+        hosts.write_text("c\na\nb\n")
+        until("aiodist launch: c is a new host", "a:0│ <0 of 3>", "b:1│ <1 of 3>", "c:2│ <2 of 3>")
+        job.send_signal(signal.SIGTERM)
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 128 + signal.SIGTERM, (seen, said)
+    finally:
+        job.kill()
         job.communicate()
 
 
@@ -441,8 +510,8 @@ def save(*_):
     print(f"saved {saved}", flush=True)
     os._exit(0)
 
-signal.signal(signal.SIGINT, save)
-signal.signal(signal.SIGTERM, save)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, save)
 
 async def main():
     async with await dist.init_process_group() as pg:
@@ -467,6 +536,22 @@ def test_one_signal_is_one_wish_on_every_host(number: signal.Signals, script: Pa
         assert job.returncode == 128 + number, said
         assert said.count("saved 1") == 3, said
         assert "had to be killed" not in said
+    finally:
+        job.kill()
+        job.communicate()
+
+
+def test_usr1_is_for_the_workers_of_every_host(script: Path) -> None:
+    """It ends nobody but who means to end by it; these do, and well."""
+    script.write_text(SAVES)
+    job = started(command("a:1,b:1", str(script)))
+    try:
+        assert job.stdout is not None
+        for _ in range(2):
+            assert "<" in job.stdout.readline()
+        job.send_signal(signal.SIGUSR1)
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert (job.returncode, sorted(said.splitlines())) == (0, ["a:0│ saved 1", "b:1│ saved 1"])
     finally:
         job.kill()
         job.communicate()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.backends.host.local.hub import supported
+from aiodist.shm import available
 from tests.levels import MORE
 from tests.processes import run_to_end
 
@@ -108,6 +110,67 @@ for work in works:
 """
 
 
+BUCKETS = """
+import torch, torch.distributed as c10d
+from torch.nn.parallel import DistributedDataParallel
+c10d.init_process_group("aiodist")
+rank = c10d.get_rank()
+
+def shared(tensor):
+    rows = [line.split() for line in open("/proc/self/maps") if "memfd" in line]
+    spans = [[int(end, 16) for end in row[0].split("-")] for row in rows]
+    return any(start <= tensor.data_ptr() < end for start, end in spans)
+
+def hook(state, bucket):
+    seen.append(shared(bucket.buffer()))
+    work = c10d.all_reduce(bucket.buffer().div_(2), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+for dtype in (torch.float32, torch.bfloat16):
+    seen = []
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(300, 300) for _ in range(6)]
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*layers, torch.nn.Linear(300, 1)).to(dtype), gradient_as_bucket_view=True
+    )
+    model.register_comm_hook(None, hook)
+    for _ in range(3):  # torch lays the buckets out anew behind the first one
+        model.zero_grad()
+        model(torch.full((2, 300), rank + 1.0, dtype=dtype)).sum().backward()
+    print(sorted(set(seen)), len(seen), flush=True)
+small = DistributedDataParallel(torch.nn.Linear(4, 4), gradient_as_bucket_view=True)
+small(torch.ones(2, 4)).sum().backward()
+print("small", shared(small.module.weight.grad), shared(model.module[0].weight.grad), flush=True)
+before = [parameter.grad.clone() for parameter in model.parameters()]
+c10d.destroy_process_group()
+after = [parameter.grad for parameter in model.parameters()]
+print("kept", all(map(torch.equal, before, after)), before[0].any().item(), flush=True)
+"""
+
+
+UNEVEN = """
+import torch, torch.distributed as c10d
+from torch.distributed._functional_collectives import wait_tensor
+from torch.nn.parallel import DistributedDataParallel
+c10d.init_process_group("aiodist")
+rank = c10d.get_rank()
+found = []
+for group in (None, c10d.new_group(backend="gloo")):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(3, 2), process_group=group)
+    with model.join(divide_by_initial_world_size=False):
+        for turn in range(1 + 2 * rank):
+            model(torch.full((2, 3), turn + 2.0 * rank)).sum().backward()
+    found.append(model.module.weight.grad)
+    model(torch.ones(2, 3))
+print("same", torch.equal(*found), flush=True)
+one = torch.ones(300_000)
+torch._C._distributed_c10d._register_work(one, c10d.group.WORLD.allreduce([one]))
+print("registered", wait_tensor(one).sum().item(), flush=True)
+c10d.destroy_process_group()
+"""
+
+
 def run(script: str, tmp_path: Path, size: int, *options: str) -> subprocess.CompletedProcess[str]:
     job = tmp_path / "job.py"
     job.write_text(script)
@@ -163,6 +226,24 @@ def test_what_cannot_be_sent_is_refused_and_nothing_lost(tmp_path: Path) -> None
     assert ended.stdout.count("meta 1 ") == 2
 
 
+def test_large_buckets_of_torchs_wrapper_lie_where_peers_read_them(tmp_path: Path) -> None:
+    if not (available() and supported()):
+        pytest.skip("ranks of one host share memory on Linux on x86-64")
+    ended = run(BUCKETS, tmp_path, 2)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("[True] 5") == 2, ended.stdout  # one bucket, and then two
+    assert ended.stdout.count("[True] 3") == 2, ended.stdout
+    assert ended.stdout.count("small False True") == 2, ended.stdout
+    assert ended.stdout.count("kept True True") == 2, ended.stdout
+
+
+def test_works_that_only_cpp_keeps_are_waited_for(tmp_path: Path) -> None:
+    ended = run(UNEVEN, tmp_path, 2)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("same True") == 2, ended.stdout
+    assert ended.stdout.count("registered 600000.0") == 2, ended.stdout
+
+
 def test_import_of_torch_loads_nothing_of_ours_but_the_entry() -> None:
     code = "import sys, torch; print(sorted(name for name in sys.modules if name.startswith('aiodist')))"
     ended = run_to_end([sys.executable, "-c", code], dict(os.environ), 100)
@@ -174,6 +255,56 @@ def test_import_of_torch_loads_nothing_of_ours_but_the_entry() -> None:
         "aiodist.integrations.torch.entry",
     ]
     assert ended.stdout.startswith(str(loaded)), ended.stdout
+
+
+BROKEN = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("numpy", "msgpack", "uvloop", "ml_dtypes") or (
+            name.startswith("aiodist.") and not "aiodist.integrations.torch.entry".startswith(name)
+        ):
+            raise ModuleNotFoundError(f"{name} is broken")
+
+sys.meta_path.insert(0, Missing())
+"""
+ALONE = """
+import warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as c10d
+for name in ("aiodist", "gloo"):
+    try:
+        c10d.init_process_group(name, store=c10d.HashStore(), rank=0, world_size=1)
+        one = torch.ones(1)
+        c10d.all_reduce(one)
+        print(name, one.item())
+    except Exception as error:
+        print(name, type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "environ", "said"),
+    [
+        (BROKEN, {}, "aiodist ModuleNotFoundError aiodist.integrations.torch.meeting is broken\ngloo 1.0"),
+        ("", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "aiodist AssertionError Unknown backend type aiodist"),
+    ],
+    ids=["install", "switched-off"],
+)
+def test_torch_is_as_without_us_where_ours_is_broken(
+    broken: str, environ: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(broken)
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ended = run_to_end(
+        [sys.executable, "-c", ALONE],
+        {**os.environ, **environ, "PYTHONPATH": os.pathsep.join(paths)},
+        100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(said), ended.stdout + ended.stderr
+    assert ended.stdout.endswith("gloo 1.0\n"), ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow(MORE))])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -106,6 +107,78 @@ def check_collectives(groups: list[Any], rank: int, size: int) -> None:
                 return [out]
 
             same(dealt, groups)
+
+
+def check_forms(groups: list[Any], rank: int, size: int) -> None:
+    """The calls of a group itself, with a root, an op and a timeout instead of torch's Options."""
+    most, patience = c10d.ReduceOp.MAX, timedelta(seconds=50)
+    last = size - 1
+
+    def called(*tensors: torch.Tensor, name: str, how: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        def call(group: Any) -> list[torch.Tensor]:
+            out = [one.clone() for one in tensors]
+            getattr(group, name)(out[0], *how, **named).wait()
+            return out
+
+        return call
+
+    mine = tensor(rank, 5, torch.float32)
+    for name, how, named in (
+        ("allreduce", (), {}),
+        ("allreduce", (most,), {}),
+        ("allreduce", (most, patience), {}),
+        ("allreduce", (), {"op": most, "timeout": patience}),
+        ("broadcast", (last,), {}),
+        ("broadcast", (), {"root": last, "timeout": patience}),
+        ("reduce_scatter", ([mine + peer for peer in range(size)],), {}),
+        ("reduce_scatter", ([mine + peer for peer in range(size)], most, patience), {}),
+        ("scatter", ([mine + peer for peer in range(size)] if rank == last else [], last), {}),
+        ("scatter", ([mine] * size if rank == 0 else [],), {"root": 0, "timeout": patience}),
+    ):
+        same(called(mine, name=name, how=how, named=named), groups)
+
+    def reduced(group: Any) -> list[torch.Tensor]:
+        out = mine.clone()
+        group.reduce(out, 0, most, patience).wait()
+        return [out] if rank == 0 else []
+
+    def gathered(group: Any) -> list[torch.Tensor]:
+        everywhere = [torch.zeros_like(mine) for _ in range(size)]
+        group.allgather(everywhere, mine, timeout=patience).wait()
+        here = [torch.zeros_like(mine) for _ in range(size)] if rank == last else []
+        group.gather(here, mine, last).wait()
+        return [*everywhere, *here]
+
+    def exchanged(group: Any) -> list[torch.Tensor]:
+        outs = [torch.zeros_like(mine) for _ in range(size)]
+        group.alltoall(outs, [mine * peer for peer in range(size)]).wait()
+        out = torch.zeros(size)
+        group.alltoall_base(out, torch.arange(size) + 10.0 * rank, [], [], patience).wait()
+        group.barrier(patience).wait()
+        group.barrier(timeout=patience).wait()
+        return [*outs, out]
+
+    def twice(group: Any) -> list[torch.Tensor]:
+        out = torch.arange(6.0) + rank
+        group.allreduce_coalesced([out, out, out[1:]]).wait()
+        return [out]
+
+    for call in (reduced, gathered, exchanged, twice):
+        same(call, groups)
+
+
+def check_barrier(ours: Any, rank: int, size: int) -> None:
+    """A barrier returns when what this rank issued before has ended, but for messages."""
+    come = torch.zeros(1)
+    message = c10d.irecv(come, (rank - 1) % size, ours)
+    given = [torch.full((300_000,), float(number)) for number in range(8)]
+    for one in given:
+        c10d.all_reduce(one, group=ours, async_op=True)
+    c10d.barrier(ours)
+    assert [[one.min().item(), one.max().item()] for one in given] == [[size * n] * 2 for n in range(8)]
+    c10d.send(torch.full((1,), float(rank)), (rank + 1) % size, ours)
+    message.wait()
+    assert come.item() == (rank - 1) % size
 
 
 def check_uneven(ours: Any, rank: int, size: int) -> None:
@@ -218,6 +291,7 @@ def main() -> None:
     groups = [c10d.group.WORLD, c10d.new_group(backend="gloo")]
     check_collectives(groups, rank, size)
     check_sparse(groups, rank, size)
+    check_forms(groups, rank, size)
     some = c10d.new_group([0, size - 1])
     if rank in (0, size - 1):
         pair = torch.tensor([rank + 1])
@@ -229,7 +303,7 @@ def main() -> None:
     first = torch.tensor([float(rank)])
     c10d.broadcast(first, size - 1, other_way)
     assert first.item() == size - 1
-    for check in (check_uneven, check_messages, check_objects, check_futures):
+    for check in (check_barrier, check_uneven, check_messages, check_objects, check_futures):
         check(groups[0], rank, size)
     check_training(rank)
     c10d.barrier()

@@ -1,4 +1,4 @@
-"""`python -m tests.launchers [NAME …]`: run each launcher, and print the table of docs/launchers.md."""
+"""`python -m tests.launchers [NAME …]`: run each launcher, and print the tables of docs/launchers.md."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import time
 import unittest
 from pathlib import Path
 
+from tests.launchers import head_node
 from tests.launchers.case import Case
 from tests.launchers.cases import CASES
 from tests.launchers.ground import ROOT, Ground
 from tests.launchers.jobs import STAYS, Outcome, left, pid_of_rank_1, run, started
 
+HEAD_NODE = "head-node"
 _HELLO = str(ROOT / "examples" / "hello.py")
 _DIGITS = str(ROOT / "examples" / "train_digits.py")
 
@@ -27,17 +29,27 @@ _LINE = re.compile(r"rank (\d+) of (\d+): local rank (\d+) of (\d+), node (\d+) 
 def main() -> int:
     """Run the command; 1 if a launcher that is here failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.launchers", description=__doc__)
-    parser.add_argument("names", nargs="*", help="only launchers whose names contain one of these")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        help=f"only launchers whose names contain one of these; {HEAD_NODE}: the second table",
+    )
     parser.add_argument("--into", type=Path, default=Path("/tmp/aiodist-launchers"), help="for environments")
     options = parser.parse_args()
     chosen = [case for case in CASES if not options.names or any(n in case.name for n in options.names)]
-    print("| Launcher | hello | digits | a rank is killed |\n|---|---|---|---|", flush=True)
     failed = False
     with Ground(options.into) as ground:
+        if chosen:
+            print("| Launcher | hello | digits | a rank is killed |\n|---|---|---|---|", flush=True)
         for case in chosen:
             row = _row(case, ground)
             failed = failed or any("**" in cell for cell in row)
             print("|", " | ".join([case.name, *row]), "|", flush=True)
+        if not options.names or HEAD_NODE in options.names:
+            print("\n| aiodist launch, 2 hosts | |\n|---|---|", flush=True)
+            for looked_at, came in head_node.rows(ground):
+                failed = failed or "**" in came
+                print("|", looked_at, "|", came, "|", flush=True)
     return int(failed)
 
 
@@ -86,7 +98,7 @@ def _killed(case: Case, ground: Ground) -> str:
         seconds = time.monotonic() - began
         codes = sorted({job.returncode for job in jobs}, key=str)
         text = "".join(path.read_text(errors="replace") for path in texts)
-        named = bool(re.search(r"rank 1\b", text))
+        named = bool(re.search(r"(rank\s*:?|task|Process name:)\s+1\b", text))  # by a rank or a launcher
         time.sleep(1)
         stay = len(left(ground)) - sum(job.poll() is None for job in jobs)
         shown = "/".join("still runs" if code is None else str(code) for code in codes)

@@ -31,6 +31,7 @@ def test_bytes_that_were_acknowledged_are_counted() -> None:
             assert after.sent - before.sent <= 100_001
             assert after.rtt > 0.0
             assert after.again == 0
+            assert after.rate > 0.0
     assert traffic_of(one) is None
 
 

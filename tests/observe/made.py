@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from aiodist.observe import JobView, RankView
 from aiodist.recorder import Line, Record, Recording
-from aiodist.recorder.reading import Event, Group, Vitals
+from aiodist.recorder.reading import Event, Group, Sum, Vitals
 
+WORLD = Group("world", 0, range(4))
 LINE = Line("/home/u/train.py", 41, "main")
 
 
 def a_record(op: str = "all_reduce", number: int = 0, issued: float = 10.0, **more: Any) -> Record:
     """An operation of the world of four; it ended before the loop slept, unless times are given."""
     plain: dict[str, Any] = {
-        "group": Group("world", 0, range(4)),
+        "group": WORLD,
         "op": op,
         "number": number,
         "dtype": "float32",
@@ -37,27 +37,40 @@ def a_record(op: str = "all_reduce", number: int = 0, issued: float = 10.0, **mo
     return Record(**plain | more)
 
 
+def a_sum(uses: int = 1, nbytes: int = 12, waited: float = 0.0) -> Sum:
+    """All operations of a sort."""
+    return Sum(WORLD, "all_reduce", "float32", (3,), "SUM", -1, 0, nbytes, uses, uses, 0, waited, 0.0)
+
+
 def a_rank(
     rank: int = 0,
     last: Sequence[Record] = (),
     *,
+    now: float = 20.0,
     pending: Sequence[Record] = (),
-    flushed: float = 20.0,
-    events: Sequence[str] = (),
+    flushed: float | None = None,
+    vitals: Vitals | None = None,
+    began: float = 1.0,
+    left: float = 0.0,
+    epoch: int = 0,
+    groups: Sequence[Group] = (WORLD,),
+    sums: Sequence[Sum] = (),
+    events: Sequence[str | Event] = (),
+    about: dict[str, Any] | None = None,
     size: int = 4,
     host: str = "host-a",
     clock: str = "one",
     **more: Any,
 ) -> RankView:
-    """A rank as it was seen at 20.0 of its clock, whose process began at 1.0."""
-    about = {"argv": ["train.py"], "clock": clock}
-    told = tuple(Event(flushed, text) for text in events)
-    vitals = Vitals(flushed, 1, flushed, 0.0, len(last), 0)
+    """A rank as it was seen at `now` of its clock; it wrote and turned at `flushed`, which is just now."""
+    wrote = now if flushed is None else flushed
     recording = Recording(
-        *(4000 + rank, rank, size, 0, 1e9, 1.0, 0.0, (Group("world", 0, range(4)),), tuple(last)),
-        *(tuple(pending), vitals, (), about, told),
+        *(4000 + rank, rank, size, epoch, 1e9, began, left, tuple(groups), tuple(last), tuple(pending)),
+        *(vitals or Vitals(wrote, 1, wrote, 0.0, len(last), 0), tuple(sums)),
+        {"argv": ["train.py"], "clock": clock} if about is None else about,
+        tuple(event if isinstance(event, Event) else Event(wrote, event) for event in events),
     )
-    return replace(RankView(host, "cafe", recording, 20.0), **more)
+    return RankView(host, "cafe", recording, now, **more)
 
 
 def a_job(*ranks: RankView) -> JobView:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aiodist.errors import UsageError
 from aiodist.observe import JobView
 from aiodist.observe.choice import SHORTEST, pick, short_keys
-from tests.observe.views import a_rank
+from tests.observe.made import a_rank
 
 KEYS = ["abcdef01", "abcdee02", "0123abcd"]
 

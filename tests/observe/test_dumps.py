@@ -157,3 +157,18 @@ def test_what_lies_in_the_users_folder_beside_dumps_stays(tmp_path: Path) -> Non
         open_kept("cafe", environ, NOON + 1000 * number).close()
     assert (jobs / "mine").exists()
     assert len(os.listdir(jobs)) == KEPT + 3
+
+
+def test_an_old_jobs_logs_go_with_it_and_what_its_links_name_stays(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    with open_kept("cafe", environ, NOON) as folder:
+        logs = folder.path / "attempt_0" / "3"
+    logs.mkdir(parents=True)
+    (logs / "stdout.log").write_text("hello\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    (logs / "link").symlink_to(tmp_path / "mine")
+    for number in range(1, KEPT + 1):
+        open_kept("cafe", environ, NOON + 1000 * number).close()
+    assert not folder.path.exists()
+    assert (tmp_path / "mine" / "file").exists()

@@ -68,6 +68,23 @@ async def test_answers_that_cannot_be_read_are_passed_over(monkeypatch: pytest.M
     other.close()
 
 
+@pytest.mark.parametrize(
+    "wish", [b"", b"[]", b"3", b'{"most": 2}', b'{"most": Infinity, "stacks": 0}', b"\xff"]
+)
+async def test_a_wish_that_cannot_be_read_is_passed_over(
+    wish: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "aiodist.observe")
+    monkeypatch.setattr(exchange, "PATIENCE", 0.2)
+    store = HashStore()
+    await store.set(f"{ASKED}somebody", wish)
+    other = Exchange(asyncio.get_running_loop(), lambda: store, "cafe", lambda views: views)
+    found = await asked(store, other, most=1, stacks=False)
+    assert [view.rank for view in found] == [0, 1, 2]  # who asks well is answered
+    assert "cannot be read" in caplog.text
+    other.close()
+
+
 async def test_a_rank_gathers_from_another_thread() -> None:
     store = HashStore()
     loop = asyncio.get_running_loop()
@@ -79,4 +96,20 @@ async def test_a_rank_gathers_from_another_thread() -> None:
         await asyncio.sleep(0.01)
     assert sorted({view.rank for view in await task}) == [0, 1, 2]
     other.close()
+    mine.close()
+
+
+async def test_a_rank_whose_loop_ends_while_it_gathers_has_what_it_saw() -> None:
+    loop = asyncio.get_running_loop()
+    mine = Exchange(loop, HashStore, "cafe", lambda views: views)
+    before = asyncio.all_tasks()
+    task = asyncio.ensure_future(asyncio.to_thread(mine.gather, [HERE]))
+    asking: set[asyncio.Task[object]] = set()
+    for _ in range(1_000_000):
+        if asking := asyncio.all_tasks() - before - {task}:
+            break
+        await asyncio.sleep(0)
+    for one in asking:  # as asyncio.run does at its end
+        one.cancel()
+    assert await task == [HERE]
     mine.close()

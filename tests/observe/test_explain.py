@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-from aiodist.cli.main import main
 from aiodist.observe import RankView
-from aiodist.observe.dumps import open_given, write
 from aiodist.observe.explain import LINES, explain
 from aiodist.observe.verdict import Verdict
 from tests.observe.made import a_job, a_rank, a_record
@@ -57,7 +49,7 @@ def test_deaths_too_close_to_be_told_apart() -> None:
 def test_nobody_died() -> None:
     lines = explain(a_job(waiting(0), a_rank(1), a_rank(2, flushed=3.0)), (), TRACE)
     assert lines[0].endswith("no rank has died")
-    assert "rank 2: a call holds its interpreter, for 17.0 s" in lines
+    assert "rank 2: a call holds its interpreter, for 17 s" in lines
     verdict = Verdict("held", (2,), "rank 2 holds its interpreter", (), "x")
     judged = explain(a_job(waiting(0), a_rank(1), a_rank(2)), (verdict,), TRACE)
     assert "rank 2 holds its interpreter" in judged
@@ -72,18 +64,3 @@ def test_never_more_than_ten_lines() -> None:
     assert len(lines) == LINES
     assert any("more waits" in line for line in lines)
     assert lines[-1].endswith(TRACE)
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_given(tmp_path / "a dump") as folder:
-        write(folder, a_rank(0, alive=False))
-    assert main(["explain", str(tmp_path / "a dump")]) == 0
-    out = capsys.readouterr().out
-    assert f"aiodist trace '{tmp_path}/a dump' -o trace.json" in out
-    assert main(["explain", str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err.startswith("aiodist explain: error: cannot read the folder")
-
-
-def test_the_command_starts_without_numpy() -> None:
-    code = "import sys, aiodist.cli.explain; sys.exit('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

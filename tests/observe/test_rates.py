@@ -12,7 +12,7 @@ from aiodist.observe import RankView
 from aiodist.observe.rates import Row, age, epoch, named, news, placed, rows, totals, worst_first
 from aiodist.observe.view import Doing
 from aiodist.recorder.reading import Event, Vitals
-from tests.observe.views import LINE, a_job, a_rank, a_sum, an_operation
+from tests.observe.made import LINE, a_job, a_rank, a_record, a_sum
 
 
 def row_of(before: RankView | None, now: RankView) -> Row:
@@ -25,9 +25,9 @@ def flushed(at: float, issued: int = 0) -> Vitals:
 
 
 def test_a_first_look_knows_no_speed() -> None:
-    row = row_of(None, a_rank(2, last=[an_operation(3)], memory=7, cpu=2.0))
-    assert (row.rank, row.host, row.pid, row.doing, row.memory) == (2, "here", 4002, "running", 7)
-    assert (row.what, row.group, row.line) == ("all_reduce #3", "world", "train.py:41 in evaluate")
+    row = row_of(None, a_rank(2, last=[a_record(number=3)], memory=7, cpu=2.0))
+    assert (row.rank, row.host, row.pid, row.doing, row.memory) == (2, "host-a", 4002, "running", 7)
+    assert (row.what, row.group, row.line) == ("all_reduce #3", "world", "train.py:41 in main")
     assert not row.pending
     assert (row.ops, row.nbytes, row.waiting, row.cpu) == (None, None, None, None)
 
@@ -42,10 +42,10 @@ def test_speed_is_what_came_between_what_the_rank_wrote() -> None:
 
 
 def test_what_is_pending_counts_as_waiting() -> None:
-    before = a_rank(now=10.0, vitals=flushed(10.0), pending=[an_operation(issued=1.0)])
-    row = row_of(before, a_rank(now=11.0, vitals=flushed(11.0), pending=[an_operation(issued=1.0)]))
+    before = a_rank(now=10.0, vitals=flushed(10.0), pending=[a_record(issued=1.0)])
+    row = row_of(before, a_rank(now=11.0, vitals=flushed(11.0), pending=[a_record(issued=1.0)]))
     assert (row.doing, row.since, row.waiting, row.pending) == ("waiting", 10.0, 1.0, True)
-    over = [an_operation(issued=1.0, arrived=10.25)]
+    over = [a_record(issued=1.0, arrived=10.25)]
     assert row_of(before, a_rank(now=11.0, vitals=flushed(11.0), pending=over)).waiting == 0.25
     unseen = a_rank(now=11.0, vitals=flushed(11.0), sums=[a_sum(waited=0.0)])
     assert row_of(before, unseen).waiting == 0.0
@@ -72,12 +72,12 @@ def test_the_dead_use_no_processor() -> None:
 
 
 def test_totals() -> None:
-    first = a_job(a_rank(0, 10.0, vitals=flushed(10.0)), a_rank(1, 10.0, vitals=flushed(10.0)))
+    first = a_job(a_rank(0, now=10.0, vitals=flushed(10.0)), a_rank(1, now=10.0, vitals=flushed(10.0)))
     then = a_job(
-        a_rank(0, 11.0, vitals=flushed(11.0, 10), sums=[a_sum(10, 100, 0.5)], memory=5),
-        a_rank(1, 11.0, vitals=flushed(11.0, 20), sums=[a_sum(20, 100)], memory=6),
-        a_rank(2, 11.0, alive=False),
-        a_rank(3, 11.0),
+        a_rank(0, now=11.0, vitals=flushed(11.0, 10), sums=[a_sum(10, 100, 0.5)], memory=5),
+        a_rank(1, now=11.0, vitals=flushed(11.0, 20), sums=[a_sum(20, 100)], memory=6),
+        a_rank(2, now=11.0, alive=False),
+        a_rank(3, now=11.0),
     )
     found = totals(rows(first, then))
     assert (found.ranks, found.ops, found.nbytes, found.memory) == (4, 30.0, 3000.0, 11)
@@ -87,13 +87,13 @@ def test_totals() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    waits = [an_operation(issued=5.0)]
+    waits = [a_record(issued=5.0)]
     ranks = [
         a_rank(0),
         a_rank(1, pending=waits),
-        a_rank(2, vitals=Vitals(10.0, 1, 5.0)),
-        a_rank(3, pending=[an_operation(issued=4.0)]),
-        a_rank(4, vitals=Vitals(5.0, 1, 5.0)),
+        a_rank(2, vitals=Vitals(20.0, 1, 15.0)),
+        a_rank(3, pending=[a_record(issued=4.0)]),
+        a_rank(4, vitals=Vitals(15.0, 1, 15.0)),
         a_rank(5, stopped=True),
         a_rank(6, alive=False),
         a_rank(7, pending=waits),
@@ -103,26 +103,26 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_news() -> None:
-    failed = an_operation(4, ended=8.0, failed=True)
+    failed = a_record(number=4, ended=8.0, failed=True)
     ranks = [
-        a_rank(0, last=[an_operation(3, ended=7.0), failed], events=[Event(9.0, "broke")]),
+        a_rank(0, now=10.0, last=[a_record(number=3, ended=7.0), failed], events=[Event(9.0, "broke")]),
         a_rank(1, now=110.0, last=[replace(failed, ended=109.5, line=None)]),  # on a host of its own
     ]
     found = [(one.rank, one.ago, one.text, one.failure) for one in news(a_job(*ranks))]
     assert found == [
         (1, 0.5, "all_reduce #4 has failed", True),
         (0, 1.0, "broke", False),
-        (0, 2.0, "all_reduce #4 has failed at train.py:41 in evaluate", True),
+        (0, 2.0, "all_reduce #4 has failed at train.py:41 in main", True),
     ]
 
 
 def test_words() -> None:
-    assert named(an_operation(3, "recv", root=1)) == "recv #3 from 1"
-    assert named(an_operation(3, "send", root=2)) == "send #3 to 2"
-    assert placed(LINE) == "train.py:41 in evaluate"
+    assert named(a_record("recv", 3, root=1)) == "recv #3 from 1"
+    assert named(a_record("send", 3, root=2)) == "send #3 to 2"
+    assert placed(LINE) == "train.py:41 in main"
     assert placed(None) == ""
-    job = a_job(a_rank(0, began=2.0), a_rank(1, began=1.0))
-    assert (age(job), epoch(job)) == (9.0, 0)
+    job = a_job(a_rank(0, began=2.0), a_rank(1, began=11.0))
+    assert (age(job), epoch(job)) == (18.0, 0)
 
 
 times = st.floats(0.0, 1e5)
@@ -131,7 +131,7 @@ views = st.builds(
         now=now,
         vitals=flushed(min(wrote, now), issued),
         sums=[a_sum(issued, 8, waited)],
-        pending=[an_operation(issued=pending)] if pending < wrote else (),
+        pending=[a_record(issued=pending)] if pending < wrote else (),
         cpu=cpu,
         alive=alive,
     ),

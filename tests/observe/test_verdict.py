@@ -43,10 +43,22 @@ def test_nothing_is_said_of_a_job_that_is_well() -> None:
     assert judge(a_job(*waiting(0, 1, 3), seen(2)), after=41.0) == ()
 
 
+def test_a_rank_that_is_stopped_before_others_have_waited_as_long_is_told_by_what_they_wait_in() -> None:
+    waits = [seen(rank, waits=[a_record(number=1, issued=70.0, pending=70.1)]) for rank in (0, 1, 3)]
+    stopped = seen(2, stopped=True)
+    vitals = replace(stopped.recording.vitals, turned=69.0)
+    stopped = replace(stopped, recording=replace(stopped.recording, vitals=vitals))
+    (verdict,) = judge(a_job(*waits[:2], stopped, waits[2]), after=30.5)
+    assert (verdict.kind, verdict.ranks) == ("stopped", (2,))
+    assert verdict.title == "all_reduce #1 of world (float32, 12 B) has waited 30 s for rank 2 of 4"
+    (verdict,) = judge(a_job(seen(0), seen(1), stopped, seen(3)), after=30.5)
+    assert verdict.title.startswith("rank 2: it is stopped")
+
+
 def test_a_rank_that_has_not_come() -> None:
     verdict = one(*waiting(0, 1, 3), seen(2))
     assert (verdict.kind, verdict.ranks) == ("late", (2,))
-    assert verdict.title == "all_reduce #1 of world (float32, 12 B) has waited 40.0 s for rank 2 of 4"
+    assert verdict.title == "all_reduce #1 of world (float32, 12 B) has waited 40 s for rank 2 of 4"
     assert "ranks 0, 1 and 3 wait in it at train.py:41 in main" in verdict.lines
     assert verdict.lines[0].startswith("rank 2 (host-a, pid 4002): it has gone on after all_reduce #0")
 
@@ -126,7 +138,7 @@ def test_what_an_error_nobody_waited_for_said_is_told() -> None:
     events = (Event(90.0, "\x1b[31mOSError: disk full\n"),)
     late = replace(late, recording=replace(late.recording, events=events))
     verdict = one(*waiting(0, 1, 3), late)
-    assert any("10.0 s ago" in line and "OSError: disk full" in line for line in verdict.lines)
+    assert any("10 s ago" in line and "OSError: disk full" in line for line in verdict.lines)
     assert "\x1b" not in render(verdict)
 
 
@@ -149,7 +161,7 @@ def test_a_straggler() -> None:
     (verdict,) = judge(a_job(*(steps(rank, 50, 0.2) for rank in range(4))))
     assert (verdict.kind, verdict.ranks) == ("straggler", (2,))
     assert verdict.title.startswith(
-        "rank 2 came last in 50 of the last 50 operations; the others waited 30.0 s"
+        "rank 2 came last in 50 of the last 50 operations; the others waited 30 s"
     )
     assert judge(a_job(*(steps(rank, 10, 0.2) for rank in range(4)))) == ()  # too few
     assert judge(a_job(*(steps(rank, 50, 0.01) for rank in range(4)))) == ()  # too little
@@ -167,13 +179,15 @@ def test_a_straggler_is_found_over_clocks_that_are_apart() -> None:
 
 
 def test_a_slow_connection() -> None:
-    def linked(rank: int, busy: float) -> RankView:
+    def linked(rank: int, busy: float, rate: float = 0.0) -> RankView:
         view = seen(rank)
-        links = (Link((rank + 1) % 4, 100 << 20, busy, 0.08, 0),)
+        links = (Link((rank + 1) % 4, 100 << 20, busy, 0.08, 0, rate),)
         return replace(view, recording=replace(view.recording, links=links))
 
     (verdict,) = judge(a_job(linked(0, 1.0), linked(1, 1.0), linked(2, 80.0), linked(3, 1.0)))
     assert (verdict.kind, verdict.ranks) == ("slow link", (2, 3))
-    assert "is slow: 1.2 MiB/s, where others make 100.0 MiB/s" in verdict.title
+    assert "is slow: 1.3 MB/s, where others make 105 MB/s" in verdict.title
+    quick = linked(2, 80.0, rate=9e7)  # it counts as busy while acknowledgements of small messages are late
+    assert judge(a_job(linked(0, 1.0), linked(1, 1.0), quick, linked(3, 1.0))) == ()
     assert judge(a_job(*(linked(rank, 80.0) for rank in range(4)))) == ()
     assert judge(a_job(linked(0, 0.1), linked(1, 0.1), linked(2, 1.0), linked(3, 0.1))) == ()  # hardly used

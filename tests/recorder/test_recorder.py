@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.recorder import Entry, Line, Pending, Record, read
+from aiodist.recorder import recorder as recorder_module
 from aiodist.recorder.layout import ARRIVED, ASKED_AT, FIRST, PENDING_PLACES, RING_PLACES, SIZE
 from aiodist.recorder.recorder import LONGEST, MOST_EVENTS, MOST_SORTS, Recorder, Track
 from aiodist.roles import Kind
@@ -284,3 +286,50 @@ def test_events_are_bounded() -> None:
     events = read(recorder._memory).events
     assert len(events) == MOST_EVENTS
     assert all(len(event.text) <= LONGEST for event in events)
+
+
+def test_what_is_told_inside_of_telling_is_written_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where garbage is collected in between, and an error that nobody waits for is noted."""
+    recorder = a_recorder()
+
+    class Memory:
+        """Memory that tells something more, once, while it is written."""
+
+        def __init__(self, memory: memoryview) -> None:
+            self.memory, self.told = memory, False
+
+        def __setitem__(self, where: slice, what: bytes) -> None:
+            if not self.told:
+                self.told = True
+                recorder.event("inner")
+            self.memory[where] = what
+
+    real = recorder._memory
+    inside: Any = Memory(real)
+    put = recorder_module._put_count
+    monkeypatch.setattr(recorder_module, "_put_count", lambda memory, at, number: put(real, at, number))
+    recorder._memory = inside
+    recorder.event("outer")
+    recorder._memory = real
+    assert [event.text for event in read(recorder._memory).events] == ["outer", "inner"]
+
+
+def test_what_another_thread_could_not_write_the_next_flush_writes() -> None:
+    recorder = a_recorder()
+    with recorder._gate:
+        recorder.event("later")
+        assert read(recorder._memory).events == ()
+    recorder.flush()
+    assert [event.text for event in read(recorder._memory).events] == ["later"]
+
+
+def test_more_groups_than_there_is_room_for() -> None:
+    recorder = a_recorder()
+    for number in range(4000):
+        track = recorder.track(f"group {number}", 0, range(8))
+        note(track, number)
+        if number % 100 == 0:
+            recorder.flush()
+    last = records(recorder)[-1]
+    assert (last.number, last.group, last.op) == (3999, None, "?")
+    assert len(read(recorder._memory).groups) > 1000

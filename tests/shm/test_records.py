@@ -127,6 +127,28 @@ def test_a_forked_child_does_not_keep_the_lock() -> None:
     assert len(found()) == 1
 
 
+def test_what_a_forked_child_writes_down_is_its_own() -> None:
+    """As an error that ends it, or operations of a loop of its own."""
+    memory = Memory("parent")
+    recorder = recording(memory)
+    before = bytes(memory.buffer)
+    child = os.fork()
+    if child == 0:
+        try:
+            recorder.event("the child's")
+            recorder.flush()
+            own = b"the child's" in bytes(memory.buffer)
+        finally:
+            os._exit(0 if own else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert bytes(memory.buffer) == before
+    recorder.event("the parent's")
+    (one,) = found()
+    assert one.alive
+    assert [event.text for event in one.recording.events] == ["the parent's"]
+
+
 def test_files_of_the_dead_are_swept_away_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     dead, alive = Memory("dead"), Memory("alive")
     recording(dead)

@@ -313,6 +313,16 @@ def test_another_protocol_is_recognised_by_its_first_byte(junk: bytes) -> None:
     assert two.data_to_send() == b""
 
 
+def test_torch_that_looks_for_its_own_store_is_told_apart() -> None:
+    """A store on MASTER_PORT, where torch's rank 0 wanted to listen: the line says both ways out."""
+    two = server()
+    with pytest.raises(
+        WireError, match=r"client is torch\.distributed.*before aiodist, or set AIODIST_SHARE_PORT=1"
+    ):
+        two.receive(handshake.TORCH_OPENS + b"\x0d\0\0\0\0")
+    assert two.data_to_send() == b""
+
+
 def test_no_message_is_larger_than_allowed() -> None:
     with pytest.raises(WireError, match="at most 2048"):
         server().receive(handshake._PREFIX.pack(b"AIODIST", 1, 2, 5000))

@@ -23,7 +23,7 @@ from aiodist.backends.host.short_messages import ShortMessages
 from aiodist.backends.host.wired import Collective
 from aiodist.errors import GroupBroken, PeerClosed, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
-from aiodist.schedules.select import UNKNOWN, select
+from aiodist.schedules.select import UNKNOWN, heard, select
 from aiodist.schedules.steps import Schedule, chunk_bounds
 from aiodist.transport import Key
 from aiodist.types import Call, Kind, agree
@@ -201,7 +201,7 @@ class HostBackend:
             return
         schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
         made = chunks(operation, self.rank, self.size, schedule)
-        layout = self._layout(call, made, schedule)
+        layout = self._layout(call, made, schedule, nbytes)
         collective = Collective(self.channels, operation, made, layout, self._completed)
         self._running[call.seq] = collective
         for early in self._early.pop(call.seq, ()):
@@ -339,20 +339,25 @@ class HostBackend:
 
     # ── for the executors ────────────────────────────────────────────────────────────────────────────
 
-    def _layout(self, call: Call, made: Chunks, schedule: Schedule) -> Layout:
+    def _layout(self, call: Call, made: Chunks, schedule: Schedule, nbytes: int) -> Layout:
         """The schedule on its memory; kept where it will be the same the next time."""
         buffer, reduce = made.target, call.combine
+
+        def laid(received: list[int], sent: list[int]) -> Layout:
+            known = heard(call.kind, self.rank, self.size, call.root, nbytes)
+            return Layout(schedule, received, sent, buffer.dtype, reduce, known)
+
         if made.target_sizes is not None or made.source_sizes is not None:
             received = bounds_of(buffer.size, made.target_sizes, self.size)
             sent = bounds_of(made.source.size, made.source_sizes, self.size)
-            return Layout(schedule, received, sent, buffer.dtype, reduce)
+            return laid(received, sent)
         key = (call.kind, call.root, reduce, buffer.dtype, buffer.size)
         layout = self._layouts.get(key)
         if layout is None:
             if len(self._layouts) == LAYOUTS:
                 self._layouts.clear()
             bounds = chunk_bounds(buffer.size, schedule.chunks)
-            layout = self._layouts[key] = Layout(schedule, bounds, bounds, buffer.dtype, reduce)
+            layout = self._layouts[key] = laid(bounds, bounds)
         return layout
 
     def finished(self, operation: Operation) -> None:
@@ -423,6 +428,7 @@ class HostBackend:
             collective.halt()
             self.channels.differ(call, peer, nbytes, expected)
             return False
+        collective.told(number)
         return True
 
     def tampered(self, rank: int, error: Tampered) -> None:

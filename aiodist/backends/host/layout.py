@@ -66,6 +66,7 @@ class Layout:
         sent_bounds: of what is sent, which differ where there are two buffers.
         dtype: of the buffer.
         reduce: the operation's.
+        heard: the round after which the rank knows that all have come for whom it waits.
 
     Attributes:
         rounds: for each round its sends, and the receives that are posted when it is entered.
@@ -73,7 +74,7 @@ class Layout:
         sources: for each round whom it receives from, if they are few enough to be polled.
     """
 
-    __slots__ = ("_expected", "_receives", "due", "rounds", "sources")
+    __slots__ = ("_expected", "_receives", "due", "heard", "rounds", "sources")
 
     def __init__(
         self,
@@ -82,7 +83,9 @@ class Layout:
         sent_bounds: list[int],
         dtype: np.dtype[Any],
         reduce: ReduceOp | None,
+        heard: int,
     ) -> None:
+        self.heard = heard
         itemsize, chunks = dtype.itemsize, schedule.chunks
 
         def ranges(step: Step, bounds: list[int]) -> list[Range]:

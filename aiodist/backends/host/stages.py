@@ -18,6 +18,7 @@ from aiodist.backends.host.grid import Grid
 from aiodist.backends.host.level import Level, carried
 from aiodist.backends.inner import InnerOperation
 from aiodist.kernels import copy_cost_ns, copy_into
+from aiodist.recorder.layout import ARRIVED
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
 
 Steps = Generator[None, None, None]
@@ -54,9 +55,12 @@ class Run:
     _open: int = 0
     _crossing: int = 0
     _queue: deque[Strand] = field(default_factory=deque)
+    _missed: set[Level] = field(init=False)
 
     def __post_init__(self) -> None:
         self.offer, self.detail = carried(self.operation.call)
+        levels = ((self.grid.inner, self.inner), (self.grid.outer, self.outer))
+        self._missed = {level for level, numbers in levels if numbers}
 
     def start(self, steps: Callable[[Strand], Steps]) -> None:
         """Begin a strand."""
@@ -78,6 +82,15 @@ class Run:
             self._queue.popleft().over()
         else:
             self._crossing -= 1
+
+    def happened(self, level: Level, what: int) -> None:
+        """Note that something has happened to a part. All have come when this rank's row and its column have:
+        who comes to one of them second has met all of the other."""
+        if what == ARRIVED:
+            self._missed.discard(level)
+            if self._missed:
+                return
+        self.operation.happened(what)
 
     def strand_over(self) -> None:
         """Note that a strand has ended well; with the last one, the operation has."""
@@ -156,7 +169,9 @@ class Strand:
         call = Call(kind, number, user.dtype, shape, reduce, root, self.run.offer, self.run.detail)
         self._pending += 1
         work = self.run.operation.work
-        level.backend.submit(InnerOperation(call, work, source, target, then=self.over, factor=factor))
+        operation = InnerOperation(call, work, source, target, then=self.over, factor=factor)
+        operation.happened = partial(self.run.happened, level)
+        level.backend.submit(operation)
 
     def copy(self, copies: Sequence[tuple[Array, Array]]) -> None:
         """Copy arrays, (to, from)."""

@@ -89,6 +89,11 @@ class Collective:
         """Bytes of the message from `peer` in round `number`; None if there is none."""
         return self._layout.expected(peer, number)
 
+    def told(self, number: int) -> None:
+        """Note that a message of a round has begun to come, or is offered."""
+        if number == self._layout.heard and number == self._round and self._layout.due[number] == 1:
+            self.operation.happened(ARRIVED)
+
     def poll(self) -> None:
         """Bring it on while it is awaited (`work.Driver`)."""
         self._group.resources.poller.until(self._look)
@@ -106,10 +111,10 @@ class Collective:
         group = self._group
         while not self.idle:
             number = self._round = self._round + 1
+            if number == self._layout.heard + 1:
+                self.operation.happened(ARRIVED)
             if number == len(rounds):
                 break
-            if number == 1:  # who is heard in the first round is here; others may come later
-                self.operation.happened(ARRIVED)
             sends, receives = rounds[number]
             # This turn counts itself: nothing ends the round before all is posted.
             self._waiting = 1 + self._due[number]

@@ -176,7 +176,8 @@ class World:
         deadline = self._loop.time() + self._settings.timeout
         patience = self._settings.patience
         try:
-            if patience is not None and self._size > 1:
+            seen = self._settings.recorder is not None  # from outside, also where it is alone
+            if patience is not None and (self._size > 1 or seen):
                 self._control.watch(self._loop, patience, self._settings.recorder)
                 self._watchdog = Watchdog(self._loop, patience, self._control, self._look)
             if not self._settings.inline and self._size > _FEW:

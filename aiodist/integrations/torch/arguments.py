@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -125,9 +125,8 @@ def fitting(whole: Any, part: Any) -> tuple[Any, Any]:
     return whole.view(-1), part.view(-1)
 
 
-def op_of(options: Any) -> ReduceOp | Premultiplied:
-    """The op in options, which may be missing, or be the op itself."""
-    asked = getattr(options, "reduceOp", options)
+def _op_of(asked: Any) -> ReduceOp | Premultiplied:
+    """An op of torch's as ours; SUM where there is none."""
     if asked is None:
         return ReduceOp.SUM
     kind = getattr(asked, "op", asked)  # the class with a factor wraps the kind
@@ -140,9 +139,51 @@ def op_of(options: Any) -> ReduceOp | Premultiplied:
         raise UsageError(f"{asked!r} is no op that ranks can reduce by") from None
 
 
-def limit_of(options: Any) -> float | None:
-    """Seconds, where options say a timeout; None for the group's."""
-    return seconds_of(getattr(options, "timeout", None))
+class Asked(NamedTuple):
+    """What a call asks for beside its tensors.
+
+    Attributes:
+        op: by which values are reduced.
+        root: a group rank.
+        limit: seconds; None for the group's.
+    """
+
+    op: ReduceOp | Premultiplied
+    root: int
+    limit: float | None
+
+
+def asked(*given: Any, **named: Any) -> Asked:
+    """Read what follows the tensors of a call, in both of c10d's forms.
+
+    Args:
+        given: one of torch's Options, or a root, an op and a timeout, each of which may be missing; they are
+            told apart by their types, since each call has them in another order.
+        named: the same as `opts`, `root`, `op` and `timeout`.
+
+    Raises:
+        TypeError: it is none of these.
+        UsageError: the op is none that ranks can reduce by.
+    """
+    options, root, op, timeout = (named.pop(name, None) for name in ("opts", "root", "op", "timeout"))
+    if named:
+        raise TypeError(f"a call takes opts, root, op and timeout, not {', '.join(named)}")
+    for value in given:
+        if hasattr(value, "timeout"):
+            options = value
+        elif isinstance(value, timedelta):
+            timeout = value
+        elif isinstance(value, (TorchOp, _KINDS)):
+            op = value
+        elif isinstance(value, int):
+            root = value
+        elif value is not None:
+            raise TypeError(f"{value!r} is neither a root, an op, a timeout nor Options of torch's")
+    return Asked(
+        _op_of(getattr(options, "reduceOp", None) if op is None else op),
+        int(getattr(options, "rootRank", 0) if root is None else root),
+        seconds_of(getattr(options, "timeout", None) if timeout is None else timeout),
+    )
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:

@@ -14,13 +14,13 @@ import torch.distributed as c10d
 from aiodist.errors import AiodistError, GroupClosed, UsageError
 from aiodist.group import shapes
 from aiodist.group.process_group import ProcessGroup
+from aiodist.integrations.torch import reducer
 from aiodist.integrations.torch.arguments import (
     all_of,
     apart,
+    asked,
     fitting,
-    limit_of,
     one,
-    op_of,
     plain,
     quick,
     sparse_in,
@@ -60,23 +60,25 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._desc = "undefined"
         self._barriers = 0  # monitored ones, so far
         self._issued = 0  # collectives of the program itself, so far
+        self._flying: set[Reply] = set()  # those of them that have not ended; the loop's thread changes it
         self._in_order = InOrder(name)
         self._second: dict[str, SyncProcessGroup] = {}  # for what callbacks issue, by the group they are of
         serve(AiodistProcessGroup)
+        reducer.serve(AiodistProcessGroup)
 
     # -- collectives ----------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> AiodistWork:
+    def allreduce(self, tensors: Any, *given: Any, **named: Any) -> AiodistWork:
         """Reduce over all ranks, in place."""
-        op = op_of(opts)
+        op, _, limit = asked(*given, **named)
         if (sparse := sparse_in(tensors)) is not None:
             return self._sparse(sparse, op)
-        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if len(given) == 1 and op is not ReduceOp.AVG and (array := quick(given[0])) is not None:
-            return self._start("all_reduce", given, partial(_all_reduce, array, op=op), limit_of(opts))
+        several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if len(several) == 1 and op is not ReduceOp.AVG and (array := quick(several[0])) is not None:
+            return self._start("all_reduce", several, partial(_all_reduce, array, op=op), limit)
         tensor = one(tensors, "allreduce")
         start = _reducing(op, tensor, partial(_all_reduce, tensor))
-        return self._start("all_reduce", [tensor], start, limit_of(opts))
+        return self._start("all_reduce", [tensor], start, limit)
 
     def _sparse(self, tensor: Any, op: Any) -> AiodistWork:
         """Sum sparse tensors → a Work that is done: its steps keep their place among this caller's calls."""
@@ -90,51 +92,59 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             reply.settle(None, error)
         return AiodistWork(reply, [tensor], f"all_reduce of group {self._name}")
 
-    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> AiodistWork:
-        """Reduce several tensors."""
-        given, op = all_of(tensors), op_of(opts)
-        starts = [_reducing(op, tensor, partial(_all_reduce, tensor)) for tensor in given]
-        return self._post("all_reduce", given, starts)
+    def allreduce_coalesced(self, tensors: Sequence[Any], *given: Any, **named: Any) -> AiodistWork:
+        """Reduce several tensors, which may be the same one."""
+        each, (op, _, limit) = all_of(tensors), asked(*given, **named)
+        own = [apart([tensor], each[:number])[0] for number, tensor in enumerate(each)]
+        starts = [
+            _copied(tensor, mine, _reducing(op, mine, partial(_all_reduce, mine)))
+            for tensor, mine in zip(each, own, strict=True)
+        ]
+        return self._post("all_reduce", each, starts, limit)
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> AiodistWork:
+    def broadcast(self, tensors: Any, *given: Any, **named: Any) -> AiodistWork:
         """Copy the root's tensor to all ranks, in place."""
-        tensor, root = one(tensors, "broadcast"), int(getattr(opts, "rootRank", 0))
+        tensor, (_, root, limit) = one(tensors, "broadcast"), asked(*given, **named)
         return self._start(
-            "broadcast", [tensor], lambda pg, **more: pg.broadcast(tensor, root, **more), limit_of(opts)
+            "broadcast", [tensor], lambda pg, **more: pg.broadcast(tensor, root, **more), limit
         )
 
-    def reduce(self, tensors: Any, opts: Any = None) -> AiodistWork:
+    def reduce(self, tensors: Any, *given: Any, **named: Any) -> AiodistWork:
         """Reduce to the root's tensor."""
-        tensor, root, op = one(tensors, "reduce"), int(getattr(opts, "rootRank", 0)), op_of(opts)
+        tensor, (op, root, limit) = one(tensors, "reduce"), asked(*given, **named)
         gets = root == self.ours.rank
         start = _reducing(op, tensor, lambda pg, op, **more: pg.reduce(tensor, root, op, **more), gets)
-        return self._start("reduce", [tensor], start, limit_of(opts))
+        return self._start("reduce", [tensor], start, limit)
 
-    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+    def allgather(self, output_tensors: Any, input_tensors: Any, *given: Any, **named: Any) -> AiodistWork:
         """Give every rank's tensor to every rank, as a list."""
-        outputs, tensor = _inner(output_lists, "allgather"), one(inputs, "allgather")
+        outputs, tensor = _inner(output_tensors, "allgather"), one(input_tensors, "allgather")
         (tensor,) = apart([tensor], outputs)
         return self._start(
             "all_gather",
             outputs,
             partial(shapes.all_gather, tensors=outputs, tensor=tensor),
-            inputs=[tensor],
+            asked(*given, **named).limit,
+            [tensor],
         )
 
-    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+    def allgather_coalesced(
+        self, output_lists: Any, input_list: Any, *given: Any, **named: Any
+    ) -> AiodistWork:
         """Gather several tensors; `output_lists[r]` gets those of rank r."""
-        given = all_of(inputs)
+        inputs = all_of(input_list)
         rows = [all_of(row) for row in output_lists]
-        if any(len(row) != len(given) for row in rows):
+        if any(len(row) != len(inputs) for row in rows):
             raise UsageError("allgather_coalesced takes, for each rank, as many outputs as inputs")
-        given = apart(given, [tensor for row in rows for tensor in row])
+        outs = [tensor for row in rows for tensor in row]
+        inputs = apart(inputs, outs)
         starts = [
             partial(shapes.all_gather, tensors=[row[index] for row in rows], tensor=tensor)
-            for index, tensor in enumerate(given)
+            for index, tensor in enumerate(inputs)
         ]
-        return self._post("all_gather", [tensor for row in rows for tensor in row], starts, given)
+        return self._post("all_gather", outs, starts, asked(*given, **named).limit, inputs)
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> AiodistWork:
+    def all_gather_single(self, output: Any, input: Any, *given: Any, **named: Any) -> AiodistWork:
         """Gather every rank's tensor into one, along the first axis."""
         out = plain(output)
         (tensor,) = apart([plain(input)], [out])
@@ -142,85 +152,97 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             "all_gather_into_tensor",
             [out],
             _gathering(out, tensor),
-            inputs=[tensor],
+            asked(*given, **named).limit,
+            [tensor],
         )
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+    def all_gather_single_coalesced(
+        self, outputs: Any, inputs: Any, *given: Any, **named: Any
+    ) -> AiodistWork:
         """`all_gather_single` of several tensors."""
-        outs, given = all_of(outputs), all_of(inputs)
-        given = apart(given, outs)
-        starts = [_gathering(out, tensor) for out, tensor in zip(outs, given, strict=True)]
-        return self._post("all_gather_into_tensor", outs, starts, given)
+        outs = all_of(outputs)
+        each = apart(all_of(inputs), outs)
+        starts = [_gathering(out, tensor) for out, tensor in zip(outs, each, strict=True)]
+        return self._post("all_gather_into_tensor", outs, starts, asked(*given, **named).limit, each)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> AiodistWork:
+    def reduce_scatter(
+        self, output_tensors: Any, input_tensors: Any, *given: Any, **named: Any
+    ) -> AiodistWork:
         """Reduce a list of tensors over all ranks; rank r gets the r-th."""
-        out, inputs, op = one(outputs, "reduce_scatter"), _inner(input_lists, "reduce_scatter"), op_of(opts)
-        inputs = apart(inputs, [out])
+        out, (op, _, limit) = one(output_tensors, "reduce_scatter"), asked(*given, **named)
+        inputs = apart(_inner(input_tensors, "reduce_scatter"), [out])
         return self._start(
             "reduce_scatter",
             [out],
             _reducing(op, out, partial(shapes.reduce_scatter, output=out, tensors=inputs)),
-            inputs=inputs,
+            limit,
+            inputs,
         )
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> AiodistWork:
+    def reduce_scatter_single(self, output: Any, input: Any, *given: Any, **named: Any) -> AiodistWork:
         """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis."""
-        out, op = plain(output), op_of(opts)
+        out, (op, _, limit) = plain(output), asked(*given, **named)
         (tensor,) = apart([plain(input)], [out])
         return self._start(
             "reduce_scatter_tensor",
             [out],
             _scattering(op, tensor, out),
-            inputs=[tensor],
+            limit,
+            [tensor],
         )
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, *given: Any, **named: Any
+    ) -> AiodistWork:
         """`reduce_scatter_single` of several tensors."""
-        outs, given, op = all_of(outputs), all_of(inputs), op_of(opts)
-        given = apart(given, outs)
-        starts = [_scattering(op, tensor, out) for out, tensor in zip(outs, given, strict=True)]
-        return self._post("reduce_scatter_tensor", outs, starts, given)
+        outs, (op, _, limit) = all_of(outputs), asked(*given, **named)
+        each = apart(all_of(inputs), outs)
+        starts = [_scattering(op, tensor, out) for out, tensor in zip(outs, each, strict=True)]
+        return self._post("reduce_scatter_tensor", outs, starts, limit, each)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+    def gather(self, output_tensors: Any, input_tensors: Any, *given: Any, **named: Any) -> AiodistWork:
         """Give every rank's tensor to the root, as a list."""
-        tensor, root = one(inputs, "gather"), int(getattr(opts, "rootRank", 0))
-        outputs = _inner(output_lists, "gather") if output_lists else None
+        tensor, (_, root, limit) = one(input_tensors, "gather"), asked(*given, **named)
+        outputs = _inner(output_tensors, "gather") if output_tensors else None
         (tensor,) = apart([tensor], outputs or [])
         return self._start(
             "gather",
             outputs or [],
             partial(shapes.gather, tensor=tensor, tensors=outputs, dst=root),
-            inputs=[tensor],
+            limit,
+            [tensor],
         )
 
-    def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> AiodistWork:
+    def scatter(self, output_tensors: Any, input_tensors: Any, *given: Any, **named: Any) -> AiodistWork:
         """Deal the root's list out to all ranks."""
-        out, root = one(outputs, "scatter"), int(getattr(opts, "rootRank", 0))
-        inputs = apart(_inner(input_lists, "scatter"), [out]) if input_lists else None
+        out, (_, root, limit) = one(output_tensors, "scatter"), asked(*given, **named)
+        inputs = apart(_inner(input_tensors, "scatter"), [out]) if input_tensors else None
         return self._start(
             "scatter",
             [out],
             partial(shapes.scatter, tensor=out, tensors=inputs, src=root),
-            inputs=inputs or [],
+            limit,
+            inputs or [],
         )
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+    def alltoall(self, output_tensors: Any, input_tensors: Any, *given: Any, **named: Any) -> AiodistWork:
         """Send the j-th input to rank j, get the i-th output from rank i."""
-        outs = all_of(outputs)
-        given = apart(all_of(inputs), outs)
+        outs = all_of(output_tensors)
+        inputs = apart(all_of(input_tensors), outs)
         return self._start(
             "all_to_all",
             outs,
-            partial(shapes.all_to_all, outputs=outs, inputs=given),
-            inputs=given,
+            partial(shapes.all_to_all, outputs=outs, inputs=inputs),
+            asked(*given, **named).limit,
+            inputs,
         )
 
     def all_to_all_single(
@@ -229,9 +251,14 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         input: Any,
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
-        opts: Any = None,
+        *given: Any,
+        **named: Any,
     ) -> AiodistWork:
         """Send parts of the first axis from every rank to every rank; no sizes: equal parts."""
+        if not (output.is_contiguous() and input.is_contiguous()):
+            raise UsageError(
+                "Tensors must be contiguous for all_to_all_single", hint="Send tensor.contiguous()"
+            )
         out = plain(output)
         (tensor,) = apart([plain(input)], [out])
         out_splits, in_splits = list(output_split_sizes or ()), list(input_split_sizes or ())
@@ -239,15 +266,16 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             "all_to_all",
             [out],
             lambda pg, **more: pg.all_to_all(tensor, out, in_splits or None, out_splits or None, **more),
-            limit_of(opts),
+            asked(*given, **named).limit,
             [tensor],
         )
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None) -> AiodistWork:
-        """Return when all ranks have called it."""
-        return self._start("barrier", [], lambda pg, **more: pg.barrier(**more), limit_of(opts))
+    def barrier(self, *given: Any, **named: Any) -> AiodistWork:
+        """Return when all ranks have called it, and what this rank has issued before has ended."""
+        limit = asked(*given, **named).limit
+        return self._start("barrier", [], lambda pg, **more: pg.barrier(**more), limit)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have called it; the error names those that have not, and nothing breaks."""
@@ -290,33 +318,41 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         inputs: list[Any] | None = None,
     ) -> AiodistWork:
         """Put an operation on the loop."""
-        asked = start if limit is None else partial(start, timeout=limit)
-        return self._post(what, outputs, [asked], inputs)
+        return self._post(what, outputs, [start], limit, inputs)
 
     def _post(
-        self, what: str, outputs: list[Any], starts: Sequence[Start], inputs: list[Any] | None = None
+        self,
+        what: str,
+        outputs: list[Any],
+        starts: Sequence[Start],
+        limit: float | None,
+        inputs: list[Any] | None = None,
     ) -> AiodistWork:
         """Put these on the loop, in this order, as one Work. `inputs`: where they are not the outputs."""
+        if limit is not None:
+            starts = [partial(start, timeout=limit) for start in starts]
         message = what in _MESSAGES
         within = "" if message else origin()
+        own = not (message or within)  # a collective of the program itself
         try:
             group = (self._for_callbacks(within) if within else self.ours)._group
         except GroupClosed as error:
             raise as_torchs(error) from error
-        if not (message or within):
-            self._issued += 1
+        self._issued += own
         portal = self.ours.portal
         over = self._profiled(what, outputs if inputs is None else inputs)
         calling = portal.calling()
 
         def issue(reply: Reply) -> None:
-            left, failed = len(starts), None
+            before = list(self._flying) if own and what == "barrier" else []
+            left, failed = len(starts) + len(before), None
 
             def over_with(count: int, error: BaseException | None, value: Any = None) -> None:
                 nonlocal left, failed
                 left, failed = left - count, failed or error
                 if not left:  # none touches a tensor any more
                     over()
+                    self._flying.discard(reply)
                     portal.settle(reply, value if failed is None and len(starts) == 1 else None, failed)
 
             def ended(work: Any) -> None:
@@ -324,6 +360,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
                 over_with(1, error, None if error is not None else work.result())
 
             portal.watch(reply)
+            if own:
+                self._flying.add(reply)
+            for other in before:
+                other.tell(partial(_hear, other, over_with))
             if not starts:
                 over_with(0, None)
             for number, start in enumerate(starts):
@@ -341,7 +381,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             reply = portal.post(issue)
         except GroupClosed as error:  # destroyed, or a forked child's parent has it
             raise as_torchs(error) from error
-        in_order = None if message or within else self._in_order
+        in_order = self._in_order if own else None
         return AiodistWork(reply, outputs, f"{what} of group {self._name}", in_order, within)
 
     def _for_callbacks(self, within: str) -> SyncProcessGroup:
@@ -479,6 +519,10 @@ def _nothing() -> None:
     pass
 
 
+def _hear(other: Reply, over_with: Callable[[int, BaseException | None], None]) -> None:
+    over_with(1, other.error)
+
+
 def _all_reduce(tensor: Any, pg: ProcessGroup, op: Any, **more: Any) -> Any:
     return pg.all_reduce(tensor, op, **more)
 
@@ -513,8 +557,23 @@ def _reducing(op: Any, out: Any, start: Callable[..., Any], gets: bool = True) -
     return started
 
 
+def _copied(out: Any, written: Any, start: Start) -> Start:
+    """An operation that writes into one tensor, and then copies it into another, if that is another."""
+    if written is out:
+        return start
+
+    def started(pg: ProcessGroup, **more: Any) -> Any:
+        work = start(pg, **more)
+        work.add_done_callback(lambda done: done.exception() or out.copy_(written))
+        return work
+
+    return started
+
+
 def _inner(lists: Any, what: str) -> list[Any]:
-    """The one list of a list of lists."""
+    """The one list of a list of lists, or the list that is given bare."""
+    if lists and all(isinstance(one, torch.Tensor) for one in lists):
+        return all_of(lists)
     if len(lists) != 1:
         raise UsageError(f"{what} takes one list of tensors a rank, not {len(lists)}")
     return all_of(lists[0])

@@ -26,6 +26,7 @@ from aiodist.integrations.torch.meeting import meet_over_store
 
 _LOGGED = "_get_ddp_logging_data"
 _READ_BY_GLOO = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
+_OF_ITS_NETWORK = ("Device", "_Options", "create_device", "create_default_device")  # ours needs none of it
 _THREADS = 2  # of a group of ours: the loop's, and the one for large operations
 _PATIENCE = timedelta(minutes=30)  # torch's, where it says none
 _GLOO: Any = getattr(distributed_c10d, "ProcessGroupGloo", ())
@@ -51,6 +52,13 @@ class GlooStandIn(AiodistProcessGroup):
 
     def _set_sequence_number_for_group(self) -> None:
         """Ours counts by itself."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change the timeout of operations that say nothing else."""
+        super().set_timeout(timeout)
+        self.options = SimpleNamespace(**{**vars(self.options), "_timeout": timeout})
+
+    setTimeout = _set_default_timeout = set_timeout
 
 
 class _EitherKind(type):
@@ -117,3 +125,5 @@ def take_its_place() -> None:
         return facts
 
     setattr(DistributedDataParallel, _LOGGED, known_as_gloo)
+    for name in _OF_ITS_NETWORK:
+        setattr(GlooStandIn, name, getattr(_GLOO, name))

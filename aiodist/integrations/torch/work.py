@@ -76,7 +76,10 @@ class AiodistWork(Work):  # type: ignore[misc]
                 self._future = self._source.then(lambda source: source.value())
                 if self._in_order is not None and not _asked_by_reducer():
                     self._shown = OrderedFuture(self._future, self._in_order)
-                self._reply.tell(once(lambda: at_once(self._complete, self._within)))
+                if self._reply.settled:  # C++ takes the value of one that it has waited for as it is here
+                    self._complete()
+                else:
+                    self._reply.tell(once(lambda: at_once(self._complete, self._within)))
             return self._future if self._shown is None else self._shown
 
     def _complete(self) -> None:

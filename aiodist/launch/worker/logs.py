@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from aiodist.environment.files import open_file
@@ -11,11 +12,13 @@ from aiodist.errors import UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.net.shortage import EXHAUSTED, shortage
 from aiodist.net.sockets import describe
+from aiodist.observe.dumps import open_kept
 
 
 class LogFiles:
     """`<log_dir>/<job>_<random>/attempt_<n>/<local rank>/{stdout,stderr}.log` and `error.json`.
 
+    For a dashboard, without a `log_dir`, it is the job's folder in the user's own: the last ten are kept.
     n is the number of restarts that the job had used when the worker was started.
 
     Attributes:
@@ -27,9 +30,14 @@ class LogFiles:
             if config.log_dir is not None:
                 Path(config.log_dir).mkdir(parents=True, exist_ok=True)
             name = "".join(c if c.isalnum() or c in "-_." else "_" for c in job)
-            self.folder = tempfile.mkdtemp(prefix=f"{name}_", dir=config.log_dir)
+            if config.log_dir is None and config.dashboard:
+                with open_kept(name, os.environ, time.time()) as kept:
+                    self.folder = str(kept.path)
+            else:
+                self.folder = tempfile.mkdtemp(prefix=f"{name}_", dir=config.log_dir)
         except OSError as error:
-            raise UsageError(f"cannot write logs to {config.log_dir}: {error.strerror}") from None
+            where = config.log_dir or "this user's folder of jobs"
+            raise UsageError(f"cannot write logs to {where}: {error.strerror}") from None
 
     def prepare(self, restarts: int, local_rank: int) -> None:
         """Make the folder of one start of a worker; `UsageError` where that cannot be done."""

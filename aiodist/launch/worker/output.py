@@ -159,6 +159,7 @@ class Relay:
         console: where its lines go, None: nowhere.
         prefix: what stands before each line there, with colours; `prefix_width` its columns.
         file: a file that gets the bytes as they are, None: none; owned from here on.
+        most: bytes that the file has at most: it is emptied then; None: as many as there are.
         words: keeps the end of the stream, None: not needed.
     """
 
@@ -171,6 +172,7 @@ class Relay:
         prefix: bytes = b"",
         prefix_width: int = 0,
         file: int | None = None,
+        most: int | None = None,
         words: LastWords | None = None,
     ) -> None:
         self._loop = loop
@@ -179,6 +181,8 @@ class Relay:
         self._prefix = prefix
         self._prefix_width = prefix_width
         self._file = file
+        self._most = most
+        self._filed = 0
         self._words = words
         self._splitter = LineSplitter(in_place=bool(console and console.is_terminal))
         self._open = True
@@ -241,7 +245,11 @@ class Relay:
     def _store(self, data: bytes) -> None:
         assert self._file is not None
         view = memoryview(data)
+        self._filed += len(data)
         try:
+            if self._most is not None and self._filed > self._most:
+                os.ftruncate(self._file, 0)
+                self._filed = len(data)
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError as error:

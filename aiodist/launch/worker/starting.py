@@ -21,6 +21,7 @@ from aiodist.launch.worker.worker import Worker, spawn
 from aiodist.observe.leaving import LOG_DIR
 
 _GRACE = 2.0  # seconds, at most, for what a worker left behind
+_MOST_KEPT = 16 << 20  # bytes of a stream that are kept for a dashboard, where nobody has asked for files
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
@@ -87,6 +88,7 @@ def _relays(
                 prefix=painted.encode(),
                 prefix_width=len(prefix),
                 file=files.get(bit),
+                most=_MOST_KEPT if config.dashboard and config.log_dir is None else None,
                 words=words if bit == 2 else None,
             )
         )

@@ -28,11 +28,11 @@ from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
 from aiodist.timeouts import seconds, spoken
+from aiodist.wire.handshake import TORCH_OPENS
 
 ECHO_SECONDS = 5.0  # a store answers at once, unless its machine is overloaded: what stays silent is none
 MAX_TEXT = 4 << 10  # bytes of a key or a value, either way: addresses are short
 
-_VALIDATE = struct.pack("=BI", 0x00, 0x3C85F7CE)
 _SET, _GET, _WAIT_FOR_ONE, _PING = b"\x01", b"\x03", struct.pack("=BQ", 0x06, 1), b"\x0d"
 _STOP_WAITING = b"\x00"
 _LENGTH = struct.Struct("=Q")
@@ -155,7 +155,7 @@ class AgentStore:
     async def _greet(self, patience: float) -> None:
         try:
             async with self._exchange(min(patience, ECHO_SECONDS)):
-                await self._ping(_VALIDATE)
+                await self._ping(TORCH_OPENS)
         except (OSError, WireError) as error:
             silent = isinstance(error, TimeoutError)
             if silent and patience < ECHO_SECONDS:  # too soon to say what it is

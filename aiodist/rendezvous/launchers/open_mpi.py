@@ -1,7 +1,7 @@
 """Open MPI: by a file in a folder of the job's own on one host, by PMIx on several.
 
 PMIx is spoken by another process (`pmix_process`): MPI_Init speaks it, too, and not after somebody else in
-its process. On Open MPI 4 even that spoils a later MPI_Init; there a warning says so.
+its process. On Open MPI 4 even that spoils a later MPI_Init, on Open MPI 5 now and then; a warning says so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
@@ -24,6 +25,8 @@ _log = logging.getLogger("aiodist.rendezvous")
 _PROCESS = Path(__file__).with_name("pmix_process.py")
 _HINT = "mpirun -x MASTER_ADDR=<rank 0's host> -x MASTER_PORT=29500 …; or backend='mpi'"
 _OLD = "OMPI_MCA_orte_num_nodes"  # Open MPI 4 and before
+_OLD_HOSTFILE = "OMPI_MCA_orte_default_hostfile"  # the MPI Operator sets it; Open MPI 5 does not read it
+_HOSTFILE = "PRTE_MCA_prte_default_hostfile"
 _exchanges = itertools.count()  # of this process; all of a job's count alike
 
 
@@ -36,11 +39,22 @@ async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
             f"nothing tells the {place.world_size} processes of this mpirun where to meet", hint=_HINT
         )
     if place.local_world_size == place.world_size:
+        if (
+            environ.get(_OLD_HOSTFILE)
+            and not (environ.get(_OLD) or environ.get(_HOSTFILE))
+            and place.rank == 0
+        ):
+            _log.warning(
+                "all %d processes of this mpirun are on this host: Open MPI 5 does not read %s. If they were "
+                "meant for the hosts in it, set %s as well, or use `aiodist launch`",
+                *(place.world_size, _OLD_HOSTFILE, _HOSTFILE),
+            )
         return await meet_by_file(invitation, f"{folder}/aiodist-{job}")
-    if environ.get(_OLD):
+    if place.rank == 0 and (environ.get(_OLD) or find_spec("mpi4py") is not None):
         _log.warning(
-            "the processes of this mpirun meet by PMIx, after which Open MPI 4 cannot be initialised: import "
-            "mpi4py.MPI before init_process_group, or set MASTER_ADDR, if MPI is needed as well"
+            "the processes of this mpirun meet by PMIx, after which MPI_Init %s: import mpi4py.MPI before "
+            "init_process_group, or set MASTER_ADDR, if MPI is needed as well",
+            "fails on Open MPI 4" if environ.get(_OLD) else "may hang or crash on Open MPI 5",
         )
     return await meet_once(Pmix(invitation.timeout), invitation)
 

@@ -34,15 +34,18 @@ class Value(ctypes.Structure):
 
 
 def library() -> ctypes.CDLL:
-    """libpmix: of the loader's path, else the one that the launcher's daemon, our parent, has loaded."""
-    tried = ["libpmix.so.2"]
+    """libpmix: the one that the launcher's daemon, our parent, has loaded; else of the loader's path.
+
+    With one of another version the ranks meet as well, and a later MPI_Init may hang, or crash.
+    """
+    tried: list[str] = []
     for pid in ancestors():
         try:
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
         except OSError:
             continue
         tried += sorted({line.split(maxsplit=5)[5] for line in lines if "/libpmix.so" in line})
-    for name in tried:
+    for name in (*tried, "libpmix.so.2"):
         try:
             return ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
         except OSError:

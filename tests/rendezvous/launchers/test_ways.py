@@ -11,6 +11,7 @@ import threading
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -148,6 +149,34 @@ async def test_several_hosts_are_only_named_where_a_variable_says_so() -> None:
         UsageError, match=r"the 4 processes of this mpirun where to meet\. mpirun -x MASTER_A"
     ):
         await rendezvous("env://", environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ({}, True),
+        ({"OMPI_MCA_orte_num_nodes": "1"}, False),  # Open MPI 4 has read it
+        ({"PRTE_MCA_prte_default_hostfile": "/etc/mpi/hostfile"}, False),
+    ],
+)
+async def test_open_mpi_5_that_passes_over_a_hostfile(
+    more: dict[str, str], warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a pod of the MPI Operator's launcher: the whole job would run there, and end well."""
+    job = {"PMIX_NAMESPACE": "j", "PMIX_SERVER_TMPDIR": str(tmp_path), "OMPI_COMM_WORLD_SIZE": "2"}
+    job |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile", **more}
+
+    async def one(rank: str) -> Meeting:
+        environ = {**job, "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
+        return await stack.enter_async_context(
+            await rendezvous("env://", timeout=60, environ=environ, secret=b"s")
+        )
+
+    async with AsyncExitStack() as stack:
+        await asyncio.gather(*map(one, "01"))
+    said = [r.message for r in caplog.records if "Open MPI 5 does not read" in r.message]
+    assert len(said) == warned
+    assert all("all 2 processes of this mpirun are on this host" in one for one in said)
 
 
 # A port that is left to another library.

@@ -1,0 +1,67 @@
+"""`aiodist dashboard [JOB]`: a web page that shows what each rank of a job does, live.
+
+It prints an address that works once, in one browser. Only this host reaches it; from another one:
+ssh -L PORT:127.0.0.1:PORT HOST. Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from aiodist.cli.parser import Parser
+from aiodist.environment.tuning import tuning
+from aiodist.errors import UsageError
+from aiodist.sanitize import one_line
+
+_LONGEST = 2000
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve the page until somebody ends it; 143 after SIGTERM."""
+    parser = Parser("aiodist dashboard", description=__doc__)
+    parser.add_argument(
+        "job",
+        metavar="JOB",
+        nargs="?",
+        help="its script, or the beginning of its key (else the newest; waits for one if there is none)",
+    )
+    parser.add_argument("--host", metavar="ADDR", default="127.0.0.1", help="to listen on (127.0.0.1)")
+    parser.add_argument("--port", metavar="PORT", type=int, default=0, help="to listen on (a free one)")
+    parser.add_argument(
+        "--allow-insecure", action="store_true", help="let other hosts connect, without encryption"
+    )
+    parser.add_argument(
+        "--metrics-token-file", metavar="FILE", help="has the bearer token of /metrics; made if it is missing"
+    )
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(list(argv))
+    need_aiohttp("dashboard")
+    from aiodist.dashboard.run import Options, check, serve
+
+    options = Options(
+        *(args.job, args.host, args.port, args.allow_insecure, args.metrics_token_file),
+        after=tuning(os.environ).stall_after,
+        beside=args.beside,
+    )
+    check(options)
+    who = "" if args.beside else "aiodist dashboard: "
+    out = sys.stdout if args.beside else sys.stderr
+    return asyncio.run(serve(options, lambda text: _say(who + text, out), os.environ))
+
+
+def need_aiohttp(who: str) -> None:
+    """Refuse a command whose libraries are missing."""
+    if find_spec("aiohttp") is None:
+        raise UsageError(f"{who} needs aiohttp", hint="pip install 'aiodist[observe]'")
+
+
+def _say(text: str, out: object) -> None:
+    try:
+        print(one_line(text, _LONGEST), file=out, flush=True)  # type: ignore[call-overload]
+    except OSError:
+        pass  # nobody listens any more

@@ -1,0 +1,73 @@
+"""Looking at a job again and again until it has gone, for commands that show or tell it on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from asyncio import Future
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiodist.observe import JobView
+
+
+async def looks(
+    wanted: str | None, every: float, left: Future[int]
+) -> AsyncGenerator[tuple[JobView | None, str], None]:
+    """A job whenever it was looked at, until it has gone or somebody leaves; None while there is none. With
+    it a note that says why not all of it is seen; '' where it is.
+
+    Args:
+        wanted: the job, as for `pick`; None: the newest, for which it waits.
+        every: seconds from look to look.
+        left: done once somebody wants to leave.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    from aiodist.observe.choice import pick
+    from aiodist.observe.sight import Sight
+
+    key = ""
+
+    def choose(jobs: Sequence[JobView]) -> JobView | None:
+        if key:
+            return next((job for job in jobs if job.key == key), None)
+        return pick(jobs, wanted) if jobs or wanted is not None else None
+
+    sight = Sight(choose, os.environ)
+    try:
+        while not left.done():
+            job, note = await sight.look()
+            if job is not None:
+                key = job.key
+            elif key:
+                return
+            yield job, note
+            await asyncio.wait([left], timeout=every)
+    finally:
+        await sight.aclose()
+
+
+@contextmanager
+def leaving() -> Iterator[Future[int]]:
+    """A future that has the exit code when somebody wants to leave: by Ctrl-C 0, by SIGTERM 143."""
+    loop = asyncio.get_running_loop()
+    left: Future[int] = loop.create_future()
+    codes = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM}
+    for signum, code in codes.items():
+        loop.add_signal_handler(signum, leave, left, code)
+    try:
+        yield left
+    finally:
+        for signum in codes:
+            loop.remove_signal_handler(signum)
+
+
+def leave(left: Future[int], code: int) -> None:
+    """Leave, with this exit code; once."""
+    if not left.done():
+        left.set_result(code)

@@ -1,0 +1,33 @@
+"""The job that a command is about, as it is seen from here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiodist.observe import JobView
+
+
+def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False) -> JobView:
+    """All of a job. Where only a part can be seen, standard error says why.
+
+    Args:
+        wanted: its script, or the beginning of its key; None: the newest.
+        most: operations of each rank; None: a few.
+        stacks: whether the ranks of other hosts are to say what they do.
+
+    Raises:
+        UsageError: there is none, or several could be meant.
+    """
+    from aiodist.observe.choice import pick
+    from aiodist.observe.host import look_at_jobs
+    from aiodist.observe.source import FEW, whole
+
+    few = FEW if most is None else most
+    job, note = asyncio.run(whole(pick(look_at_jobs(), wanted), os.environ, most=few, stacks=stacks))
+    if note:
+        print(note, file=sys.stderr)
+    return job

@@ -1,0 +1,117 @@
+"""Who was a member of a job, and since when: from one view of it after another. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aiodist.errors import name_ranks
+from aiodist.observe.view import Doing, JobView, RankView
+
+MOST = 200
+"""Entries that are kept, the last ones."""
+MANY = 8
+"""Hosts above which those that begin together are told together."""
+
+_ENDED = (Doing.left, Doing.dead)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something that has happened to a job's membership, or that a rank has told of.
+
+    Args:
+        at: when, in seconds since 1970.
+        kind: 'joined', 'left', 'died', 'gone', 'epoch' or 'event'.
+        text: what.
+    """
+
+    at: float
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class _Member:
+    rank: int
+    doing: Doing
+
+
+class History:
+    """The history of one job. What was before the first view is known from what the ranks recorded."""
+
+    def __init__(self) -> None:
+        self._members: dict[tuple[str, int, float], _Member] = {}
+        self._entries: deque[Entry] = deque(maxlen=MOST)
+        self._told: dict[tuple[str, int, float], int] = {}  # how many events of each process
+        self._epoch = -1
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What has happened, the oldest first."""
+        return tuple(self._entries)
+
+    def see(self, job: JobView, at: float) -> None:
+        """Compare with what was seen before.
+
+        Args:
+            at: the present time, in seconds since 1970.
+        """
+        found: list[Entry] = []
+        views = {_identity(view): view for view in job.ranks}
+        epoch = max((view.recording.epoch for view in job.ranks), default=self._epoch)
+        fresh = [view for one, view in views.items() if one not in self._members]
+        hosts = _by_host(fresh)
+        if len(hosts) > MANY:
+            hosts = [(f"{len(hosts)} hosts", [view.rank for view in fresh])]
+        if fresh:
+            since = max(view.recording.since for view in fresh)
+            found += [Entry(since, "joined", f"{name_ranks(ranks)} began on {on}") for on, ranks in hosts]
+        if epoch > self._epoch:
+            if self._epoch >= 0:
+                found.append(Entry(at, "epoch", f"epoch {epoch} began, with {_size(job, epoch)} ranks"))
+            self._epoch = epoch
+        ended: dict[tuple[str, str], list[int]] = {}
+        for one, member in list(self._members.items()):
+            view = views.get(one)
+            lived = member.doing not in _ENDED
+            if view is None:
+                del self._members[one]
+                kind = "gone"
+            else:
+                kind = {Doing.left: "left", Doing.dead: "died"}.get(view.doing, "")
+            if lived and kind:
+                ended.setdefault((kind, one[0]), []).append(member.rank)
+        for (kind, host), ranks in ended.items():
+            words = {"gone": "has gone", "died": "has ended without leaving", "left": "has left"}[kind]
+            many = words.replace("has", "have", 1) if len(ranks) > 1 else words
+            found.append(Entry(at, kind, f"{name_ranks(sorted(ranks))} on {host} {many}"))
+        for one, view in views.items():
+            self._members[one] = _Member(view.rank, view.doing)
+        found += self._events(job.ranks)
+        self._entries.extend(sorted(found, key=lambda entry: entry.at))
+
+    def _events(self, views: Iterable[RankView]) -> Iterable[Entry]:
+        for view in views:
+            events = view.recording.events
+            known = self._told.get(_identity(view), 0)
+            if len(events) > known:
+                self._told[_identity(view)] = len(events)
+                for event in events[known:]:
+                    yield Entry(view.recording.offset + event.at, "event", f"rank {view.rank}: {event.text}")
+
+
+def _identity(view: RankView) -> tuple[str, int, float]:
+    return view.host, view.recording.pid, view.recording.began
+
+
+def _by_host(views: Iterable[RankView]) -> list[tuple[str, list[int]]]:
+    hosts: dict[str, list[int]] = {}
+    for view in views:
+        hosts.setdefault(view.host, []).append(view.rank)
+    return [(host, sorted(ranks)) for host, ranks in hosts.items()]
+
+
+def _size(job: JobView, epoch: int) -> int:
+    return max(view.recording.size for view in job.ranks if view.recording.epoch == epoch)

@@ -1,0 +1,153 @@
+"""A job's metrics as plain values, from which any format is made. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from aiodist.observe.clocks import UNKNOWN, place
+from aiodist.observe.metrics import catalog
+from aiodist.observe.metrics.catalog import CATALOG, Metric
+from aiodist.observe.metrics.labels import ranks, text
+from aiodist.observe.metrics.tally import Tally
+from aiodist.observe.summary import Summary
+from aiodist.observe.verdict import KINDS
+from aiodist.observe.view import Doing, JobView, RankView
+
+UNSEEN = "unseen"
+"""The state of ranks of which nothing is seen."""
+
+Sample = tuple[tuple[str, ...], float]
+"""The values of a metric's labels, and its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All values of a metric; each has labels of its own."""
+
+    metric: Metric
+    samples: tuple[Sample, ...]
+
+
+def families(summary: Summary, job: JobView, tally: Tally) -> tuple[Family, ...]:
+    """All metrics of a job.
+
+    Args:
+        summary: of the same look as `job`.
+        tally: of this job's earlier looks; what is new in this one is added.
+    """
+    with tally.gate:  # two may scrape at once
+        tally.take(job)
+        return tuple(Family(metric, tuple(_samples(metric, summary, job, tally))) for metric in CATALOG)
+
+
+def _samples(metric: Metric, summary: Summary, job: JobView, tally: Tally) -> Iterable[Sample]:
+    if (gauge := _GAUGES.get(metric)) is None:
+        return tally.totals.get(metric, {}).items()
+    found: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for labels, value in gauge(summary, job, tally):
+        found[labels].append(value)
+    return ((labels, metric.together(values)) for labels, values in found.items())
+
+
+def _job_info(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    yield (text(summary.script),), 1
+
+
+def _start(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    for view in job.ranks:
+        yield (), view.recording.since
+
+
+def _world_size(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    yield (), summary.size
+
+
+def _epoch(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    yield (), summary.epoch
+
+
+def _ranks(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    for doing in Doing:
+        yield (doing.name,), summary.totals.doing.get(doing.name, 0)
+    yield (UNSEEN,), max(0, summary.size - len(summary.rows))
+
+
+def _verdicts(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    counts = Counter(verdict.kind for verdict in summary.verdicts)
+    for kind in KINDS:
+        yield (kind,), counts[kind]
+
+
+def _in_flight(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    for labels in tally.totals.get(catalog.OPS, {}):
+        yield labels, 0
+    for view in _living(job):
+        for record in view.recording.pending:
+            yield (record.op, tally.labels.group(record.group.name if record.group else None)), 1
+
+
+def _oldest(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    yield (), 0.0
+    for view in _living(job):
+        for record in view.recording.pending[:1]:
+            yield (), view.now - record.issued
+
+
+def _of_ranks(value: Callable[[RankView], float]) -> Callable[[Summary, JobView, Tally], Iterator[Sample]]:
+    """A gauge of each rank whose process lives."""
+
+    def gauge(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+        who = ranks(job)
+        for view in _living(job):
+            yield who[view.rank], value(view)
+
+    return gauge
+
+
+def _living(job: JobView) -> Iterator[RankView]:
+    return (view for view in job.ranks if view.doing not in (Doing.dead, Doing.left))
+
+
+def _offset(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    first = job.ranks[0].recording
+    for view in _clocks(job):
+        yield (text(view.host),), view.recording.offset - view.shift - first.offset
+
+
+def _error(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    for view in _clocks(job):
+        yield (text(view.host),), view.error
+
+
+def _clocks(job: JobView) -> Iterator[RankView]:
+    """The lowest rank of each host whose clock is known."""
+    of_host: dict[str, RankView] = {}
+    for view in place(job).ranks:
+        if view.error < UNKNOWN:
+            of_host.setdefault(view.host, view)
+    return iter(of_host.values())
+
+
+def _rtt(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    for view in _living(job):
+        for link in view.recording.links:
+            yield (), link.rtt
+
+
+_GAUGES: Mapping[Metric, Callable[[Summary, JobView, Tally], Iterator[Sample]]] = {
+    catalog.JOB_INFO: _job_info,
+    catalog.START: _start,
+    catalog.WORLD_SIZE: _world_size,
+    catalog.EPOCH: _epoch,
+    catalog.RANKS: _ranks,
+    catalog.VERDICTS: _verdicts,
+    catalog.IN_FLIGHT: _in_flight,
+    catalog.OLDEST: _oldest,
+    catalog.LAG: _of_ranks(lambda view: view.recording.vitals.late),
+    catalog.MEMORY: _of_ranks(lambda view: view.memory),
+    catalog.OFFSET: _offset,
+    catalog.ERROR: _error,
+    catalog.RTT: _rtt,
+}

@@ -1,0 +1,170 @@
+"""What a rank does for others in the watchdog's thread: it writes, and one rank of each host judges, once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.net.traffic import Traffic
+from aiodist.observe import watcher
+from aiodist.observe.view import RankView
+from aiodist.observe.watcher import Watcher
+from aiodist.recorder import read
+from tests.observe.made import a_rank
+from tests.observe.recorded import KEY, Rank, recording
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
+
+Make = Callable[..., Rank]
+
+
+class Elsewhere:
+    """Stands for the exchange with other hosts: what these show, and how often they were asked."""
+
+    def __init__(self) -> None:
+        self.views: list[RankView] = []
+        self.polls = self.gathered = 0
+
+    def poll(self) -> None:
+        self.polls += 1
+
+    def gather(self, views: list[RankView]) -> list[RankView]:
+        self.gathered += 1
+        return views + self.views
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setattr(watcher, "ask", lambda views, only: views)  # nobody here could answer
+    with recording(tmp_path, monkeypatch.setattr) as makes:
+        yield makes
+
+
+def watch(rank: Rank, after: float = 30.0, elsewhere: Elsewhere | None = None, **more: Any) -> Watcher:
+    exchange: Any = elsewhere or Elsewhere()
+    answer = more.pop("answer", lambda: None)
+    return Watcher(rank.recorder, rank.memory, KEY, after, answer=answer, exchange=exchange)
+
+
+def look(watching: Watcher, turns: int = 5) -> None:
+    """Look at the others once, and see the judging through."""
+    watching._due = 0.0
+    watching.look(turns, list, 0.25)
+    if watching._judging is not None:
+        watching._judging.join()
+
+
+def boxes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_it_writes_down_how_the_process_goes(make: Make) -> None:
+    rank = make()
+    answers: list[int] = []
+    watching = watch(rank, answer=lambda: answers.append(1))
+    watching.look(7, lambda: [(1, Traffic(4096, 0.5, 0.01, 2))], 0.25)
+    found = read(rank.memory.buffer)
+    assert (found.vitals.turns, answers) == (7, [1])
+    assert [(link.rank, link.sent, link.again) for link in found.links] == [(1, 4096, 2)]
+    watching.look(8, lambda: pytest.fail("once a second"), 0.25)
+    assert read(rank.memory.buffer).vitals.turns == 8
+
+
+def test_the_lowest_rank_that_writes_judges_and_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    waiting, late = make(0), make(1)
+    waiting.wait()
+    second = watch(late)
+    look(second)
+    assert second._judging is None and boxes(caplog) == []
+    first = watch(waiting)
+    look(first)
+    (box,) = boxes(caplog)
+    assert "all_reduce #0 of world" in box and "for rank 1" in box
+    first._judge_due = 0.0
+    look(first)
+    assert len(boxes(caplog)) == 1
+    waiting.flush(behind=10.0)  # it is held
+    look(second)
+    assert second._judging is not None
+
+
+def test_something_else_is_told_anew(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    waiting, late = make(0), make(1)
+    waiting.wait()
+    watching = watch(waiting)
+    look(watching)
+    late.wait(7, seconds=50.0)  # another point of its program
+    watching._judge_due = 0.0
+    look(watching)
+    assert len(boxes(caplog)) == 2
+
+
+@pytest.mark.parametrize(("after", "seconds"), [(0.0, 60.0), (30.0, 20.0)])
+def test_nothing_is_said(after: float, seconds: float, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    waiting = make(0)
+    make(1)
+    waiting.wait(seconds=seconds)
+    watching = watch(waiting, after)
+    look(watching)
+    assert watching._judging is None
+    assert boxes(caplog) == []
+
+
+def test_other_hosts_are_asked_where_there_are_some(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    waiting = make(0)
+    waiting.wait()
+    elsewhere = Elsewhere()
+    late = a_rank(1, now=90.0, size=2, host="elsewhere")
+    elsewhere.views = [RankView("elsewhere", KEY, late.recording, 90.0)]
+    look(watch(waiting, elsewhere=elsewhere))
+    assert (elsewhere.polls, elsewhere.gathered) == (1, 1)
+    (box,) = boxes(caplog)
+    assert "rank 1 (elsewhere, pid 4001)" in box
+
+
+def test_of_all_hosts_that_of_the_lowest_rank_that_waits_speaks(make: Make) -> None:
+    watching = watch(make(0))
+    waits = a_rank(2, pending=[a_record_of_two()], host="there")
+    views = [a_rank(1, host="here"), waits, a_rank(3, host="here")]
+    assert not watching._speaks(views, 1)
+    assert watching._speaks(views, 2)
+    assert watching._speaks([a_rank(1, host="here"), a_rank(2, host="there")], 1)
+
+
+def a_record_of_two() -> Any:
+    from tests.observe.made import a_record
+
+    return a_record()
+
+
+def test_what_goes_wrong_while_it_judges_disturbs_nobody(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = make(0)
+    waiting.wait()
+    watching = watch(waiting)
+    monkeypatch.setattr(watcher, "look", lambda key: 1 / 0)
+    look(watching)  # an exception of a thread would fail the test
+    assert watching._judging is not None
+    assert boxes(caplog) == []
+
+
+def test_a_folder_that_has_gone_and_files_that_are_none(make: Make, tmp_path: Path) -> None:
+    waiting = make(0)
+    waiting.wait()
+    folder = tmp_path / f"aiodist-{os.geteuid()}"
+    (folder / f"{KEY}.1.0").write_bytes(b"nonsense")
+    (folder / f"{KEY}.2.0").symlink_to("/etc/passwd")
+    watching = watch(waiting)
+    look(watching)
+    assert watching._judging is not None
+    for entry in folder.iterdir():
+        entry.unlink()
+    folder.rmdir()
+    look(watching)
