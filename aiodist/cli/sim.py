@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--compute", default="none", metavar="none|measured|FACTOR", help="how real computing counts (none)"
     )
-    parser.add_argument("--constants", metavar="FILE", help="what the software costs (as on the project's machine)")
+    parser.add_argument("--constants", metavar="FILE", help="what the software costs (guesses, not measured)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--trace-ranks", metavar="RANKS", default="0-15", help="ranks that it shows (0-15)")
     parser.add_argument("--print-ranks", metavar="RANKS", default="0", help="ranks whose output is shown (0)")

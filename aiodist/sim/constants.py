@@ -1,7 +1,7 @@
-"""What the software costs, apart from the network: the constants of the model, where they come from, and their file.
+"""What the software costs, apart from the network: the constants of the model, and their file.
 
-The defaults were measured by `aiodist sim --calibrate` on two shared cores of an AMD EPYC (Python 3.11); docs/simulation.md
-has the date and how. Measure your own machine, and name the file with --constants.
+The defaults are guesses of the right order: nothing was measured for them yet, and no prediction was compared
+with a real network.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load(name: str) -> Constants:
         raise UsageError(f"cannot read {name!r}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{name} has no constants of a simulation: {error}", hint="Write one with aiodist sim --calibrate"
+            f"{name} has no constants of a simulation: {error}", hint="`constants.save` writes one"
         ) from None
     return found
 

@@ -63,7 +63,7 @@ class Network:
     Args:
         host_of: the host of each rank, from 0, without gaps.
         links: of each host.
-        local: between ranks of a host: what one of them moves through memory; None: as measured (`constants`).
+        local: between ranks of a host: what one of them moves through memory; None: as `constants` has it.
         stragglers: by how many times a rank computes longer, by rank; 1.0 for all others.
         payload: the part of what a link carries that is a message's bytes, headers aside.
         cores: so many cores carry the software of all hosts together, which are rehearsed on one machine; 0.0: each
