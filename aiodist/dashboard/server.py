@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from aiodist.dashboard.auth import COOKIE, Sessions, bears, refusal
 from aiodist.dashboard.door import Door
@@ -58,6 +60,17 @@ _HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Server": "aiodist",
 }
+
+_log = logging.getLogger("aiodist.dashboard")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether an error is the server's. What is no HTTP is the sender's, who may be anybody,
+    and would be quoted."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_log.addFilter(_is_ours)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -138,7 +151,7 @@ class Server:
             ("metrics", self._metrics),
         ):
             app.router.add_get(f"/s/{{path}}/{name}", self._private(handler), allow_head=False)
-        runner = self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=30.0)
+        runner = self._runner = web.AppRunner(app, access_log=None, logger=_log, keepalive_timeout=30.0)
         await runner.setup()
         made = runner.server
         assert made is not None

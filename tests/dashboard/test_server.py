@@ -334,3 +334,15 @@ async def test_links_in_the_folder_of_logs_lead_nowhere(tmp_path: Path) -> None:
         for number, why in ((1, "is a link"), (2, "no plain file"), (3, "nothing is written")):
             told = json.loads((await page.data(f"logs?of={number}&stream=stdout"))[1])
             assert why in told["error"] and told["lines"] == []
+
+
+@pytest.mark.parametrize("head", ["Host: secret\r\nHost: secret", "Content-Length: secret", "secret"])
+async def test_what_is_no_http_is_not_written_to_the_operators_screen(
+    head: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as page:
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+        writer.write(f"GET / HTTP/1.1\r\n{head}\r\n\r\n".encode())
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    assert caplog.records == []
