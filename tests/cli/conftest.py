@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
+
+from aiodist.observe.host import look_at_jobs
 
 PROGRAM = """
 import asyncio
@@ -38,6 +41,12 @@ asyncio.run(main())
 """
 
 
+def written(name: str) -> bool:
+    """Whether both ranks have written down all that they did at first."""
+    seen = [rank for one in look_at_jobs() if one.name == name for rank in one.ranks]
+    return len(seen) == 2 and all(rank.recording.vitals.issued >= 33 for rank in seen)
+
+
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of the script of a job of two ranks that goes on for as long as it is needed."""
@@ -52,6 +61,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ) as started:
         assert started.stdout is not None
         assert any("ready" in line for line in started.stdout)
+        while not written(script.name):  # ten times a second
+            time.sleep(0.02)
         yield script.name
         started.terminate()
         started.stdout.read()
