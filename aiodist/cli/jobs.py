@@ -13,7 +13,7 @@ from aiodist.sanitize import one_line
 if TYPE_CHECKING:
     from aiodist.observe.summary import Summary
 
-_HEAD = ("JOB", "SCRIPT", "RANKS", "HOSTS", "AGE", "STATE", "LAST FAILURE")
+_HEAD = ("JOB", "SCRIPT", "RANKS", "HOSTS", "AGE", "STATE", "TROUBLE")
 
 
 def main(argv: Sequence[str]) -> int:

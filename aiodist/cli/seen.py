@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from aiodist.sanitize import one_line
+
 if TYPE_CHECKING:
     from aiodist.observe import JobView
 
@@ -27,7 +29,10 @@ def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False
     from aiodist.observe.source import FEW, whole
 
     few = FEW if most is None else most
-    job, note = asyncio.run(whole(pick(look_at_jobs(), wanted), os.environ, most=few, stacks=stacks))
+    jobs = look_at_jobs()
+    job, note = asyncio.run(whole(pick(jobs, wanted), os.environ, most=few, stacks=stacks))
+    if wanted is None and len(jobs) > 1:
+        print(f"of {len(jobs)} jobs the newest, {one_line(job.name)}: aiodist jobs", file=sys.stderr)
     if note:
         print(note, file=sys.stderr)
     return job

@@ -255,17 +255,20 @@ def _about(causes: list[int], ranks: dict[int, RankView], wait: Wait | None) -> 
 
 
 def _stacks(rank: RankView) -> Iterator[str]:
+    """Where a rank is. Of a loop that turns its own stack says nothing: what counts are its tasks, or, where
+    the program runs in another thread, the threads beside it."""
     stacks = rank.stacks
     if stacks is None:
         return
-    for frame in stacks.thread[:FRAMES]:
-        yield f"    {one_line(frame, 160)}"
-    if stacks.tasks and rank.doing in (Doing.running, Doing.waiting):
-        yield "  its tasks:"
-        for row in stacks.tasks[:TASKS]:
-            yield f"    {_kept_indent(row)}"
-        if len(stacks.tasks) > TASKS:
-            yield f"    … {len(stacks.tasks) - TASKS} lines more: aiodist stacks"
+    turns = rank.doing in (Doing.running, Doing.waiting)
+    title, lines = ("its tasks", stacks.tasks) if stacks.tasks else ("its threads", stacks.others)
+    if not (turns and lines):
+        yield from (f"    {one_line(frame, 160)}" for frame in stacks.thread[:FRAMES])
+        return
+    yield f"  {title}:"
+    yield from (f"    {_kept_indent(row)}" for row in lines[:TASKS])
+    if len(lines) > TASKS:
+        yield f"    … {len(lines) - TASKS} lines more: aiodist stacks"
 
 
 def _kept_indent(row: str) -> str:

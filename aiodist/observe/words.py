@@ -69,8 +69,10 @@ def doing(rank: RankView) -> str:
         record = rank.recording.pending[0]
         text = f"it waits in {operation(record)}{_at(record)}"
     elif what is Doing.running and rank.last is not None:
-        text = f"it has gone on after {operation(rank.last)}{_at(rank.last)}"
-        since = rank.now - rank.last.issued
+        ago = span(max(0.0, rank.now - rank.last.issued))
+        return (
+            f"it goes on in its program; its last call was {operation(rank.last)}{_at(rank.last)}, {ago} ago"
+        )
     return f"{text}, for {span(since)}" if since > 0 and what not in (Doing.dead, Doing.left) else text
 
 

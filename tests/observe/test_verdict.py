@@ -60,7 +60,9 @@ def test_a_rank_that_has_not_come() -> None:
     assert (verdict.kind, verdict.ranks) == ("late", (2,))
     assert verdict.title == "all_reduce #1 of world (float32, 12 B) has waited 40 s for rank 2 of 4"
     assert "ranks 0, 1 and 3 wait in it at train.py:41 in main" in verdict.lines
-    assert verdict.lines[0].startswith("rank 2 (host-a, pid 4002): it has gone on after all_reduce #0")
+    assert verdict.lines[0].startswith(
+        "rank 2 (host-a, pid 4002): it goes on in its program; its last call was all_reduce #0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,11 +147,24 @@ def test_what_an_error_nobody_waited_for_said_is_told() -> None:
 def test_stacks_and_tasks_are_shown_and_bounded() -> None:
     stacks = Stacks(tuple(f"a.py:{n} in f" for n in range(50)), tuple(f"  t{n}" for n in range(500)))
     verdict = one(*waiting(0, 1, 3), replace(seen(2), stacks=stacks))
-    assert "    a.py:0 in f" in verdict.lines
+    assert "    a.py:0 in f" not in verdict.lines  # it is the loop's own
     assert len(verdict.lines) < 40
     box = render(verdict).splitlines()
     assert box[0].startswith("╭─ aiodist: the job stands still")
     assert all(row.startswith("│ ") for row in box[1:-1])
+
+
+def test_where_a_program_is_that_runs_beside_the_loop_or_holds_it() -> None:
+    beside = Stacks(("run.py:1 in loop",), (), others=("thread 0x1", "  train.py:5 in evaluate"))
+    verdict = one(*waiting(0, 1, 3), replace(seen(2), stacks=beside))
+    assert verdict.lines[1:4] == ("  its threads:", "    thread 0x1", "      train.py:5 in evaluate")
+    held = Stacks(("train.py:7 in write",), ("  a task",))
+    blocked = replace(seen(2), stacks=held)
+    vitals = replace(blocked.recording.vitals, turned=60.0)
+    blocked = replace(blocked, recording=replace(blocked.recording, vitals=vitals))
+    verdict = one(*waiting(0, 1, 3), blocked)
+    assert verdict.kind == "blocked"
+    assert verdict.lines[1] == "    train.py:7 in write"
 
 
 def steps(rank: int, count: int, late: float) -> RankView:
