@@ -20,7 +20,7 @@ PACKAGE = Path(aiodist.__file__).parent
 # From the top down. Names on one floor do not import each other, except along ALLOWED.
 FLOORS: list[set[str]] = [
     {"__main__", "cli", "integrations"},
-    {"launch", "ddp", "functional", "portal", "bench", "doctor", "dashboard"},
+    {"launch", "ddp", "functional", "portal", "bench", "doctor", "dashboard", "sim"},
     {"runtime"},
     {"observe"},
     {"group"},

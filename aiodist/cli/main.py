@@ -29,6 +29,7 @@ COMMANDS = {
     "dashboard": "show them on a web page, live",
     "metrics": "tell what a job does to Prometheus or OpenTelemetry",
     "stacks": "show the stacks and tasks of a job's ranks",
+    "sim": "predict a script's communication on any number of ranks",
     "bench": "measure aiodist on this machine",
     "trace": "write what a job's ranks did last, for ui.perfetto.dev",
     "explain": "say why a job stands still, or, from the dump of one that has ended, what happened",

@@ -72,7 +72,10 @@ class GroupCore:
         lineage: the groups of other epochs in whose place it came, or which came in its place.
         error: why it has broken; None while it has not.
         issuer: what its Works have in common.
+        flight_of: makes the registry of what is in flight; a simulation's has no deadlines.
     """
+
+    flight_of = Flight
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class GroupCore:
         self._forked = False
         self._opening: set[asyncio.Task[Any]] = set()
         self._steps = Steps(loop, self._dropped)
-        self._flight = Flight(loop, self._stalled, self._expired)
+        self._flight = self.flight_of(loop, self._stalled, self._expired)
         self._watch = Watch(
             *(roster, self._flight, control, loop),
             begun=self.numbers.begun,

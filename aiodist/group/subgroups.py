@@ -163,7 +163,7 @@ class Subgroups:
         """Make a new group; `whole`: all members of this one take part in that."""
         core, roster = self._core, self._roster.of(chosen, name, context)
         try:
-            group = GroupCore(
+            group = type(core)(
                 *(roster, timeout, core.control, partial(core.backend.subgroup, whole=whole)),
                 family=core.family,
                 recorder=core.recorder,

@@ -23,6 +23,7 @@ from aiodist.group.default import default_group, find_default, set_default
 from aiodist.rendezvous import Invitation, Store, meet
 from aiodist.rendezvous.meeting_point import says_where
 from aiodist.runtime.beside import beside_others
+from aiodist.runtime.elsewhere import current
 from aiodist.runtime.member import Member
 from aiodist.timeouts import Timeout, seconds
 
@@ -99,6 +100,9 @@ async def init_process_group(
         BackendUnavailable: the backend is not here.
     """
     choice = check_can_begin(backend)
+    place = current.get()
+    if place is not None:
+        return await place.form(group_name, None if timeout is None else seconds(timeout))
     return await form(ask(init_method, timeout, world_size, rank, store), choice, group_name, device_id)
 
 

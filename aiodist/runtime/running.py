@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
 from aiodist.group.default import find_default
+from aiodist.runtime.elsewhere import current
 
 T = TypeVar("T")
 
@@ -84,6 +85,9 @@ async def _guarded(main: Coroutine[Any, Any, T]) -> T:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    place = current.get()
+    if place is not None:
+        return place.new_loop
     try:
         import uvloop
     except ImportError:

@@ -29,6 +29,11 @@ _PIECE = 5 << 18
 """Bytes that go their way on their own, so that hosts and cables work at the same time."""
 
 
+def piece_size(limits: Thresholds) -> int:
+    """Bytes of a piece."""
+    return max(1, min(limits.inline, _PIECE))
+
+
 class Hierarchy:
     """The operations of one group that go by its table.
 
@@ -40,7 +45,7 @@ class Hierarchy:
     def __init__(self, grid: Grid, limits: Thresholds) -> None:
         self.grid = grid
         self._least = max(limits.hierarchy, 1)
-        self._piece = max(1, min(limits.inline, _PIECE))
+        self._piece = piece_size(limits)
         self._numbers: dict[int, tuple[list[int], list[int]]] = {}
         self._running: dict[int, Run] = {}
 

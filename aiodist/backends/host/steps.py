@@ -37,7 +37,12 @@ _AT_ROOT = (Kind.gather, Kind.scatter)  # inner operations on the root's host al
 
 def pieces_of(call: Call, size: int) -> int:
     """The number of pieces, of about `size` bytes, that a call is cut into; all ranks agree on it."""
-    return min(MOST, max(1, call.nbytes // size)) if call.kind in _IN_PIECES else 1
+    return pieces(call.kind, call.nbytes, size)
+
+
+def pieces(kind: Kind, nbytes: int, size: int) -> int:
+    """The same for a kind of call, on tensors of so many bytes."""
+    return min(MOST, max(1, nbytes // size)) if kind in _IN_PIECES else 1
 
 
 def parts_of(call: Call, grid: Grid) -> tuple[int, int]:

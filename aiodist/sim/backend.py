@@ -1,0 +1,140 @@
+"""The backend of a simulated group on one rank: it hands every operation to the group's board."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortMessages, ShortWay
+from aiodist.errors import GroupAborted
+from aiodist.types import Kind
+from aiodist.work import Issuer, Work
+
+if TYPE_CHECKING:
+    from aiodist.sim.world import Place
+
+
+class SimBackend:
+    """The executor of one simulated group's operations.
+
+    Args:
+        place: of the rank.
+        context: of the group.
+        ranks: global ranks of the members.
+        reports: the group.
+
+    Attributes:
+        me, rank: this rank, global and in the group.
+        loop: the rank's.
+    """
+
+    name = "host"
+    aliases = frozenset({"gloo"})
+    places: Mapping[str, str] = {"cpu": ""}
+    opens = False
+    device: int | None = None
+    capabilities = CAPABILITIES
+
+    def __init__(self, place: Place, context: int, ranks: Sequence[int], reports: Reports) -> None:
+        self.me = place.rank
+        self.rank = ranks.index(place.rank)
+        self.loop = place.loop
+        self.reports = reports
+        self._place = place
+        self._board = place.world.board(context, ranks)
+        self._board.members[self.rank] = self
+
+    async def open(self) -> None:
+        """Do nothing."""
+
+    def submit(self, operation: Operation) -> None:
+        """Start an operation."""
+        self.loop.compute(self._place.world.constants.issue * self._place.factor)
+        kind = operation.call.kind
+        if kind is Kind.send:
+            self._board.send(self, operation)
+        elif kind is Kind.recv:
+            self._board.recv(self, operation)
+        else:
+            self._board.collective(self, operation)
+
+    def reserve(self, seq: int) -> None:
+        """Do nothing: numbers need no place."""
+
+    def hold(self, operation: Operation) -> None:
+        """Do nothing."""
+
+    def batch(self, begins: bool) -> None:
+        """Do nothing."""
+
+    def abort(self, quiet: Callable[[], None]) -> None:
+        """Stop everything, on the other members too."""
+        quiet()
+        self._board.break_all(GroupAborted(self.me, "the group was broken there"), self.rank)
+
+    def retire(self) -> None:
+        """Forget the group."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array."""
+        return np.empty(shape, dtype)
+
+    def short_way(
+        self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+    ) -> ShortWay | None:
+        """None."""
+        return None
+
+    def short_messages(
+        self,
+        issuer: Issuer,
+        numbers: Numbers,
+        enter: Callable[[Operation], None],
+        ended: Callable[[Operation], None],
+    ) -> ShortMessages | None:
+        """None."""
+        return None
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Nothing is counted here."""
+        return {}
+
+    def subgroup(
+        self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False
+    ) -> SimBackend:
+        """The backend of a new group."""
+        return SimBackend(self._place, context, ranks, reports)
+
+    def seen(self, seq: int) -> set[int]:
+        """Nobody."""
+        return set()
+
+    def take_in(self) -> None:
+        """Do nothing."""
+
+    def rank_left(self, rank: int, whole: bool) -> None:
+        """Do nothing."""
+
+    def close_receives(self, error: Callable[[], BaseException], held: bool = False) -> None:
+        """End the receives for which nothing has come and whose handles nobody holds."""
+        for side in self._board.waiting(self):
+            if held or side.operation.work._can_be_taken_back:
+                self._board.receives[self.rank, side.operation.tag].remove(side)
+                side.operation.fail(error())
+
+    def divide(self, context: int, members: Sequence[int]) -> None:
+        """Do nothing."""
+
+    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+        """Do nothing."""
+
+    async def bystand(self) -> None:
+        """Do nothing."""
+
+    @property
+    def running(self) -> asyncio.AbstractEventLoop:
+        """The rank's loop."""
+        return self.loop

@@ -1,0 +1,292 @@
+"""Where the members of one group meet: collectives until all have come, messages until both sides have."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation
+from aiodist.backends.host.backend import agreed_bytes
+from aiodist.errors import CollectiveMismatch, GroupBroken, name_ranks
+from aiodist.recorder.reading import Group
+from aiodist.roles import ROLES, Kind, Uneven
+from aiodist.sim.collectives import Collectives, Wanted
+from aiodist.sim.engine import event, handle
+from aiodist.sim.network import Floats
+from aiodist.sim.values import Values, copy_message, write_message
+from aiodist.types import Call, agree
+
+if TYPE_CHECKING:
+    from aiodist.sim.backend import SimBackend
+    from aiodist.sim.world import World
+
+CARRIED = 64 * 1024
+"""Bytes up to which tensors have values; larger ones are sizes."""
+
+
+@dataclass(slots=True, eq=False)
+class Side:
+    """One side of a message, or one member of a collective: who, what, when."""
+
+    backend: SimBackend
+    operation: Operation
+    at: float
+    line: int
+    data: Array | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """One collective.
+
+    Args:
+        call: as the first to come has it; by: who that was.
+        came: when each member did; infinite: it has not.
+        sides: of the members that have come and not ended.
+    """
+
+    call: Call
+    by: int
+    came: Floats
+    values: Values | None
+    wanted: Wanted
+    how: str
+    sides: dict[int, Side] = field(default_factory=dict)
+    count: int = 0
+    looked: float = -1.0
+
+
+class Board:
+    """The operations of one group.
+
+    Args:
+        world: the simulation's.
+        name: of the group.
+        ranks: global ranks of the members.
+    """
+
+    def __init__(self, world: World, name: str, ranks: Sequence[int]) -> None:
+        self.world = world
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.group = Group(name, 0, self.ranks)
+        self.collectives = Collectives(world.fabric, ranks, world.limits, world.played)
+        self.meetings: dict[int, Meeting] = {}
+        self.sends: dict[tuple[int, int, int], deque[Side]] = {}
+        self.receives: dict[tuple[int, int], list[Side]] = {}
+        self.members: dict[int, SimBackend] = {}
+        self._broken = False
+
+    # ── collectives ──────────────────────────────────────────────────────────────────────────────────
+
+    def collective(self, backend: SimBackend, operation: Operation) -> None:
+        """Have a member come to a collective."""
+        call, rank, size = operation.call, backend.rank, len(self.ranks)
+        meeting = self.meetings.get(call.seq)
+        if meeting is None:
+            meeting = self.meetings[call.seq] = self._meeting(backend, operation)
+        elif call != meeting.call and not agree(call.signature, meeting.call.signature):
+            said = {self.ranks[meeting.by]: meeting.call.describe(), self.ranks[rank]: call.describe()}
+            self.break_all(CollectiveMismatch(said, op=call.kind.name, seq=call.seq, group=self.name))
+            return
+        if meeting.wanted.chunks is not None and meeting.wanted.chunks.ndim == 2:
+            meeting.wanted.chunks[rank] = np.array(operation.source_sizes) * call.dtype.itemsize
+        at = backend.loop.time()
+        meeting.came[rank] = at
+        meeting.count += 1
+        meeting.sides[rank] = Side(backend, operation, at, self._line(backend))
+        if meeting.values is not None:
+            meeting.values.give(rank, operation)
+        if meeting.count == size:
+            del self.meetings[call.seq]
+            self._end(meeting)
+        elif ROLES[call.kind].rooted and meeting.looked < self.world.engine.now:
+            meeting.looked = self.world.engine.now
+            self.world.engine.after_all(event(self._look, meeting))
+
+    def _meeting(self, backend: SimBackend, operation: Operation) -> Meeting:
+        call, size = operation.call, len(self.ranks)
+        nbytes = agreed_bytes(operation, size)
+        chunks: Floats | None = None
+        sizes = operation.source_sizes if operation.target_sizes is None else operation.target_sizes
+        if sizes is not None and ROLES[call.kind].uneven is Uneven.PAIRS:
+            chunks = np.zeros((size, size))
+        elif sizes is not None:
+            chunks = np.array(sizes, np.float64) * call.dtype.itemsize
+        wanted = Wanted(call.kind, nbytes, call.dtype.itemsize, call.root, chunks)
+        carried = operation.sealed or (0 <= nbytes <= CARRIED)
+        return Meeting(
+            *(call, backend.rank, np.full(size, math.inf), Values(call, size) if carried else None),
+            *(wanted, self.collectives.by(wanted)),
+        )
+
+    def _look(self, meeting: Meeting) -> None:
+        """End what depends on nobody who has not come."""
+        if self.meetings.get(meeting.call.seq) is meeting and not self._broken:
+            self._end(meeting, commit=False)
+
+    def _end(self, meeting: Meeting, commit: bool = True) -> None:
+        world, call = self.world, meeting.call
+        ends = self.collectives.ends(meeting.wanted, meeting.came, commit)
+        roles = ROLES[call.kind]
+        last = float(meeting.came.max()) if not roles.rooted else 0.0
+        row = world.ledger.row((call.kind.name, len(self.ranks), max(0, meeting.wanted.nbytes), meeting.how))
+        if commit:
+            row.count += 1
+            row.busy += ends.busy
+            if ends.slowest >= 0:
+                row.slowest = ends.slowest
+        for rank in [rank for rank in meeting.sides if math.isfinite(ends.at[rank])]:
+            side = meeting.sides.pop(rank)
+            end = max(float(ends.at[rank]), side.at)
+            arrived = last
+            if roles.rooted:
+                gives_all = roles.root_gets and rank == call.root
+                arrived = float(meeting.came.max()) if gives_all else float(meeting.came[call.root])
+            arrived = min(max(side.at, arrived), end)
+            row.ranks += 1
+            row.waited += arrived - side.at
+            row.moved += end - arrived
+            row.longest = max(row.longest, end - arrived)
+            self._later(side, end, arrived, meeting.values)
+
+    def _later(self, side: Side, end: float, arrived: float, values: Values | None) -> None:
+        backend, world = side.backend, self.world
+        world.ledger.operations += 1
+        if backend.me in world.ledger.traced:
+            operation = side.operation
+            world.ledger.record(
+                *(backend.me, self.group, operation.call, operation.tag, side.line, side.at, arrived, end)
+            )
+        world.engine.at(end, handle(backend.loop, partial(self._ended, side, values)), backend.loop)
+
+    def _ended(self, side: Side, values: Values | None) -> None:
+        operation = side.operation
+        if not operation.work.done():
+            if values is not None:
+                values.take(side.backend.rank, operation)
+            operation.succeed()
+
+    def _line(self, backend: SimBackend) -> int:
+        return self.world.ledger.line_of(sys._getframe(2))
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, backend: SimBackend, operation: Operation) -> None:
+        """Have a member send."""
+        side = Side(backend, operation, backend.loop.time(), self._line(backend))
+        if operation.sealed or operation.call.nbytes <= CARRIED:
+            side.data = copy_message(operation.source)
+        for receive in self.receives.get((operation.peer, operation.tag), ()):
+            if receive.operation.peer in (backend.rank, -1):
+                self.receives[operation.peer, operation.tag].remove(receive)
+                self._pass(side, receive)
+                return
+        self.sends.setdefault((backend.rank, operation.peer, operation.tag), deque()).append(side)
+        there = self.ranks[operation.peer]
+        done, _ = self.world.fabric.message(backend.me, there, operation.call.nbytes, side.at, math.inf)
+        if math.isfinite(done):  # nobody has to take it
+            self._later(side, done, side.at, None)
+
+    def recv(self, backend: SimBackend, operation: Operation) -> None:
+        """Have a member receive."""
+        side = Side(backend, operation, backend.loop.time(), self._line(backend))
+        operation.work._taken_back_by(partial(self.take_back, side))
+        sources = range(len(self.ranks)) if operation.peer < 0 else (operation.peer,)
+        there = [self.sends[key] for one in sources if self.sends.get(key := (one, backend.rank, operation.tag))]
+        if there:
+            self._pass(min(there, key=lambda queue: queue[0].at).popleft(), side)
+        else:
+            self.receives.setdefault((backend.rank, operation.tag), []).append(side)
+
+    def take_back(self, side: Side) -> None:
+        """Take back a receive that nobody waits for."""
+        waiting = self.receives.get((side.backend.rank, side.operation.tag), [])
+        if side in waiting:
+            waiting.remove(side)
+            side.operation.ended(side.operation)
+
+    def _pass(self, sent: Side, posted: Side) -> None:
+        send, receive = sent.operation, posted.operation
+        if receive.senders and (send.call.dtype, send.call.count) != (receive.call.dtype, receive.call.count):
+            said = {
+                self.ranks[sent.backend.rank]: send.call.describe(),
+                self.ranks[posted.backend.rank]: receive.call.describe(),
+            }
+            self.break_all(CollectiveMismatch(said, group=self.name))
+            return
+        nbytes = send.call.nbytes
+        done, got = self.world.fabric.message(sent.backend.me, posted.backend.me, nbytes, sent.at, posted.at)
+        got = max(got, posted.at, self.world.engine.now)
+        for side, end, other in ((sent, done, posted), (posted, got, sent)):
+            row = self.world.ledger.row((side.operation.call.kind.name, 2, nbytes, "message"))
+            arrived = min(max(side.at, other.at), max(end, side.at))
+            row.count += 1
+            row.ranks += 1
+            row.waited += arrived - side.at
+            row.moved += max(0.0, end - arrived)
+            row.longest = max(row.longest, end - arrived)
+        if not send.work.done() and done > sent.at and sent.data is None or nbytes > 8192:
+            self._later(sent, max(done, self.world.engine.now), max(sent.at, posted.at), None)
+        elif not send.work.done():
+            self._later(sent, max(done, self.world.engine.now), sent.at, None)
+        receive.result = (
+            receive.senders[sent.backend.rank] if receive.senders else (sent.backend.rank, sent.data)
+        )
+        if receive.target is not None and sent.data is not None:
+            write_message(receive.target, sent.data)
+        self._later(posted, got, max(sent.at, posted.at), None)
+
+    def waiting(self, backend: SimBackend) -> list[Side]:
+        """Receives of a member for which nothing has come."""
+        return [side for sides in self.receives.values() for side in sides if side.backend is backend]
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+
+    def break_all(self, error: GroupBroken, by: int = -1) -> None:
+        """Break the group on all members."""
+        if self._broken:
+            return
+        self._broken = True
+        for rank, backend in self.members.items():
+            if rank != by:
+                backend.loop.call_soon(backend.reports.broken, error)
+
+    def stuck(self) -> list[str]:
+        """Who waits for whom, in words."""
+        lines = []
+        for meeting in self.meetings.values():
+            if meeting.sides:
+                here = sorted(meeting.sides)
+                away = [self.ranks[rank] for rank in range(len(self.ranks)) if math.isinf(meeting.came[rank])]
+                who = name_ranks([self.ranks[rank] for rank in here])
+                lines.append(
+                    f"{who} wait{'s' * (len(here) == 1)} in {meeting.call.describe()} #{meeting.call.seq} of "
+                    f"{self.name}{self._at(meeting.sides[here[0]])} for {name_ranks(away)}"
+                )
+        for sides in self.receives.values():
+            for side in sides:
+                peer = side.operation.peer
+                source = "anybody" if peer < 0 else name_ranks([self.ranks[peer]])
+                lines.append(f"rank {side.backend.me} waits in recv from {source}{self._at(side)}")
+        for (_, dst, _), queue in self.sends.items():
+            lines += [
+                f"rank {side.backend.me} waits in send to rank {self.ranks[dst]}{self._at(side)}"
+                for side in queue
+                if not side.operation.work.done()
+            ]
+        return lines
+
+    def _at(self, side: Side) -> str:
+        line = self.world.ledger.line(side.line)
+        return "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.number}"
+
+
+assert Kind.send

@@ -1,0 +1,67 @@
+"""What the software costs, apart from the network: the constants of the model, and their file.
+
+The defaults are guesses of the right order: nothing was measured for them yet, and no prediction was compared
+with a real network.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from aiodist.errors import AiodistError, UsageError
+
+FORMAT = "aiodist sim constants 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Seconds, and seconds a byte.
+
+    Args:
+        round: from one rank's send between hosts to the other's next step, of a message of few bytes, wires aside.
+        message: each further message that a rank sends or receives in the same round.
+        byte: a byte that is sent and received between hosts, at each end; the two ends work at the same time.
+        local: an operation between ranks of one host, for each doubling of their number.
+        local_byte: a byte that one rank moves through memory.
+        issue: the rank's own time for a call: it computes nothing meanwhile.
+    """
+
+    round: float = 60e-6
+    message: float = 20e-6
+    byte: float = 0.25e-9
+    local: float = 10e-6
+    local_byte: float = 0.25e-9
+    issue: float = 10e-6
+
+
+def load(name: str) -> Constants:
+    """Constants from a file that `save` wrote.
+
+    Raises:
+        UsageError: this is none.
+    """
+    try:
+        data = json.loads(Path(name).read_text())
+        if data["format"] != FORMAT:
+            raise ValueError("another format")
+        found = Constants(**{field.name: float(data[field.name]) for field in fields(Constants)})
+        if not all(0 <= value < math.inf for value in asdict(found).values()):
+            raise ValueError("a constant is no time")
+    except OSError as error:
+        raise UsageError(f"cannot read {name!r}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{name} has no constants of a simulation: {error}", hint="`constants.save` writes one"
+        ) from None
+    return found
+
+
+def save(found: Constants, name: str) -> None:
+    """Write constants to a file."""
+    try:
+        Path(name).write_text(json.dumps({"format": FORMAT, **asdict(found)}, indent=1) + "\n")
+    except OSError as error:
+        raise AiodistError(f"cannot write {name!r}: {error.strerror}") from None
