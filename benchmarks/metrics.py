@@ -73,9 +73,8 @@ def main() -> None:
     body, _ = exposition(seen, job, tally)
     series = sum(not line.startswith(b"#") for line in body.splitlines())
     print(f"{ranks} ranks: {series} series, {len(body)} bytes")
-    print(
-        f"summary and verdicts {statistics.median(judged):.0f} ms, exposition {statistics.median(told):.0f} ms"
-    )
+    judging, telling = statistics.median(judged), statistics.median(told)
+    print(f"summary and verdicts {judging:.0f} ms, exposition {telling:.0f} ms")
 
 
 if __name__ == "__main__":
