@@ -1,4 +1,4 @@
-"""The communication of data-parallel training, for `aiodist sim`: buckets of gradients that overlap with computing.
+"""The communication of data-parallel training, for `aiodist sim`: gradients that overlap with computing.
 
     aiodist sim examples/simulate_training.py --ranks 4096 --network hosts=512x8,link=100Gbit/s:20us
 

@@ -24,10 +24,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--network",
         metavar="FILE|WORDS",
-        help="a TOML file, or hosts=512x8,link=1Gbit/s:50us,local=20GB/s:2us (a host for each rank, 10 Gbit/s)",
+        help="a TOML file, or hosts=512x8,link=1Gbit/s:50us,local=20GB/s:2us (a host a rank, 10 Gbit/s)",
     )
     parser.add_argument(
-        "--straggler", action="append", default=[], metavar="RANK:FACTOR", help="17:1.2 computes 1.2 times as long"
+        "--straggler",
+        action="append",
+        default=[],
+        metavar="RANK:FACTOR",
+        help="17:1.2 computes 1.2 times as long",
     )
     parser.add_argument(
         "--compute", default="none", metavar="none|measured|FACTOR", help="how real computing counts (none)"
@@ -61,7 +65,12 @@ def main(argv: Sequence[str]) -> int:
         now = time.perf_counter()
         if now - told > 1 and sys.__stderr__ is not None and sys.__stderr__.isatty():
             told = now
-            print(f"\r{ledger.operations} operations, {engine.now:.3f} s  ", end="", file=sys.__stderr__, flush=True)
+            print(
+                f"\r{ledger.operations} operations, {engine.now:.3f} s  ",
+                end="",
+                file=sys.__stderr__,
+                flush=True,
+            )
 
     engine.tick = tick
     try:

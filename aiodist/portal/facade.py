@@ -20,6 +20,7 @@ from aiodist.group.batch import stand_for
 from aiodist.portal.calling import Calling
 from aiodist.portal.loop_thread import LoopThread, Reply
 from aiodist.runtime import init, joining
+from aiodist.runtime.elsewhere import refuse_elsewhere
 from aiodist.timeouts import Timeout, seconds
 from aiodist.work import Work
 
@@ -34,6 +35,7 @@ class Portal(LoopThread):
     """
 
     def __init__(self) -> None:
+        refuse_elsewhere("a portal", "Await the operations, in a program that aiodist.run runs")
         self._world: ProcessGroup | None = None
         self._groups: weakref.WeakValueDictionary[int, SyncProcessGroup] = weakref.WeakValueDictionary()
         self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like

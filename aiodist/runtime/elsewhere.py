@@ -10,6 +10,7 @@ import asyncio
 from contextvars import ContextVar
 from typing import Protocol
 
+from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
 
 
@@ -29,3 +30,16 @@ class Elsewhere(Protocol):
 
 
 current: ContextVar[Elsewhere | None] = ContextVar("aiodist_elsewhere", default=None)
+
+
+def refuse_elsewhere(what: str, hint: str) -> None:
+    """Refuse what such a program cannot have.
+
+    Args:
+        what: it is; hint: what to do instead.
+
+    Raises:
+        UsageError: this is one.
+    """
+    if current.get() is not None:
+        raise UsageError(f"{what} cannot be simulated", hint=hint)

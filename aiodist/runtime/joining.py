@@ -16,6 +16,7 @@ from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, to
 from aiodist.rendezvous.handlers import connect
 from aiodist.rendezvous.hosting import listens
 from aiodist.rendezvous.meeting_point import Way, begins_job, standing_point
+from aiodist.runtime.elsewhere import refuse_elsewhere
 from aiodist.runtime.init import about_to_meet, ask, check_can_begin, knowing_secret
 from aiodist.runtime.late import told_who_finishes, unless
 from aiodist.runtime.member import ELASTIC, Member, outlives_jobs
@@ -71,6 +72,7 @@ async def join(
             this process has no rank with which to begin it anew.
         and what `init_process_group` raises.
     """
+    refuse_elsewhere("join()", "Simulated ranks are all there from the beginning: call init_process_group")
     choice = check_can_begin(backend)
     for engine in choice.engines.values():
         if "regroups" not in engine.capabilities:

@@ -1,8 +1,8 @@
 """Simulating a job: a script's own communication over a network that is described, in virtual time.
 
-`aiodist sim script.py --ranks 4096 --network …`. Pure: `network`, `constants`, `rounds`, `cost`, `collectives`. In
-virtual time: `engine` (loops, threads), `board` (where operations meet), `backend`, `world`, `program` (what a rank
-sees). `ledger` writes down, `report` shows.
+`aiodist sim script.py --ranks 4096 --network …`. Pure: `network`, `constants`, `rounds`, `cost`,
+`collectives`. In virtual time: `engine` (loops, threads), `board` (where operations meet), `backend`,
+`world`, `program` (what a rank sees). `ledger` writes down, `report` shows.
 """
 
 from __future__ import annotations

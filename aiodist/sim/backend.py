@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortMessages, ShortWay
 from aiodist.errors import GroupAborted
+from aiodist.sim.board import Board
+from aiodist.sim.engine import RankLoop
 from aiodist.types import Kind
 from aiodist.work import Issuer, Work
-
-if TYPE_CHECKING:
-    from aiodist.sim.world import Place
 
 
 class SimBackend:
     """The executor of one simulated group's operations.
 
     Args:
-        place: of the rank.
+        me: this rank, global.
+        loop: the rank's.
+        issue: seconds of its time that a call takes.
+        boards: gives the board of a group, by its context and the global ranks of its members.
         context: of the group.
         ranks: global ranks of the members.
         reports: the group.
@@ -38,13 +40,21 @@ class SimBackend:
     device: int | None = None
     capabilities = CAPABILITIES
 
-    def __init__(self, place: Place, context: int, ranks: Sequence[int], reports: Reports) -> None:
-        self.me = place.rank
-        self.rank = ranks.index(place.rank)
-        self.loop = place.loop
+    def __init__(
+        self,
+        me: int,
+        loop: RankLoop,
+        issue: float,
+        boards: Callable[[int, Sequence[int]], Board],
+        context: int,
+        ranks: Sequence[int],
+        reports: Reports,
+    ) -> None:
+        self.me, self.rank, self.loop = me, ranks.index(me), loop
         self.reports = reports
-        self._place = place
-        self._board = place.world.board(context, ranks)
+        self._issue = issue
+        self._boards = boards
+        self._board = boards(context, ranks)
         self._board.members[self.rank] = self
 
     async def open(self) -> None:
@@ -52,7 +62,7 @@ class SimBackend:
 
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
-        self.loop.compute(self._place.world.constants.issue * self._place.factor)
+        self.loop.compute(self._issue)
         kind = operation.call.kind
         if kind is Kind.send:
             self._board.send(self, operation)
@@ -106,7 +116,7 @@ class SimBackend:
         self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False
     ) -> SimBackend:
         """The backend of a new group."""
-        return SimBackend(self._place, context, ranks, reports)
+        return SimBackend(self.me, self.loop, self._issue, self._boards, context, ranks, reports)
 
     def seen(self, seq: int) -> set[int]:
         """Nobody."""

@@ -8,34 +8,47 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from aiodist.backends.base import Array, Operation
+from aiodist.backends.base import Array, Operation, Reports
 from aiodist.backends.host.backend import agreed_bytes
 from aiodist.errors import CollectiveMismatch, GroupBroken, name_ranks
 from aiodist.recorder.reading import Group
-from aiodist.roles import ROLES, Kind, Uneven
+from aiodist.roles import ROLES, Uneven
 from aiodist.sim.collectives import Collectives, Wanted
-from aiodist.sim.engine import event, handle
+from aiodist.sim.cost import Fabric
+from aiodist.sim.engine import Engine, RankLoop, event, handle
+from aiodist.sim.ledger import Ledger
 from aiodist.sim.network import Floats
 from aiodist.sim.values import Values, copy_message, write_message
 from aiodist.types import Call, agree
 
-if TYPE_CHECKING:
-    from aiodist.sim.backend import SimBackend
-    from aiodist.sim.world import World
-
 CARRIED = 64 * 1024
 """Bytes up to which tensors have values; larger ones are sizes."""
+
+
+class Member(Protocol):
+    """A member of the group: the backend of one rank.
+
+    Attributes:
+        me, rank: global rank, and in the group.
+        loop: the rank's.
+        reports: its group.
+    """
+
+    me: int
+    rank: int
+    loop: RankLoop
+    reports: Reports
 
 
 @dataclass(slots=True, eq=False)
 class Side:
     """One side of a message, or one member of a collective: who, what, when."""
 
-    backend: SimBackend
+    backend: Member
     operation: Operation
     at: float
     line: int
@@ -67,26 +80,36 @@ class Board:
     """The operations of one group.
 
     Args:
-        world: the simulation's.
+        engine: of virtual time.
+        fabric: the network.
+        ledger: where operations are written down.
+        collectives: of the group.
         name: of the group.
         ranks: global ranks of the members.
     """
 
-    def __init__(self, world: World, name: str, ranks: Sequence[int]) -> None:
-        self.world = world
+    def __init__(
+        self,
+        engine: Engine,
+        fabric: Fabric,
+        ledger: Ledger,
+        collectives: Collectives,
+        name: str,
+        ranks: Sequence[int],
+    ) -> None:
+        self.engine, self.fabric, self.ledger, self.collectives = engine, fabric, ledger, collectives
         self.name = name
         self.ranks = tuple(ranks)
         self.group = Group(name, 0, self.ranks)
-        self.collectives = Collectives(world.fabric, ranks, world.limits, world.played)
         self.meetings: dict[int, Meeting] = {}
         self.sends: dict[tuple[int, int, int], deque[Side]] = {}
         self.receives: dict[tuple[int, int], list[Side]] = {}
-        self.members: dict[int, SimBackend] = {}
+        self.members: dict[int, Member] = {}
         self._broken = False
 
     # ── collectives ──────────────────────────────────────────────────────────────────────────────────
 
-    def collective(self, backend: SimBackend, operation: Operation) -> None:
+    def collective(self, backend: Member, operation: Operation) -> None:
         """Have a member come to a collective."""
         call, rank, size = operation.call, backend.rank, len(self.ranks)
         meeting = self.meetings.get(call.seq)
@@ -107,11 +130,11 @@ class Board:
         if meeting.count == size:
             del self.meetings[call.seq]
             self._end(meeting)
-        elif ROLES[call.kind].rooted and meeting.looked < self.world.engine.now:
-            meeting.looked = self.world.engine.now
-            self.world.engine.after_all(event(self._look, meeting))
+        elif ROLES[call.kind].rooted and meeting.looked < self.engine.now:
+            meeting.looked = self.engine.now
+            self.engine.after_all(event(self._look, meeting))
 
-    def _meeting(self, backend: SimBackend, operation: Operation) -> Meeting:
+    def _meeting(self, backend: Member, operation: Operation) -> Meeting:
         call, size = operation.call, len(self.ranks)
         nbytes = agreed_bytes(operation, size)
         chunks: Floats | None = None
@@ -133,11 +156,11 @@ class Board:
             self._end(meeting, commit=False)
 
     def _end(self, meeting: Meeting, commit: bool = True) -> None:
-        world, call = self.world, meeting.call
+        call = meeting.call
         ends = self.collectives.ends(meeting.wanted, meeting.came, commit)
         roles = ROLES[call.kind]
         last = float(meeting.came.max()) if not roles.rooted else 0.0
-        row = world.ledger.row((call.kind.name, len(self.ranks), max(0, meeting.wanted.nbytes), meeting.how))
+        row = self.ledger.row((call.kind.name, len(self.ranks), max(0, meeting.wanted.nbytes), meeting.how))
         if commit:
             row.count += 1
             row.busy += ends.busy
@@ -158,14 +181,14 @@ class Board:
             self._later(side, end, arrived, meeting.values)
 
     def _later(self, side: Side, end: float, arrived: float, values: Values | None) -> None:
-        backend, world = side.backend, self.world
-        world.ledger.operations += 1
-        if backend.me in world.ledger.traced:
+        backend = side.backend
+        self.ledger.operations += 1
+        if backend.me in self.ledger.traced:
             operation = side.operation
-            world.ledger.record(
+            self.ledger.record(
                 *(backend.me, self.group, operation.call, operation.tag, side.line, side.at, arrived, end)
             )
-        world.engine.at(end, handle(backend.loop, partial(self._ended, side, values)), backend.loop)
+        self.engine.at(end, handle(backend.loop, partial(self._ended, side, values)), backend.loop)
 
     def _ended(self, side: Side, values: Values | None) -> None:
         operation = side.operation
@@ -174,12 +197,12 @@ class Board:
                 values.take(side.backend.rank, operation)
             operation.succeed()
 
-    def _line(self, backend: SimBackend) -> int:
-        return self.world.ledger.line_of(sys._getframe(2))
+    def _line(self, backend: Member) -> int:
+        return self.ledger.line_of(sys._getframe(2))
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, backend: SimBackend, operation: Operation) -> None:
+    def send(self, backend: Member, operation: Operation) -> None:
         """Have a member send."""
         side = Side(backend, operation, backend.loop.time(), self._line(backend))
         if operation.sealed or operation.call.nbytes <= CARRIED:
@@ -191,16 +214,18 @@ class Board:
                 return
         self.sends.setdefault((backend.rank, operation.peer, operation.tag), deque()).append(side)
         there = self.ranks[operation.peer]
-        done, _ = self.world.fabric.message(backend.me, there, operation.call.nbytes, side.at, math.inf)
+        done, _ = self.fabric.message(backend.me, there, operation.call.nbytes, side.at, math.inf)
         if math.isfinite(done):  # nobody has to take it
             self._later(side, done, side.at, None)
 
-    def recv(self, backend: SimBackend, operation: Operation) -> None:
+    def recv(self, backend: Member, operation: Operation) -> None:
         """Have a member receive."""
         side = Side(backend, operation, backend.loop.time(), self._line(backend))
         operation.work._taken_back_by(partial(self.take_back, side))
         sources = range(len(self.ranks)) if operation.peer < 0 else (operation.peer,)
-        there = [self.sends[key] for one in sources if self.sends.get(key := (one, backend.rank, operation.tag))]
+        there = [
+            self.sends[key] for one in sources if self.sends.get(key := (one, backend.rank, operation.tag))
+        ]
         if there:
             self._pass(min(there, key=lambda queue: queue[0].at).popleft(), side)
         else:
@@ -223,20 +248,20 @@ class Board:
             self.break_all(CollectiveMismatch(said, group=self.name))
             return
         nbytes = send.call.nbytes
-        done, got = self.world.fabric.message(sent.backend.me, posted.backend.me, nbytes, sent.at, posted.at)
-        got = max(got, posted.at, self.world.engine.now)
+        done, got = self.fabric.message(sent.backend.me, posted.backend.me, nbytes, sent.at, posted.at)
+        got = max(got, posted.at, self.engine.now)
         for side, end, other in ((sent, done, posted), (posted, got, sent)):
-            row = self.world.ledger.row((side.operation.call.kind.name, 2, nbytes, "message"))
+            row = self.ledger.row((side.operation.call.kind.name, 2, nbytes, "message"))
             arrived = min(max(side.at, other.at), max(end, side.at))
             row.count += 1
             row.ranks += 1
             row.waited += arrived - side.at
             row.moved += max(0.0, end - arrived)
             row.longest = max(row.longest, end - arrived)
-        if not send.work.done() and done > sent.at and sent.data is None or nbytes > 8192:
-            self._later(sent, max(done, self.world.engine.now), max(sent.at, posted.at), None)
+        if (not send.work.done() and done > sent.at and sent.data is None) or nbytes > 8192:
+            self._later(sent, max(done, self.engine.now), max(sent.at, posted.at), None)
         elif not send.work.done():
-            self._later(sent, max(done, self.world.engine.now), sent.at, None)
+            self._later(sent, max(done, self.engine.now), sent.at, None)
         receive.result = (
             receive.senders[sent.backend.rank] if receive.senders else (sent.backend.rank, sent.data)
         )
@@ -244,7 +269,7 @@ class Board:
             write_message(receive.target, sent.data)
         self._later(posted, got, max(sent.at, posted.at), None)
 
-    def waiting(self, backend: SimBackend) -> list[Side]:
+    def waiting(self, backend: Member) -> list[Side]:
         """Receives of a member for which nothing has come."""
         return [side for sides in self.receives.values() for side in sides if side.backend is backend]
 
@@ -285,8 +310,5 @@ class Board:
         return lines
 
     def _at(self, side: Side) -> str:
-        line = self.world.ledger.line(side.line)
+        line = self.ledger.line(side.line)
         return "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.number}"
-
-
-assert Kind.send

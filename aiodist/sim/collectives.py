@@ -1,13 +1,13 @@
-"""How long a collective takes: by which algorithm it goes, as the host engine chooses, and what that costs. Pure.
+"""How long a collective takes: by which algorithm it goes, as the host engine chooses, and its cost. Pure.
 
-On one host through memory; between hosts by its schedule; where several hosts have several ranks each, from a size on,
-by the hierarchy, in pieces, of which two are between hosts at a time (`backends.host.steps`).
+On one host through memory; between hosts by its schedule; where several hosts have several ranks each, from a
+size on, by the hierarchy, in pieces, of which two are between hosts at a time (`backends.host.steps`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,8 +132,8 @@ class Collectives:
     def _in_memory(
         self, kind: Kind, width: int, nbytes: float, at: Floats, root: int, wires: Wires, hosts: int = 1
     ) -> Floats:
-        """The ends of an operation between the ranks of a host; of several hosts at once, whose members lie in the
-        rows of `at`.
+        """The ends of an operation between the ranks of a host; of several hosts at once, whose members lie
+        in the rows of `at`.
 
         Args:
             nbytes: of its buffer; `root`: its place on the host.
@@ -176,7 +176,14 @@ class Collectives:
         agreed = wanted.nbytes // self.size if roles.agrees_on_part else wanted.nbytes
         count = pieces(kind, agreed, piece_size(self._limits))
         piece = wanted.nbytes // count
-        if kind in (Kind.all_reduce, Kind.reduce, Kind.reduce_scatter, Kind.all_gather, Kind.gather, Kind.scatter):
+        if kind in (
+            Kind.all_reduce,
+            Kind.reduce,
+            Kind.reduce_scatter,
+            Kind.all_gather,
+            Kind.gather,
+            Kind.scatter,
+        ):
             piece = piece // width  # of a column
         assert hosts
         return count, kind, piece
@@ -220,16 +227,21 @@ class Collectives:
         return found
 
     def _between(
-        self, kind: Kind, nbytes: int, itemsize: int, row: int, column: int, at: Floats, wires: Wires, count: int
+        self,
+        kind: Kind,
+        nbytes: int,
+        itemsize: int,
+        row: int,
+        column: int,
+        at: Floats,
+        wires: Wires,
+        count: int,
     ) -> Floats:
         """All pieces between hosts: the columns side by side, each by the schedule of its size."""
         hosts, width = at.shape
         name = algorithm(kind, hosts, nbytes)
         one = plan(kind, name, hosts, row, self._played)
-        if one.two_buffers:
-            chunks = np.array([nbytes / hosts])
-        else:
-            chunks = parts(nbytes, one.chunks, itemsize)
+        chunks = np.array([nbytes / hosts]) if one.two_buffers else parts(nbytes, one.chunks, itemsize)
         columns = np.array([column]) if kind is Kind.broadcast else np.arange(width)
         order = np.array(self._grid, np.int64)[:, columns]
         wide = one.wide(columns.size)
@@ -241,7 +253,10 @@ class Collectives:
             # Two pieces are on their way at a time: their latencies overlap, their bytes do not.
             done = np.isfinite(first)
             alone = float((first[done] - flat[done]).max(initial=0.0))
-            work = max(float((wires.up.work - before.up.work).max()), float((wires.down.work - before.down.work).max()))
+            work = max(
+                float((wires.up.work - before.up.work).max()),
+                float((wires.down.work - before.down.work).max()),
+            )
             work = max(work, wires.labour - before.labour)
             each = max(alone / CROSSING, work)
             first = first + (count - 1) * each
@@ -250,7 +265,7 @@ class Collectives:
         return ends
 
 
-_MOVED = {
+_MOVED: dict[Kind, Callable[[int], float]] = {
     Kind.all_reduce: lambda width: 1 + (width - 1) / width,
     Kind.reduce: lambda width: 1 + (width - 1) / width,
     Kind.broadcast: lambda width: 1.0,

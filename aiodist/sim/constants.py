@@ -21,7 +21,8 @@ class Constants:
     """Seconds, and seconds a byte.
 
     Args:
-        round: from one rank's send between hosts to the other's next step, of a message of few bytes, wires aside.
+        round: from one rank's send between hosts to the other's next step, of a message of few bytes, wires
+            aside.
         message: each further message that a rank sends or receives in the same round.
         byte: a byte that is sent and received between hosts, at each end; the two ends work at the same time.
         local: an operation between ranks of one host, for each doubling of their number.

@@ -1,13 +1,14 @@
 """How long collectives and messages take: rounds of messages over shared links. Pure: no clock, no loop.
 
-A rank enters a round when its last one is over. A message goes when its sender has entered the round and, where it
-is large, its receiver has said so; it takes the software's time, then its bytes share the two links with the
-round's other messages, then it travels for the links' latency. A round of all ranks is a handful of NumPy operations.
-Where rounds are alike, and each moves all times and all links on by the same, the rest follows at once.
+A rank enters a round when its last one is over. A message goes when its sender has entered the round and,
+where it is large, its receiver has said so; it takes the software's time, then its bytes share the two links
+with the round's other messages, then it travels for the links' latency. A round of all ranks is a handful of
+NumPy operations. Where rounds are alike, and each moves all times and all links on by the same, the rest
+follows at once.
 
-Operations that are under way together share links: a link is a queue of work that is never idle while there is
-some, so what they take together is right; each one waits for others' bytes, for at most as many as its own for each
-of them, since real ones take turns.
+Operations that are under way together share links: a link is a queue of work that is never idle while there
+is some, so what they take together is right; each one waits for others' bytes, for at most as many as its own
+for each of them, since real ones take turns.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Way:
     def carry(
         self, hosts: Ints, wire: Floats, began: Floats, rate: Floats, credit: Floats
     ) -> tuple[Floats, Floats]:
-        """Put messages on links, together → when each one's link is through with all, and the seconds that a burst
-        spares it."""
+        """Put messages on links, together → when each one's link is through with all, and the seconds that a
+        burst spares it."""
         total = np.bincount(hosts, wire, self.free.size) / rate
         first = np.full(self.free.size, math.inf)
         np.minimum.at(first, hosts, began)
@@ -174,9 +175,8 @@ class Fabric:
             after[src[never & large]] = math.inf
             after[dst[never]] = math.inf
             keep = ~never
-            src, dst, nbytes, ready, far, travel, large = (
-                part[keep] for part in (src, dst, nbytes, ready, far, travel, large)
-            )
+            src, dst, nbytes, ready = src[keep], dst[keep], nbytes[keep], ready[keep]
+            far, travel, large = far[keep], travel[keep], large[keep]
             from_host, to_host = from_host[keep], to_host[keep]
             if not src.size:
                 return after
@@ -206,7 +206,8 @@ class Fabric:
         counts = np.maximum(np.bincount(src, minlength=size), np.bincount(dst, minlength=size))
         more = np.maximum(counts - 1, 0) * const.message
         first = at + np.where(counts > 0, const.round, 0.0) if far.all() else at
-        return np.maximum(after, first + np.maximum(sending, taking)) + more
+        through: Floats = np.maximum(after, first + np.maximum(sending, taking)) + more
+        return through
 
     # ── a collective ─────────────────────────────────────────────────────────────────────────────────
 
@@ -215,19 +216,26 @@ class Fabric:
 
         Args:
             plan: the algorithm.
-            chunks: bytes of each chunk; with two buffers of the part from each member (first axis) for each, or for
+            chunks: bytes of each chunk; with two buffers of the part from each member (first axis) for each,
+                or for
                 all alike: of one part, in an array of one.
             ranks: global rank of each member.
             at: when each member comes.
             wires: moved on.
         """
-        sums = np.concatenate(([0.0], np.cumsum(np.concatenate((chunks, chunks))))) if chunks.ndim == 1 else chunks
+        sums = (
+            np.concatenate(([0.0], np.cumsum(np.concatenate((chunks, chunks)))))
+            if chunks.ndim == 1
+            else chunks
+        )
         mean = np.array([float(chunks.mean())]) if chunks.size else np.zeros(1)
         begun, over = at, at
         messages = 0
         for one in plan.rounds():
             if plan.two_buffers:
-                nbytes = np.broadcast_to(chunks, one.src.shape) if chunks.size == 1 else chunks[one.src, one.dst]
+                nbytes = (
+                    np.broadcast_to(chunks, one.src.shape) if chunks.size == 1 else chunks[one.src, one.dst]
+                )
             elif one.times > 1:
                 nbytes = np.broadcast_to(mean, one.src.shape)
             else:
@@ -293,7 +301,9 @@ class Fabric:
                 ours.free = np.where(its.work > 0, start + its.work, ours.free)
                 ours.work = ours.work + its.work
         if over.labour:
-            delay = max(delay, min(max(self.wires.cores, at) + over.labour - over.cores, others * over.labour))
+            delay = max(
+                delay, min(max(self.wires.cores, at) + over.labour - over.cores, others * over.labour)
+            )
             if commit:
                 self.wires.cores = max(self.wires.cores, at) + over.labour
                 self.wires.labour += over.labour

@@ -1,13 +1,15 @@
-"""Virtual time for many ranks in one process: each has an event loop of its own, and one engine runs them all.
+"""Virtual time for many ranks in one process: each has an event loop, and one engine runs them all.
 
-A rank's program runs in a thread of its own, unchanged. Where it starts its loop the thread rests, and the engine, in
-the main thread, carries out the loops' callbacks in the order of their times. So one thread runs at any moment, and
-the same program gives the same run. A rank that computes is busy: its loop does not turn before it is through.
+A rank's program runs in a thread of its own, unchanged. Where it starts its loop the thread rests, and the
+engine, in the main thread, carries out the loops' callbacks in the order of their times. So one thread runs
+at any moment, and the same program gives the same run. A rank that computes is busy: its loop does not turn
+before it is through.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import heapq
 import threading
@@ -36,7 +38,8 @@ class Engine:
     """The one queue of what is to happen.
 
     Args:
-        measured: seconds that a rank is busy for each second of processor time that its code takes here; 0.0: none.
+        measured: seconds that a rank is busy for each second of processor time that its code takes here; 0.0:
+            none.
 
     Attributes:
         now: virtual seconds.
@@ -54,6 +57,7 @@ class Engine:
         self._queue: list[tuple[float, int, RankLoop | None, asyncio.Handle]] = []
         self._number = 0
         self._ranks: list[RankThread] = []
+        self._loops: list[RankLoop] = []
 
     def at(self, when: float, handle: asyncio.Handle, loop: RankLoop | None = None) -> None:
         """Have something happen.
@@ -69,6 +73,10 @@ class Engine:
     def after_all(self, handle: asyncio.Handle) -> None:
         """Have something happen at the present time, after all that is to happen at it already."""
         self.at(self.now, handle)
+
+    def enter(self, loop: RankLoop) -> None:
+        """Note a rank's loop."""
+        self._loops.append(loop)
 
     def add(self, thread: RankThread) -> None:
         """Have a rank begin."""
@@ -111,10 +119,8 @@ class Engine:
     def close(self) -> None:
         """Stop all ranks that have not ended, and their threads."""
         self.over = True
-        tasks: Any = asyncio.tasks
-        for task in list(getattr(tasks, "_scheduled_tasks", None) or tasks._all_tasks):
-            if isinstance(task.get_loop(), RankLoop):
-                task._log_destroy_pending = False
+        for loop in self._loops:
+            loop.give_up()
         for thread in self._ranks:
             while thread.begun and not thread.ended:
                 thread.go_on()
@@ -130,6 +136,7 @@ class RankThread:
         context: that it does it in.
 
     Attributes:
+        context: the same.
         begun, ended: whether it has.
         error: what the program raised.
     """
@@ -137,7 +144,7 @@ class RankThread:
     def __init__(self, engine: Engine, program: Callable[[], object], context: Context) -> None:
         self._engine = engine
         self._program = program
-        self._context = context
+        self.context = context
         self._ours, self._its = threading.Lock(), threading.Lock()
         self._ours.acquire()
         self._its.acquire()
@@ -157,7 +164,8 @@ class RankThread:
             except RuntimeError as error:
                 self.ended = True
                 raise AiodistError(
-                    f"no more threads for ranks here ({error})", hint="Raise the limit (ulimit -u), or simulate fewer"
+                    f"no more threads for ranks here ({error})",
+                    hint="Raise the limit (ulimit -u), or simulate fewer",
                 ) from None
             finally:
                 threading.stack_size(before)
@@ -170,7 +178,7 @@ class RankThread:
 
     def _run(self) -> None:
         try:
-            self._context.run(self._program)
+            self.context.run(self._program)
         except Ended:
             pass
         except BaseException as error:
@@ -204,12 +212,13 @@ class RankLoop(asyncio.BaseEventLoop):
         self._engine = engine
         self.thread = thread
         self.busy = 0.0
+        engine.enter(self)
         self._ahead = 0.0  # seconds that the rank has computed in the present callback
 
     @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
-        return bool(self._stopping)  # type: ignore[attr-defined]
+        return bool(self._stopping)
 
     def time(self) -> float:
         """Virtual seconds, those of what is computed in the present callback included."""
@@ -254,8 +263,8 @@ class RankLoop(asyncio.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Do nothing: the engine passes over it."""
 
-    def run_in_executor(self, executor: Any, func: Callable[[*_Ts], Any], *args: *_Ts) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Run a function here and now; its future ends after the time that it took, which keeps nobody busy."""
+    def run_in_executor(self, executor: Any, func: Callable[[*_Ts], Any], *args: *_Ts) -> asyncio.Future[Any]:
+        """Run a function here and now; its future ends after the time that it took; nobody is busy."""
         future: asyncio.Future[Any] = self.create_future()
         ahead, began = self._ahead, thread_time()
         try:
@@ -266,6 +275,26 @@ class RankLoop(asyncio.BaseEventLoop):
         self._ahead = ahead
         self.call_at(self.time() + took, end)
         return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """As asyncio's; nothing is said of what is left when everything is being stopped."""
+        if not self._engine.over:
+            super().call_exception_handler(context)
+
+    def give_up(self) -> None:
+        """Unwind the coroutines of all tasks, as the rank: nothing awaits them any more."""
+        if self.is_closed():
+            return
+        asyncio._set_running_loop(self)
+        try:
+            for task in asyncio.all_tasks(self):
+                coroutine = task.get_coro()
+                if coroutine is not None:
+                    # What a program's own clean-up raises, or awaits, means nothing now.
+                    with contextlib.suppress(BaseException):
+                        self.thread.context.copy().run(coroutine.close)
+        finally:
+            asyncio._set_running_loop(None)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -287,7 +316,9 @@ class RankLoop(asyncio.BaseEventLoop):
             self._stopping = False
 
 
-def _set(future: asyncio.Future[Any], value: Any = None, error: Exception | None = None) -> Callable[[], object]:
+def _set(
+    future: asyncio.Future[Any], value: Any = None, error: Exception | None = None
+) -> Callable[[], object]:
     def end() -> None:
         if not future.done():
             if error is None:

@@ -87,18 +87,34 @@ class Ledger:
             self._events.setdefault(rank, []).append(Event(BEGIN + at, text))
 
     def record(
-        self, rank: int, group: Group, call: Call, tag: int, line: int, issued: float, arrived: float, ended: float
+        self,
+        rank: int,
+        group: Group,
+        call: Call,
+        tag: int,
+        line: int,
+        issued: float,
+        arrived: float,
+        ended: float,
     ) -> None:
         """Keep an operation of a traced rank; times of the simulation."""
         one = Record(
             *(group, call.kind.name, call.seq, call.dtype.name, call.shape),
             *("" if call.reduce is None else call.reduce.name, call.root, tag, call.nbytes, self.line(line)),
-            *(BEGIN + issued, BEGIN + issued, BEGIN + arrived if arrived > issued else 0.0, 0.0, BEGIN + ended),
+            *(
+                BEGIN + issued,
+                BEGIN + issued,
+                BEGIN + arrived if arrived > issued else 0.0,
+                0.0,
+                BEGIN + ended,
+            ),
             failed=False,
         )
         self._records.setdefault(rank, []).append(one)
 
-    def job(self, key: str, size: int, hosts: Iterable[str], now: float, argv: list[str], wall: float) -> JobView:
+    def job(
+        self, key: str, size: int, hosts: Iterable[str], now: float, argv: list[str], wall: float
+    ) -> JobView:
         """The traced ranks as a job, which `observe.trace` draws.
 
         Args:
@@ -112,7 +128,17 @@ class Ledger:
         for rank in sorted(self.traced):
             records = tuple(sorted(self._records.get(rank, ()), key=lambda record: record.issued))
             recording = Recording(
-                *(0, rank, size, 0, wall - BEGIN, BEGIN, BEGIN + now, tuple(self._groups.get(rank, ())), records),
+                *(
+                    0,
+                    rank,
+                    size,
+                    0,
+                    wall - BEGIN,
+                    BEGIN,
+                    BEGIN + now,
+                    tuple(self._groups.get(rank, ())),
+                    records,
+                ),
                 about={"argv": argv, "backend": "simulated"},
                 events=tuple(self._events.get(rank, ())),
             )

@@ -1,8 +1,8 @@
 """The network that a simulation assumes: hosts, their ranks, their links, and which ranks are slow. Pure.
 
-Every host has one link to a switch that is never in the way, and its ranks share it, each direction apart. So a
-message between hosts passes two links: the sender's outwards, the receiver's inwards; it takes the latency of both.
-Ranks of one host move data through memory.
+Every host has one link to a switch that is never in the way, and its ranks share it, each direction apart. So
+a message between hosts passes two links: the sender's outwards, the receiver's inwards; it takes the latency
+of both. Ranks of one host move data through memory.
 
 It is written as a TOML file, or in short:
 
@@ -44,7 +44,8 @@ class Link:
     Args:
         bandwidth: bytes a second; of a host's link each way.
         latency: seconds that a byte takes from one end to the other.
-        burst: bytes that an idle link takes at once, ahead of its bandwidth, as a token bucket (`tc tbf`) does.
+        burst: bytes that an idle link takes at once, ahead of its bandwidth, as a token bucket (`tc tbf`)
+            does.
     """
 
     bandwidth: float
@@ -66,8 +67,8 @@ class Network:
         local: between ranks of a host: what one of them moves through memory; None: as `constants` has it.
         stragglers: by how many times a rank computes longer, by rank; 1.0 for all others.
         payload: the part of what a link carries that is a message's bytes, headers aside.
-        cores: so many cores carry the software of all hosts together, which are rehearsed on one machine; 0.0: each
-            rank has its own.
+        cores: so many cores carry the software of all hosts together, which are rehearsed on one machine;
+            0.0: each rank has its own.
     """
 
     host_of: tuple[int, ...]
@@ -98,7 +99,9 @@ class Network:
     def describe(self) -> str:
         """'4096 ranks on 512 hosts, links of 1 Gbit/s and 50 µs'."""
         hosts, links = len(self.links), list(dict.fromkeys(self.links))
-        words = " or ".join(f"{rate_text(link.bandwidth)} and {time_text(link.latency)}" for link in links[:3])
+        words = " or ".join(
+            f"{rate_text(link.bandwidth)} and {time_text(link.latency)}" for link in links[:3]
+        )
         ranks = f"{self.size} ranks" if self.size > 1 else "1 rank"
         return f"{ranks} on {hosts} host{'s' * (hosts > 1)}, links of {words}{', …' * (len(links) > 3)}"
 
@@ -192,7 +195,9 @@ def _from_file(name: str, ranks: int | None) -> Network:
         raise UsageError(f"{name} is no TOML: {error}") from None
     unknown = sorted(set(data) - _KNOWN)
     if unknown:
-        raise UsageError(f"{name} has {unknown[0]!r}, which nobody knows", hint=f"It may have {', '.join(_KNOWN)}")
+        raise UsageError(
+            f"{name} has {unknown[0]!r}, which nobody knows", hint=f"It may have {', '.join(_KNOWN)}"
+        )
     rows: list[tuple[int | None, int, Link]] = []
     tables = data.get("hosts")
     if not isinstance(tables, list) or not tables:
@@ -204,12 +209,16 @@ def _from_file(name: str, ranks: int | None) -> Network:
         count, each = (_whole(str(table.get(what, 1)), what) for what in ("count", "ranks"))
         rows.append((count, each, _link(str(table["link"]), LINK) if "link" in table else LINK))
     local = _link(str(data["local"]), LINK) if "local" in data else None
-    more = {what: _plain(str(data[what]), what) for what in ("payload", "cores") if what in data}
+    more: dict[str, float] = {
+        what: _plain(str(data[what]), what) for what in ("payload", "cores") if what in data
+    }
     made = _made(rows, ranks, local, {}, more)
     try:
         slow = {int(rank): float(factor) for rank, factor in dict(data.get("stragglers", {})).items()}
     except (TypeError, ValueError):
-        raise UsageError(f"{name}: stragglers are no ranks and factors", hint="Write for example 17 = 1.2") from None
+        raise UsageError(
+            f"{name}: stragglers are no ranks and factors", hint="Write for example 17 = 1.2"
+        ) from None
     return replace(made, stragglers=slow)
 
 
@@ -225,7 +234,9 @@ def _made(
     for count, each, link in rows:
         if count is None:  # as many as the ranks need
             if ranks is None:
-                raise UsageError("how many ranks are to be simulated?", hint="Give --ranks, or hosts= in --network")
+                raise UsageError(
+                    "how many ranks are to be simulated?", hint="Give --ranks, or hosts= in --network"
+                )
             count = -(-ranks // each)
         if count * each > MOST_RANKS:
             raise UsageError(f"{count * each} ranks are more than a simulation takes: {MOST_RANKS}")
@@ -234,7 +245,8 @@ def _made(
             found.append(link)
     if ranks is not None and ranks != len(host_of):
         raise UsageError(
-            f"--ranks {ranks}, but the network has {len(host_of)} ranks", hint="Leave --ranks out, or let them agree"
+            f"--ranks {ranks}, but the network has {len(host_of)} ranks",
+            hint="Leave --ranks out, or let them agree",
         )
     for host, link in links.items():
         if host >= len(found):
@@ -251,10 +263,12 @@ def _share(more: Mapping[str, float]) -> float:
 
 
 def _link(text: str, default: Link) -> Link:
-    """'1Gbit/s:50us:256KiB': bandwidth, latency, burst; what is left out is the default's, without its burst."""
+    """'1Gbit/s:50us:256KiB': bandwidth, latency, burst; what is left out is the default's, without burst."""
     parts = text.split(":")
     if len(parts) > 3:
-        raise UsageError(f"{shown(text)} is no link", hint="Write bandwidth:latency:burst, 1Gbit/s:50us:256KiB say")
+        raise UsageError(
+            f"{shown(text)} is no link", hint="Write bandwidth:latency:burst, 1Gbit/s:50us:256KiB say"
+        )
     bandwidth = _rate(parts[0]) if parts[0].strip() else default.bandwidth
     latency = _seconds(parts[1]) if len(parts) > 1 and parts[1].strip() else default.latency
     return Link(bandwidth, latency, _count(parts[2]) if len(parts) > 2 else 0.0)

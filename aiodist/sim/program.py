@@ -1,7 +1,9 @@
-"""A script, as thousands of ranks run it in this process: each in a thread, with an environment and clocks of its own.
+"""A script, as thousands of ranks run it in this process: each in a thread, with an environment and clocks of
+its own.
 
-While a simulation runs, `os.environ`, `sys.stdout`, the clocks of `time`, `asyncio.sleep` and NumPy's makers of arrays
-look at which rank asks. Large arrays of all ranks lie in the same memory: they are sizes, not values.
+While a simulation runs, `os.environ`, `sys.stdout`, the clocks of `time`, `asyncio.sleep` and NumPy's makers
+of arrays look at which rank asks. Large arrays of all ranks lie in the same memory: they are sizes, not
+values.
 """
 
 from __future__ import annotations
@@ -93,27 +95,31 @@ def run_script(world: World, path: str, argv: list[str], shown: Collection[int] 
     with _disguised(path, argv, frozenset(shown)):
         try:
             all_ended = engine.run()
+            lines = [] if all_ended else world.stuck()  # before the ranks are stopped
         finally:
             engine.close()
-    failed = [(rank, thread.error) for rank, thread in enumerate(threads) if thread.error is not None]
-    failed = [(rank, error) for rank, error in failed if not _well(error)]
+    failed = {rank: thread.error for rank, thread in enumerate(threads) if not _well(thread.error)}
     if failed:
-        rank, error = next((one for one in failed if not isinstance(one[1], GroupBroken)), failed[0])
-        raise FailedError(f"rank {rank} failed: {type(error).__name__}: {error}") from error
+        rank = next(
+            (rank for rank, raised in failed.items() if not isinstance(raised, GroupBroken)), min(failed)
+        )
+        raised = failed[rank]
+        raise FailedError(f"rank {rank} failed: {type(raised).__name__}: {raised}") from raised
     if not all_ended:
-        lines = world.stuck()
         more = f"; and {len(lines) - 8} more" if len(lines) > 8 else ""
         said = "; ".join(lines[:8]) or "no rank waits in an operation: they await something else"
         raise StuckError(f"the ranks wait for ever: {said}{more}")
 
 
 def _well(error: BaseException | None) -> bool:
-    return isinstance(error, SystemExit) and not error.code
+    return error is None or (isinstance(error, SystemExit) and not error.code)
 
 
 # ── what a rank sees ─────────────────────────────────────────────────────────────────────────────────
 
-_own: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("aiodist_sim_environ", default=None)
+_own: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
+    "aiodist_sim_environ", default=None
+)
 
 
 class _Environ(MutableMapping[str, str]):
@@ -269,5 +275,3 @@ class _Memory:
             return base.reshape(extents)
 
         return make
-
-

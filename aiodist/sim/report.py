@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiodist.observe.words import size as bytes_text
+from aiodist.observe.figures import size as bytes_text
 from aiodist.sim.network import time_text
 from aiodist.sim.world import World
 
@@ -15,7 +15,7 @@ def facts(world: World, seconds: float, memory: int) -> dict[str, Any]:
     Args:
         seconds: that the simulation took; memory: resident bytes of its process at most.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (op, ranks, nbytes, how), row in world.ledger.rows.items():
         total = row.waited + row.moved
         rows.append(
@@ -33,7 +33,7 @@ def facts(world: World, seconds: float, memory: int) -> dict[str, Any]:
                 "slowest_link": row.slowest,
             }
         )
-    rows.sort(key=lambda row: -float(row["total"]))
+    rows.sort(key=lambda row: -row["total"])
     return {
         "network": world.network.describe(),
         "ranks": world.network.size,

@@ -1,7 +1,7 @@
 """The values of a collective's tensors, where they are carried: small ones, and all that is no user's tensor.
 
-A large tensor is a size. A small one may be what a program decides by (a loss, a flag to stop, an object), so it gets
-what it would get in a real job, in the order of ranks.
+A large tensor is a size. A small one may be what a program decides by (a loss, a flag to stop, an object), so
+it gets what it would get in a real job, in the order of ranks.
 """
 
 from __future__ import annotations

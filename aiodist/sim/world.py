@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from aiodist.backends.base import Operation
 from aiodist.control.plane import ControlPlane, Listener
@@ -17,8 +18,9 @@ from aiodist.group.roster import Roster, context_of
 from aiodist.group.seats import Seat
 from aiodist.recorder import Recorder
 from aiodist.recorder.layout import SIZE
-from aiodist.sim.board import Board
 from aiodist.sim.backend import SimBackend
+from aiodist.sim.board import Board
+from aiodist.sim.collectives import Collectives
 from aiodist.sim.constants import Constants
 from aiodist.sim.cost import Fabric
 from aiodist.sim.engine import Engine, RankLoop, RankThread
@@ -52,20 +54,21 @@ class World:
         self.network, self.constants, self.engine = network, constants, engine
         self.ledger, self.limits, self.played = ledger, limits, played
         self.fabric = Fabric(network, constants)
-        self.names = {}
+        self.names: dict[int, str] = {}
         self.hosts = tuple(f"host{host}" for host in network.host_of)
         self.seats = tuple(Seat(host, rank) for rank, host in enumerate(network.host_of))
         self.ranks = tuple(range(network.size))
         self.recorder = Quiet(bytearray(SIZE), os.getpid(), lambda: 0.0, 0.0)
         self.boards: dict[int, Board] = {}
 
-    names: dict[int, str]
-
     def board(self, context: int, ranks: Sequence[int]) -> Board:
         """The board of a group."""
         found = self.boards.get(context)
         if found is None:
-            found = self.boards[context] = Board(self, self.names.get(context, "a group"), ranks)
+            collectives = Collectives(self.fabric, ranks, self.limits, self.played)
+            name = self.names.get(context, "a group")
+            found = Board(self.engine, self.fabric, self.ledger, collectives, name, ranks)
+            self.boards[context] = found
         return found
 
     def stuck(self) -> list[str]:
@@ -175,7 +178,7 @@ class Place:
         control.rank = self.rank
         core = SimCore(
             *(roster, USUAL if timeout is None else timeout, control),
-            lambda context, ranks, reports: SimBackend(self, context, ranks, reports),
+            partial(SimBackend, self.rank, self.loop, world.constants.issue * self.factor, world.board),
             closer=closer,
             recorder=world.recorder,
         )

@@ -1,0 +1,104 @@
+"""What a simulated program sees: time, its rank, others; and how it ends where it does wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.scripts import Simulate
+
+STEP = """
+x = np.empty(1 << 20, np.float32)
+for _ in range(3):
+    compute(0.5)
+    await pg.all_reduce(x)
+"""
+
+
+def seconds(simulate: Simulate, body: str, *options: str) -> float:
+    """The virtual time of a program."""
+    found: float = simulate.facts(body, *options)["virtual_seconds"]
+    return found
+
+
+def test_the_same_run_twice(simulate: Simulate) -> None:
+    one, other = (simulate.facts(STEP, "--network", "hosts=4x2") for _ in range(2))
+    for found in (one, other):
+        del found["took_seconds"], found["memory_bytes"]
+    assert one == other
+
+
+def test_a_straggler_delays_by_its_factor(simulate: Simulate) -> None:
+    plain = seconds(simulate, STEP, "--ranks", "6")
+    slow = seconds(simulate, STEP, "--ranks", "6", "--straggler", "3:1.2")
+    assert slow - plain == pytest.approx(3 * 0.5 * 0.2, rel=0.01)
+    faster = seconds(simulate, STEP, "--ranks", "6", "--straggler", "3:0.5")
+    assert faster == pytest.approx(plain, rel=0.01)
+
+
+def test_communication_overlaps_with_computing(simulate: Simulate) -> None:
+    after = "await pg.all_reduce(x)\nawait asyncio.sleep(0.5)"
+    beside = "work = pg.all_reduce(x, async_op=True)\nawait asyncio.sleep(0.5)\nawait work"
+    head = "x = np.empty(1 << 22, np.float32)\n"
+    options = ("--network", "hosts=4,link=1Gbit/s:20us")
+    one, other = (seconds(simulate, head + body, *options) for body in (after, beside))
+    assert 0.5 < other < one
+    assert one - other == pytest.approx(one - 0.5, rel=0.05)
+
+
+def test_clocks_and_names_are_each_ranks_own(simulate: Simulate) -> None:
+    lines = simulate.printed(
+        """
+        import os
+        began = time.monotonic()
+        await asyncio.sleep(pg.rank * 1000.0)
+        print(os.environ["RANK"], os.environ["LOCAL_RANK"], round(time.monotonic() - began))
+        """,
+        *("--network", "hosts=2x2"),
+    )
+    assert lines == ["0 0 0", "1 1 1000", "2 0 2000", "3 1 3000"]
+
+
+def test_a_deadlock_says_who_waits_for_what(simulate: Simulate) -> None:
+    said = simulate.error(
+        """
+        try:
+            if pg.rank:
+                await pg.all_reduce(np.ones(4, np.float32))
+            else:
+                await pg.recv(np.empty(4, np.float32), 1)
+        finally:
+            await asyncio.sleep(1)
+        """,
+        *("--ranks", "3"),
+    )
+    assert said.count("\n") == 1
+    assert "ranks 1 and 2 wait in all_reduce(float32[4], SUM) #1 of world at script.py:10 for rank 0" in said
+    assert "rank 0 waits in recv from rank 1 at script.py:12" in said
+
+
+def test_a_mismatch_says_what_each_did(simulate: Simulate) -> None:
+    said = simulate.error("await pg.all_reduce(np.ones(4 + pg.rank // 2))", "--ranks", "3")
+    assert said.count("\n") == 1
+    assert "all_reduce(float64[4], SUM); rank 2: all_reduce(float64[5], SUM)" in said
+
+
+def test_a_rank_that_fails_is_the_cause(simulate: Simulate) -> None:
+    said = simulate.error("await pg.barrier()\nif pg.rank == 2:\n    raise ValueError('no data')\nawait pg.barrier()", "--ranks", "4")
+    assert said.splitlines()[-1] == "aiodist sim: error: rank 2 failed: ValueError: no data"
+    assert said.count("Traceback") == 1
+    assert "script.py" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("await dist.join()", "join() cannot be simulated. Simulated ranks are all there"),
+        ("dist.portal.init_process_group()", "a portal cannot be simulated. Await the operations"),
+        ("dist.GradientSync(pg, [np.ones(3)], elastic=True)", "cannot"),
+        ("await pg.rebuild()", "cannot"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(body: str, says: str, simulate: Simulate) -> None:
+    said = simulate.error(body, "--ranks", "2")
+    assert "Traceback" not in said
+    assert "UsageError" in said and says in said

@@ -1,0 +1,86 @@
+"""Small tensors, objects and messages carry the values that they would have."""
+
+from __future__ import annotations
+
+from tests.sim.scripts import Simulate
+
+COLLECTIVES = """
+n, me = pg.size, pg.rank
+every = [np.arange(2 * n, dtype=np.float64) + 100 * rank for rank in range(n)]
+mine = every[me].copy()
+await pg.all_reduce(mine)
+np.testing.assert_array_equal(mine, sum(every))
+mine = every[me].copy()
+await pg.all_reduce(mine, dist.ReduceOp.AVG)
+np.testing.assert_allclose(mine, sum(every) / n)
+mine = every[me].copy()
+await pg.reduce(mine, 1, dist.ReduceOp.MAX)
+if me == 1:
+    np.testing.assert_array_equal(mine, np.max(every, axis=0))
+mine = every[me].copy()
+await pg.broadcast(mine, 2)
+np.testing.assert_array_equal(mine, every[2])
+out = [np.empty(2 * n) for _ in range(n)]
+await pg.all_gather(out, every[me])
+np.testing.assert_array_equal(out, every)
+part = np.empty(2)
+await pg.reduce_scatter_tensor(part, every[me])
+np.testing.assert_array_equal(part, sum(every)[2 * me : 2 * me + 2])
+await pg.scatter(part, [row[:2] for row in every] if me == 1 else None, 1)
+np.testing.assert_array_equal(part, every[me][:2])
+out = [np.empty(2 * n) for _ in range(n)] if me == 0 else None
+await pg.gather(every[me], out, 0)
+if me == 0:
+    np.testing.assert_array_equal(out, every)
+got = np.empty(2 * n)
+await pg.all_to_all_single(got, every[me])
+np.testing.assert_array_equal(got, np.concatenate([row[2 * me : 2 * me + 2] for row in every]))
+objects = [None] * n
+await pg.all_gather_object(objects, {"rank": me})
+assert objects == [{"rank": rank} for rank in range(n)]
+"""
+
+
+def test_all_collectives(simulate: Simulate) -> None:
+    for network in ("hosts=5", "hosts=2x3", "hosts=1x4"):
+        found = simulate.facts(COLLECTIVES, "--network", network)
+        kinds = {row["operation"] for row in found["rows"]}
+        assert {"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter"} <= kinds
+
+
+def test_messages_subgroups_and_batches(simulate: Simulate) -> None:
+    lines = simulate.printed(
+        """
+        me, n = pg.rank, pg.size
+        x = np.full(3, me, np.float32)
+        y = np.empty(3, np.float32)
+        work = pg.send(x, (me + 1) % n, async_op=True)
+        await pg.recv(y, (me - 1) % n)
+        await work
+        assert (y == (me - 1) % n).all()
+        half = await pg.split(me % 2, me)
+        total = np.array([me])
+        await half.all_reduce(total)
+        async with pg.coalesce():
+            pg.all_reduce(x)
+            pg.all_reduce(y)
+        print(me, total[0], x[0], y[0])
+        """,
+        *("--ranks", "4"),
+    )
+    assert sorted(lines) == ["0 2 6.0 6.0", "1 4 6.0 6.0", "2 2 6.0 6.0", "3 4 6.0 6.0"]
+
+
+def test_gradients(simulate: Simulate) -> None:
+    lines = simulate.printed(
+        """
+        parameters = [np.ones(10, np.float32), np.ones((3, 4), np.float32)]
+        sync = dist.GradientSync(pg, parameters)
+        for one in parameters:
+            one[...] = pg.rank
+        await sync.sync()
+        print(parameters[0][0], parameters[1][2, 3])
+        """,
+        *("--ranks", "3"),
+    )
+    assert lines == ["1.0 1.0"] * 3
