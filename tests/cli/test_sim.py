@@ -27,7 +27,11 @@ def test_the_example_with_64_ranks(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "all_reduce" in said and "slowest link" in said and "virtual time" in said
     made = json.loads(trace.read_text())
     check(made)
-    spans = [event for event in made["traceEvents"] if event["ph"] == "X" and event["name"].startswith("all_reduce")]
+    spans = [
+        event
+        for event in made["traceEvents"]
+        if event["ph"] == "X" and event["name"].startswith("all_reduce")
+    ]
     assert len(spans) >= 5 * 2 * 4
     assert len({event["pid"] for event in spans}) == 5
 

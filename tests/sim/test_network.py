@@ -18,7 +18,9 @@ def test_nothing_said() -> None:
 
 
 def test_the_short_form() -> None:
-    found = network("hosts=3x2,link=1Gbit/s:50us:256KiB,local=20GB/s:2us,link.1=10Mbit/s,cores=2", None, ["5:1.5"])
+    found = network(
+        "hosts=3x2,link=1Gbit/s:50us:256KiB,local=20GB/s:2us,link.1=10Mbit/s,cores=2", None, ["5:1.5"]
+    )
     assert found.host_of == (0, 0, 1, 1, 2, 2)
     plain, slow = Link(1e9 / 8, 50 * 1e-6, 256 << 10), Link(10e6 / 8, 50 * 1e-6)
     assert found.links == (plain, slow, plain)
@@ -77,9 +79,9 @@ def test_bad_words(words: str) -> None:
         "[[hosts]]\ncount = -1",
         "[[hosts]]\nspeed = 1",
         '[[hosts]]\nlink = "x"',
-        '[[hosts]]\ncount = 2\n[stragglers]\nfirst = 2',
-        '[[hosts]]\ncount = 2\n[stragglers]\n7 = 2',
-        'stragglers = 3\n[[hosts]]\ncount = 2',
+        "[[hosts]]\ncount = 2\n[stragglers]\nfirst = 2",
+        "[[hosts]]\ncount = 2\n[stragglers]\n7 = 2",
+        "stragglers = 3\n[[hosts]]\ncount = 2",
         'payload = "x"\n[[hosts]]',
     ],
 )

@@ -83,7 +83,11 @@ def test_a_mismatch_says_what_each_did(simulate: Simulate) -> None:
 
 
 def test_a_rank_that_fails_is_the_cause(simulate: Simulate) -> None:
-    said = simulate.error("await pg.barrier()\nif pg.rank == 2:\n    raise ValueError('no data')\nawait pg.barrier()", "--ranks", "4")
+    said = simulate.error(
+        "await pg.barrier()\nif pg.rank == 2:\n    raise ValueError('no data')\nawait pg.barrier()",
+        "--ranks",
+        "4",
+    )
     assert said.splitlines()[-1] == "aiodist sim: error: rank 2 failed: ValueError: no data"
     assert said.count("Traceback") == 1
     assert "script.py" in said
