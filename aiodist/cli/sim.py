@@ -18,8 +18,7 @@ from aiodist.errors import AiodistError, UsageError
 def main(argv: Sequence[str]) -> int:
     """Simulate, and print what was found."""
     parser = Parser("aiodist sim", description=__doc__, example="aiodist sim train.py --ranks 64")
-    parser.add_argument("script", metavar="SCRIPT")
-    parser.add_argument("arguments", metavar="ARGUMENT", nargs="*", help="the script's own, after --")
+    parser.add_argument("script", metavar="SCRIPT", help="its own arguments stand last, after --")
     parser.add_argument("--ranks", type=int, metavar="N", help="how many (as the network's hosts have)")
     parser.add_argument(
         "--network",
@@ -41,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--trace-ranks", metavar="RANKS", default="0-15", help="ranks that it shows (0-15)")
     parser.add_argument("--print-ranks", metavar="RANKS", default="0", help="ranks whose output is shown (0)")
     parser.add_argument("--json", action="store_true", help="for machines")
-    args = parser.parse_args(list(argv))
+    cut = argv.index("--") if "--" in argv else len(argv)
+    args, arguments = parser.parse_args(list(argv[:cut])), list(argv[cut + 1 :])
     from aiodist.observe.trace import trace
     from aiodist.sim.constants import Constants, load
     from aiodist.sim.engine import Engine
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 
     engine.tick = tick
     try:
-        run_script(world, args.script, args.arguments, _ranks(args.print_ranks, found.size))
+        run_script(world, args.script, arguments, _ranks(args.print_ranks, found.size))
     except FailedError as error:
         if error.__cause__ is not None and not isinstance(error.__cause__, SystemExit | AiodistError):
             traceback.print_exception(error.__cause__)
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     made = facts(world, time.perf_counter() - began, memory)
     show(json.dumps(made, indent=1) if args.json else table(made))
     if args.output:
-        argv_of = [args.script, *args.arguments]
+        argv_of = [args.script, *arguments]
         job = ledger.job("simulated", found.size, world.hosts, engine.now, argv_of, wall)
         try:
             Path(args.output).write_text(json.dumps(trace(job), allow_nan=False))

@@ -124,6 +124,11 @@ class Changes:
         """
         core = self._core
         regroup = core.family.regroup if core.is_world else None
+        if regroup is None and core.is_world:
+            raise UsageError(
+                f"the members of group '{self._roster.name}' never change",
+                hint="Those of a world that real processes form with the host engine can",
+            )
         if regroup is None:
             raise UsageError(
                 f"group '{self._roster.name}' is not the world, whose members alone can change",

@@ -60,6 +60,10 @@ class SimBackend:
     async def open(self) -> None:
         """Do nothing."""
 
+    def name_group(self, name: str) -> None:
+        """Tell the group's board its name."""
+        self._board.name_group(name)
+
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
         self.loop.compute(self._issue)

@@ -84,7 +84,6 @@ class Board:
         fabric: the network.
         ledger: where operations are written down.
         collectives: of the group.
-        name: of the group.
         ranks: global ranks of the members.
     """
 
@@ -94,18 +93,21 @@ class Board:
         fabric: Fabric,
         ledger: Ledger,
         collectives: Collectives,
-        name: str,
         ranks: Sequence[int],
     ) -> None:
         self.engine, self.fabric, self.ledger, self.collectives = engine, fabric, ledger, collectives
-        self.name = name
         self.ranks = tuple(ranks)
-        self.group = Group(name, 0, self.ranks)
+        self.name_group("")
         self.meetings: dict[int, Meeting] = {}
         self.sends: dict[tuple[int, int, int], deque[Side]] = {}
         self.receives: dict[tuple[int, int], list[Side]] = {}
         self.members: dict[int, Member] = {}
         self._broken = False
+
+    def name_group(self, name: str) -> None:
+        """Take the group's name."""
+        self.name = name
+        self.group = Group(name, 0, self.ranks)
 
     # ── collectives ──────────────────────────────────────────────────────────────────────────────────
 

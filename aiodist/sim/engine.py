@@ -18,7 +18,7 @@ from contextvars import Context
 from time import thread_time
 from typing import Any, TypeVarTuple
 
-from aiodist.errors import AiodistError, GroupBroken
+from aiodist.errors import AiodistError, GroupBroken, UsageError
 
 _Ts = TypeVarTuple("_Ts")
 
@@ -296,6 +296,32 @@ class RankLoop(asyncio.BaseEventLoop):
         finally:
             asyncio._set_running_loop(None)
 
+    # ── what there is not ──
+
+    async def create_connection(self, *args: Any, **more: Any) -> Any:
+        """Refuse."""
+        raise _no_sockets()
+
+    async def create_server(self, *args: Any, **more: Any) -> Any:
+        """Refuse."""
+        raise _no_sockets()
+
+    async def create_datagram_endpoint(self, *args: Any, **more: Any) -> Any:
+        """Refuse."""
+        raise _no_sockets()
+
+    async def create_unix_connection(self, *args: Any, **more: Any) -> Any:
+        """Refuse."""
+        raise _no_sockets()
+
+    async def subprocess_exec(self, *args: Any, **more: Any) -> Any:
+        """Refuse."""
+        raise _no_sockets()
+
+    async def subprocess_shell(self, *args: Any, **more: Any) -> Any:
+        """Refuse."""
+        raise _no_sockets()
+
     # ── running ──────────────────────────────────────────────────────────────────────────────────────
 
     def is_running(self) -> bool:
@@ -327,6 +353,13 @@ def _set(
                 future.set_exception(error)
 
     return end
+
+
+def _no_sockets() -> UsageError:
+    return UsageError(
+        "asyncio's connections, servers and processes cannot be simulated",
+        hint="Simulate a program that talks through aiodist alone",
+    )
 
 
 def _nothing() -> None:

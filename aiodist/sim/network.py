@@ -200,7 +200,7 @@ def _from_file(name: str, ranks: int | None) -> Network:
         )
     rows: list[tuple[int | None, int, Link]] = []
     tables = data.get("hosts")
-    if not isinstance(tables, list) or not tables:
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise UsageError(f"{name} has no [[hosts]]", hint="Each such table says count, ranks and link")
     for table in tables:
         unknown = sorted(set(table) - {"count", "ranks", "link"})

@@ -33,6 +33,9 @@ SHARED = 1 << 20
 
 ROOM = 1 << 36
 
+NORESERVE = 0x4000
+"""Linux' MAP_NORESERVE, which `mmap` lacks: pages count when touched."""
+
 
 class FailedError(AiodistError):
     """A rank's program failed."""
@@ -246,12 +249,7 @@ class _Memory:
     """Memory in which the large arrays of all ranks lie, one rank's above the other's."""
 
     def __init__(self) -> None:
-        descriptor = os.memfd_create("aiodist-sim")
-        try:
-            os.ftruncate(descriptor, ROOM)
-            self._memory = mmap.mmap(descriptor, ROOM)
-        finally:
-            os.close(descriptor)
+        self._memory = mmap.mmap(-1, ROOM, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
         self._heaps: dict[int, Heap] = {}
 
     def maker(self, real: Any) -> Any:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from aiodist.backends.base import Operation
 from aiodist.control.plane import ControlPlane, Listener
@@ -54,7 +55,6 @@ class World:
         self.network, self.constants, self.engine = network, constants, engine
         self.ledger, self.limits, self.played = ledger, limits, played
         self.fabric = Fabric(network, constants)
-        self.names: dict[int, str] = {}
         self.hosts = tuple(f"host{host}" for host in network.host_of)
         self.seats = tuple(Seat(host, rank) for rank, host in enumerate(network.host_of))
         self.ranks = tuple(range(network.size))
@@ -66,8 +66,7 @@ class World:
         found = self.boards.get(context)
         if found is None:
             collectives = Collectives(self.fabric, ranks, self.limits, self.played)
-            name = self.names.get(context, "a group")
-            found = Board(self.engine, self.fabric, self.ledger, collectives, name, ranks)
+            found = Board(self.engine, self.fabric, self.ledger, collectives, ranks)
             self.boards[context] = found
         return found
 
@@ -127,6 +126,11 @@ class SimCore(GroupCore):
 
     flight_of = Unwatched
 
+    def __init__(self, roster: Roster, *args: Any, **more: Any) -> None:
+        super().__init__(roster, *args, **more)
+        if isinstance(self.backend, SimBackend):
+            self.backend.name_group(roster.name)
+
 
 class Place:
     """The place of one rank (`runtime.elsewhere`).
@@ -168,7 +172,6 @@ class Place:
         world = self.world
         label = name or "world"
         context = context_of(0, 0, (), f"simulation/{label}")
-        world.names[context] = label
         roster = Roster(self.rank, world.ranks, world.hosts, label, context, 0, world.seats)
 
         async def closer() -> None:

@@ -25,7 +25,13 @@ def takes(words: str, kind: Kind, nbytes: int, size: int, constants: Constants =
 
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [(Kind.all_reduce, 3), (Kind.all_reduce, 7), (Kind.all_gather, 3), (Kind.all_gather, 7), (Kind.all_gather, 100)],
+    [
+        (Kind.all_reduce, 3),
+        (Kind.all_reduce, 7),
+        (Kind.all_gather, 3),
+        (Kind.all_gather, 7),
+        (Kind.all_gather, 100),
+    ],
 )
 def test_a_ring_takes_what_the_formula_says(kind: Kind, size: int) -> None:
     chunk, rounds = 1 << 20, (size - 1) * (2 if kind is Kind.all_reduce else 1)
@@ -71,7 +77,8 @@ def test_two_at_once_share_the_links() -> None:
 
 def test_a_burst_spares_its_bytes() -> None:
     plain, fast = (
-        takes(f"link=100Mbit/s:10us{burst},payload=1", Kind.broadcast, 1 << 20, 2) for burst in ("", ":512KiB")
+        takes(f"link=100Mbit/s:10us{burst},payload=1", Kind.broadcast, 1 << 20, 2)
+        for burst in ("", ":512KiB")
     )
     assert plain - fast == pytest.approx((512 << 10) * 8 / 100e6, rel=0.05)
 

@@ -72,8 +72,22 @@ def test_a_deadlock_says_who_waits_for_what(simulate: Simulate) -> None:
         *("--ranks", "3"),
     )
     assert said.count("\n") == 1
-    assert "ranks 1 and 2 wait in all_reduce(float32[4], SUM) #1 of world at script.py:10 for rank 0" in said
-    assert "rank 0 waits in recv from rank 1 at script.py:12" in said
+    assert "ranks 1 and 2 wait in all_reduce(float32[4], SUM) #1 of world at script.py:11 for rank 0" in said
+    assert "rank 0 waits in recv from rank 1 at script.py:13" in said
+
+
+def test_two_groups_in_opposite_order(simulate: Simulate) -> None:
+    said = simulate.error(
+        """
+        groups = [await pg.split(0, pg.rank, name=name) for name in ("left", "right")]
+        for group in groups if pg.rank else reversed(groups):
+            await group.all_reduce(np.ones(3))
+        """,
+        *("--ranks", "3"),
+    )
+    assert said.count("\n") == 1
+    assert "ranks 1 and 2 wait in all_reduce(float64[3], SUM) #0 of left at script.py:11 for rank 0" in said
+    assert "rank 0 waits in all_reduce(float64[3], SUM) #0 of right at script.py:11 for ranks 1 and 2" in said
 
 
 def test_a_mismatch_says_what_each_did(simulate: Simulate) -> None:
@@ -83,7 +97,11 @@ def test_a_mismatch_says_what_each_did(simulate: Simulate) -> None:
 
 
 def test_a_rank_that_fails_is_the_cause(simulate: Simulate) -> None:
-    said = simulate.error("await pg.barrier()\nif pg.rank == 2:\n    raise ValueError('no data')\nawait pg.barrier()", "--ranks", "4")
+    said = simulate.error(
+        "await pg.barrier()\nif pg.rank == 2:\n    raise ValueError('no data')\nawait pg.barrier()",
+        "--ranks",
+        "4",
+    )
     assert said.splitlines()[-1] == "aiodist sim: error: rank 2 failed: ValueError: no data"
     assert said.count("Traceback") == 1
     assert "script.py" in said
@@ -94,8 +112,16 @@ def test_a_rank_that_fails_is_the_cause(simulate: Simulate) -> None:
     [
         ("await dist.join()", "join() cannot be simulated. Simulated ranks are all there"),
         ("dist.portal.init_process_group()", "a portal cannot be simulated. Await the operations"),
-        ("dist.GradientSync(pg, [np.ones(3)], elastic=True)", "cannot"),
-        ("await pg.rebuild()", "cannot"),
+        ("dist.GradientSync(pg, [np.ones(3)], elastic=True)", "the members of group 'world' never change"),
+        (
+            "await asyncio.open_connection('127.0.0.1', 9)",
+            "asyncio's connections, servers and processes cannot",
+        ),
+        (
+            "await asyncio.create_subprocess_exec('true')",
+            "asyncio's connections, servers and processes cannot",
+        ),
+        ("await pg.rebuild()", "the members of group 'world' never change"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(body: str, says: str, simulate: Simulate) -> None:

@@ -58,7 +58,8 @@ def test_the_same_messages(kind: Kind, name: str, size: int) -> None:
 def test_the_same_time(kind: Kind, name: str, size: int, chunk: int) -> None:
     played, worked = both(kind, name, size)
     nbytes = chunk * played.chunks
-    for at in (np.zeros(size), np.arange(size) * 1e-3):
+    starts: list[Floats] = [np.zeros(size), np.linspace(0.0, 1e-3 * (size - 1), size)]
+    for at in starts:
         one, other = (ends(made, size, nbytes, at) for made in (played, worked))
         assert other.max() == pytest.approx(one.max(), rel=1e-6)
         # Played, the messages that go at once are one round, in which a link is through with all at once.
