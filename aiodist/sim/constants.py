@@ -54,14 +54,19 @@ def load(name: str) -> Constants:
         raise UsageError(f"cannot read {name!r}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{name} has no constants of a simulation: {error}", hint="`constants.save` writes one"
+            f"{name} has no constants of a simulation: {error}", hint="`aiodist sim --calibrate -o FILE` writes one"
         ) from None
     return found
+
+
+def text(found: Constants) -> str:
+    """Constants as `load` reads them."""
+    return json.dumps({"format": FORMAT, **asdict(found)}, indent=1)
 
 
 def save(found: Constants, name: str) -> None:
     """Write constants to a file."""
     try:
-        Path(name).write_text(json.dumps({"format": FORMAT, **asdict(found)}, indent=1) + "\n")
+        Path(name).write_text(text(found) + "\n")
     except OSError as error:
         raise AiodistError(f"cannot write {name!r}: {error.strerror}") from None
