@@ -43,7 +43,7 @@ SHAPES = ((2, 1), (4, 1), (4, 2))  # hosts, ranks of each
 WHAT = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 GOAL = 0.2
 _BURST = 256 << 10  # bytes; as `Hosts` gives its token buckets
-_SAMPLES = 3
+_SAMPLES = 5
 
 
 @dataclass(frozen=True)
