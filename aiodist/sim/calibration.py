@@ -51,7 +51,9 @@ async def _seconds(pg: ProcessGroup, case: Case) -> float:
     await bound.prepare()
     samples, inner = await agree(pg, bound.once(), _BUDGET)
     await pg.barrier()
-    return statistics.median(per_operation(case, taken) for taken in await timed(bound.once(), samples, inner))
+    return statistics.median(
+        per_operation(case, taken) for taken in await timed(bound.once(), samples, inner)
+    )
 
 
 async def _many(pg: ProcessGroup) -> float:

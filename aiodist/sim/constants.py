@@ -55,7 +55,8 @@ def load(name: str) -> Constants:
         raise UsageError(f"cannot read {name!r}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{name} has no constants of a simulation: {error}", hint="`aiodist sim --calibrate -o FILE` writes one"
+            f"{name} has no constants of a simulation: {error}",
+            hint="`aiodist sim --calibrate -o FILE` writes one",
         ) from None
     return found
 
