@@ -1,9 +1,9 @@
-"""What `aiodist sim` predicts beside what is measured: collectives between network namespaces; Linux, as root.
+"""What `aiodist sim` predicts beside what is measured: collectives between namespaces; Linux, as root.
 
     python -m benchmarks.sim [--rates 100mbit 1gbit] [--only all_reduce …] [--constants FILE] [--json FILE]
 
-Hosts are namespaces whose cables a token bucket limits (`aiodist.testing.hosts`); the prediction is for the same
-network, whose software shares the cores of this machine.
+Hosts are network namespaces whose cables a token bucket limits (`aiodist.testing.hosts`); the prediction is
+for the same network, whose software shares the cores of this machine.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ _SAMPLES = 5
 
 @dataclass(frozen=True)
 class Line:
-    """One collective: seconds measured (the median, and the least, which other processes disturbed least), and
-    predicted."""
+    """One collective: seconds measured (the median, and the least, which others disturbed least), and predicted."""
 
     rate: str
     hosts: int
@@ -139,8 +138,8 @@ def measure(rate: str, hosts: int, each: int, wanted: Sequence[str], constants: 
 
 
 def samples(call: Callable[..., list[Any]], case: Case, idle: float) -> list[float]:
-    """Seconds of a case for the rank that ends last; every one begins after a barrier, and after so many seconds in
-    which nothing is sent, so that the token buckets are full, as the prediction has them."""
+    """Seconds of a case for the rank that ends last; every one begins after a barrier, and after so many
+    seconds in which nothing is sent, so that the token buckets are full, as the prediction has them."""
     check(call, case)
     turns = []
     for _ in range(_SAMPLES):
@@ -169,9 +168,8 @@ def report(lines: Sequence[Line], machine: dict[str, object]) -> str:
     right = sum(abs(line.error) <= GOAL for line in lines)
     best = sum(abs(line.predicted / line.least - 1) <= GOAL for line in lines)
     said = f"{right} of {len(lines)} lines are within {100 * GOAL:.0f} % of the median, {best} of the least"
-    where = (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['date']}, load {machine['load_before']:.1f} to {machine['load_after']:.1f}"
-    )
+    load = f"load {machine['load_before']:.1f} to {machine['load_after']:.1f}"
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['date']}, {load}"
     return f"{table(head, [row(line) for line in lines])}\n\n{said} ({where})"
 
 

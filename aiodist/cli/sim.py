@@ -34,7 +34,9 @@ def main(argv: Sequence[str]) -> int:
         "--compute", default="none", metavar="none|measured|FACTOR", help="how real computing counts (none)"
     )
     parser.add_argument("--constants", metavar="FILE", help="what the software costs, as --calibrate wrote it")
-    parser.add_argument("--calibrate", action="store_true", help="measure that here, and write it to -o; no SCRIPT")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure that here, and write it to -o; no SCRIPT"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--trace-ranks", metavar="RANKS", default="0-15", help="ranks that it shows (0-15)")
     parser.add_argument("--print-ranks", metavar="RANKS", default="0", help="ranks whose output is shown (0)")
@@ -45,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("--calibrate runs no script", hint="Give it nothing but -o FILE")
         return _calibrate(args.output)
     if args.script is None:
-        raise UsageError("which script is to be simulated?", hint="Write for example aiodist sim train.py --ranks 64")
+        raise UsageError("which script is to be simulated?", hint="For example aiodist sim train.py --ranks 64")
     from aiodist.observe.trace import trace
     from aiodist.sim.constants import Constants, load
     from aiodist.sim.engine import Engine

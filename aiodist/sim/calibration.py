@@ -1,8 +1,8 @@
 """Measures the constants of a simulation on this machine, with two real ranks: `aiodist sim --calibrate`.
 
-The program of each rank, which the command starts as a job: `python -m aiodist.sim.calibration FILE`. First the two
-talk over TCP, as ranks of two hosts do, then through shared memory. Each constant is one median, or what is left of
-one after a constant that was measured before.
+The program of each rank, which the command starts as a job: `python -m aiodist.sim.calibration FILE`. First
+the two talk over TCP, as ranks of two hosts do, then through shared memory. Each constant is one median, or
+what is left of one after a constant that was measured before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the software costs, apart from the network: the constants of the model, and their file.
 
-The defaults are what `aiodist sim --calibrate` found on 2026-11-24 on two cores of an AMD EPYC, which others used at
-the same time (Linux, Python 3.11, TCP over loopback), rounded to two digits. `benchmarks/sim.py` puts predictions
-beside real figures.
+The defaults are what `aiodist sim --calibrate` found on 2026-11-24 on two cores of an AMD EPYC, which others
+used at the same time (Linux 6.18, Python 3.11, TCP over loopback), rounded to two digits. `benchmarks/sim.py`
+puts predictions beside real figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Constants:
     """Seconds, and seconds a byte.
 
     Args:
-        round: from one rank's send between hosts to the other's next step, of a message of few bytes, wires aside.
+        round: from one rank's send between hosts to the other's next step, of a message of few bytes, wires
+            aside.
         message: each further message that a rank sends or receives in the same round.
         byte: a byte that is sent and received between hosts, at each end; the two ends work at the same time.
         local: an operation between ranks of one host, for each doubling of their number.
