@@ -48,7 +48,7 @@ _SAMPLES = 5
 
 @dataclass(frozen=True)
 class Line:
-    """One collective: seconds measured (the median, and the least, which others disturbed least), and predicted."""
+    """One collective: seconds measured (the median; the least, which others disturbed least), and predicted."""
 
     rate: str
     hosts: int

@@ -260,8 +260,8 @@ class Collectives:
             done = np.isfinite(first)
             alone = float((first[done] - flat[done]).max(initial=0.0))
             work = max(float((wires.up.work - before.up.work).max()), float((wires.down.work - before.down.work).max()))
-            # Meanwhile hosts work on the pieces before and after: one is through as often as the slower of the
-            # two allows, and where all share cores, these do the work of all.
+            # Meanwhile hosts work on the pieces before and after: one is through as often as the slower of
+            # the two allows, and where all share cores, these do the work of all.
             if self.fabric.network.cores:
                 more = at.size * here / self.fabric.network.cores
                 wires.cores += more
