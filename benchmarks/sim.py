@@ -92,10 +92,10 @@ def main(argv: Sequence[str]) -> int:
                     for line in measure(rate, hosts, each, options.only, constants):
                         lines.append(line)
                         print(f"{' | '.join(row(line))}", file=sys.stderr)
+            machine["load_after"] = os.getloadavg()[0]
         except unittest.SkipTest as reason:
             print(f"benchmarks.sim: {reason}", file=sys.stderr)
             return 1
-    machine.setdefault("load_after", os.getloadavg()[0])
     print(report(lines, machine))
     if options.json:
         found = {"machine": machine, "lines": [asdict(line) for line in lines]}

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("--calibrate runs no script", hint="Give it nothing but -o FILE")
         return _calibrate(args.output)
     if args.script is None:
-        raise UsageError("which script is to be simulated?", hint="For example aiodist sim train.py --ranks 64")
+        raise UsageError("no script is named", hint="For example aiodist sim train.py --ranks 64")
     from aiodist.observe.trace import trace
     from aiodist.sim.constants import Constants, load
     from aiodist.sim.engine import Engine

@@ -7,7 +7,7 @@ by the hierarchy, in pieces, of which two are between hosts at a time (`backends
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -283,7 +283,7 @@ _ON_HOSTS = {
 
 # What others read is copied into memory that all map, and from there everybody takes or sums what it gets;
 # that is what `benchmarks.ranks.moves` counts, too.
-_MOVED = {
+_MOVED: dict[Kind, Callable[[int], float]] = {
     Kind.all_reduce: lambda width: 3 - 2 / width,
     Kind.reduce: lambda width: 3 - 2 / width,
     Kind.broadcast: lambda width: 1.0,
