@@ -48,7 +48,7 @@ _SAMPLES = 5
 
 @dataclass(frozen=True)
 class Line:
-    """One collective: seconds measured (the median; the least, which others disturbed least), and predicted."""
+    """One collective: seconds measured (median; least, as others disturbed it least), and predicted."""
 
     rate: str
     hosts: int
