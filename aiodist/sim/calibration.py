@@ -12,68 +12,63 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from aiodist.bench.calls import Bound, per_operation, timed
-from aiodist.bench.cases import Case
-from aiodist.bench.sweep import agree
 from aiodist.group import ProcessGroup
 from aiodist.runtime.init import init_process_group
 from aiodist.runtime.running import run
 from aiodist.sim.constants import Constants, save
 
-_BUDGET = 0.5  # seconds for one constant
+_OFTEN, _SOME = 500, 15  # samples of what is short, and of what is long
 _MANY = 64
-_FEW_BYTES, _BYTES = 8, 16 << 20
+_BYTES = 16 << 20
 
 
 async def main(name: str) -> None:
     """Measure everything; rank 0 writes the file."""
+    few, much = np.zeros(1), np.zeros(_BYTES // 8)
     os.environ["AIODIST_TRANSPORT"] = "tcp"
     async with await init_process_group() as pg:
-        step = await _seconds(pg, Case("p2p", _FEW_BYTES))
-        message = max(0.0, await _many(pg) - step) / (_MANY - 1)
-        byte = max(0.0, await _seconds(pg, Case("p2p", _BYTES)) - step) / _BYTES
+        step = await _one_way(pg, [few], _OFTEN)
+        many = await _one_way(pg, [np.zeros(1) for _ in range(_MANY)], _OFTEN)
+        message = max(0.0, many - step) / (_MANY - 1)
+        byte = max(0.0, await _one_way(pg, [much], _SOME) - step) / _BYTES
     os.environ["AIODIST_TRANSPORT"] = "shm"
     async with await init_process_group() as pg:
-        local = await _seconds(pg, Case("all_reduce", _FEW_BYTES))
-        local_byte = max(0.0, await _seconds(pg, Case("broadcast", _BYTES)) - local) / _BYTES
+        local = await _median(pg, partial(pg.all_reduce, few), _OFTEN)
+        local_byte = max(0.0, await _median(pg, partial(pg.broadcast, much), _SOME) - local) / _BYTES
         issue = await _issue(pg)
         if pg.rank == 0:
             save(Constants(step, message, byte, local, local_byte, issue), name)
 
 
-async def _seconds(pg: ProcessGroup, case: Case) -> float:
-    """The median of one operation."""
-    bound = Bound(pg, case)
-    await bound.prepare()
-    samples, inner = await agree(pg, bound.once(), _BUDGET)
-    await pg.barrier()
-    return statistics.median(
-        per_operation(case, taken) for taken in await timed(bound.once(), samples, inner)
-    )
-
-
-async def _many(pg: ProcessGroup) -> float:
-    """Seconds for many short messages at once, one way."""
-    tensors = [np.zeros(1) for _ in range(_MANY)]
-
-    async def all_one_way(call: Callable[..., Any]) -> None:
-        works: list[Awaitable[Any]] = [
-            call(tensor, 1 - pg.rank, tag=tag, async_op=True) for tag, tensor in enumerate(tensors)
-        ]
-        for work in works:
-            await work
+async def _one_way(pg: ProcessGroup, tensors: list[Any], samples: int) -> float:
+    """Seconds for messages at once to the other rank: half of there and back."""
 
     async def there_and_back() -> None:
         for call in (pg.send, pg.recv) if pg.rank == 0 else (pg.recv, pg.send):
-            await all_one_way(call)
+            works: list[Awaitable[Any]] = [
+                call(tensor, 1 - pg.rank, tag=tag, async_op=True) for tag, tensor in enumerate(tensors)
+            ]
+            for work in works:
+                await work
 
-    samples, inner = await agree(pg, there_and_back, _BUDGET)
+    return await _median(pg, there_and_back, samples) / 2
+
+
+async def _median(pg: ProcessGroup, once: Callable[[], Awaitable[Any]], samples: int) -> float:
+    """Seconds for a call, the first of which is not counted."""
+    await once()
     await pg.barrier()
-    return statistics.median(await timed(there_and_back, samples, inner)) / 2
+    taken = []
+    for _ in range(samples):
+        began = time.perf_counter()
+        await once()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
 
 
 async def _issue(pg: ProcessGroup) -> float:
