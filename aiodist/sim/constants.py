@@ -32,11 +32,11 @@ class Constants:
     """
 
     round: float = 80e-6
-    message: float = 23e-6
-    byte: float = 0.45e-9
-    local: float = 23e-6
-    local_byte: float = 0.14e-9
-    issue: float = 5.6e-6
+    message: float = 12e-6
+    byte: float = 0.42e-9
+    local: float = 5.4e-6
+    local_byte: float = 0.057e-9
+    issue: float = 3.6e-6
 
 
 def load(name: str) -> Constants:
