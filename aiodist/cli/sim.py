@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from aiodist.errors import AiodistError, UsageError
 def main(argv: Sequence[str]) -> int:
     """Simulate, and print what was found."""
     parser = Parser("aiodist sim", description=__doc__, example="aiodist sim train.py --ranks 64")
-    parser.add_argument("script", metavar="SCRIPT", help="its own arguments stand last, after --")
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="its own arguments stand last, after --")
     parser.add_argument("--ranks", type=int, metavar="N", help="how many (as the network's hosts have)")
     parser.add_argument(
         "--network",
@@ -35,13 +36,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--compute", default="none", metavar="none|measured|FACTOR", help="how real computing counts (none)"
     )
-    parser.add_argument("--constants", metavar="FILE", help="what the software costs (guesses, not measured)")
+    parser.add_argument(
+        "--constants", metavar="FILE", help="what the software costs, as --calibrate wrote it"
+    )
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure that here, and write it to -o; no SCRIPT"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--trace-ranks", metavar="RANKS", default="0-15", help="ranks that it shows (0-15)")
     parser.add_argument("--print-ranks", metavar="RANKS", default="0", help="ranks whose output is shown (0)")
     parser.add_argument("--json", action="store_true", help="for machines")
     cut = argv.index("--") if "--" in argv else len(argv)
     args, arguments = parser.parse_args(list(argv[:cut])), list(argv[cut + 1 :])
+    if args.calibrate:
+        if args.script is not None:
+            raise UsageError("--calibrate runs no script", hint="Give it nothing but -o FILE")
+        return _calibrate(args.output)
+    if args.script is None:
+        raise UsageError("no script is named", hint="For example aiodist sim train.py --ranks 64")
     from aiodist.observe.trace import trace
     from aiodist.sim.constants import Constants, load
     from aiodist.sim.engine import Engine
@@ -89,6 +101,26 @@ def main(argv: Sequence[str]) -> int:
             Path(args.output).write_text(json.dumps(trace(job), allow_nan=False))
         except OSError as error:
             raise AiodistError(f"cannot write {args.output!r}: {error.strerror}") from None
+    return 0
+
+
+def _calibrate(output: str | None) -> int:
+    """Have two ranks measure what the software costs here; the file that `--constants` reads, or its text."""
+    from aiodist.launch.agent import run  # it forks: no module with threads is imported before
+    from aiodist.launch.config import LaunchConfig
+    from aiodist.sim.constants import load, save, text
+
+    with tempfile.TemporaryDirectory(prefix="aiodist-sim-") as folder:
+        made = str(Path(folder) / "constants.json")
+        command = (sys.executable, "-m", "aiodist.sim.calibration", made)
+        code = run(LaunchConfig(command=command, nproc=2, prefix=""))
+        if code:
+            return code
+        found = load(made)
+    if output:
+        save(found, output)
+    else:
+        show(text(found))
     return 0
 
 

@@ -141,8 +141,7 @@ class Collectives:
         fabric, rows = self.fabric, at.reshape(-1, width)
         if width == 1:
             return at
-        moved = _MOVED[kind](width) * max(nbytes, 0)
-        cost = fabric.local * math.ceil(math.log2(width)) + moved * fabric.local_byte
+        cost = self._memory_cost(kind, width, nbytes)
         roles = ROLES[kind]
         late = rows.max(axis=1, keepdims=True)
         if not roles.rooted:
@@ -162,6 +161,11 @@ class Collectives:
             ends = np.maximum(ends, wires.cores)
         found: Floats = np.array(ends).reshape(at.shape)
         return found
+
+    def _memory_cost(self, kind: Kind, width: int, nbytes: float) -> float:
+        """Seconds of an operation between the ranks of a host, if they come together."""
+        moved = _MOVED[kind](width) * max(nbytes, 0)
+        return self.fabric.local * math.ceil(math.log2(width)) + moved * self.fabric.local_byte
 
     # ── by hosts ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,12 +200,13 @@ class Collectives:
         count, _, piece = self._outer(wanted)
         whole = wanted.nbytes / count
         come = at[order]
+        here = sum(self._memory_cost(one, width, whole) for one in _ON_HOSTS.get(kind, ()))
 
         def inner(what: Kind, nbytes: float, when: Floats, of: int = -1) -> Floats:
             return self._in_memory(what, width, nbytes, when, of, wires)
 
         def outer(when: Floats) -> Floats:
-            return self._between(kind, piece, wanted.itemsize, row, column, when, wires, count)
+            return self._between(kind, piece, wanted.itemsize, row, column, when, wires, count, here)
 
         if kind in (Kind.all_reduce, Kind.reduce):
             there = outer(inner(Kind.reduce_scatter, whole, come))
@@ -236,8 +241,13 @@ class Collectives:
         at: Floats,
         wires: Wires,
         count: int,
+        here: float,
     ) -> Floats:
-        """All pieces between hosts: the columns side by side, each by the schedule of its size."""
+        """All pieces between hosts: the columns side by side, each by the schedule of its size.
+
+        Args:
+            here: seconds of a rank's work on its host for one piece.
+        """
         hosts, width = at.shape
         name = algorithm(kind, hosts, nbytes)
         one = plan(kind, name, hosts, row, self._played)
@@ -257,7 +267,13 @@ class Collectives:
                 float((wires.up.work - before.up.work).max()),
                 float((wires.down.work - before.down.work).max()),
             )
-            work = max(work, wires.labour - before.labour)
+            # Meanwhile hosts work on the pieces before and after: one is through as often as the slower of
+            # the two allows, and where all share cores, these do the work of all.
+            if self.fabric.network.cores:
+                more = at.size * here / self.fabric.network.cores
+                wires.cores += more
+                wires.labour += more
+            work = max(work, wires.labour - before.labour, here)
             each = max(alone / CROSSING, work)
             first = first + (count - 1) * each
             wires.go_on(before, each, count - 1)
@@ -265,15 +281,24 @@ class Collectives:
         return ends
 
 
+_ON_HOSTS = {
+    Kind.all_reduce: (Kind.reduce_scatter, Kind.all_gather),
+    Kind.reduce: (Kind.reduce_scatter, Kind.gather),
+    Kind.broadcast: (Kind.broadcast,),
+}
+"""What a piece is on its host, of what goes in pieces."""
+
+# What others read is copied into memory that all map, and from there everybody takes or sums what it gets;
+# that is what `benchmarks.ranks.moves` counts, too.
 _MOVED: dict[Kind, Callable[[int], float]] = {
-    Kind.all_reduce: lambda width: 1 + (width - 1) / width,
-    Kind.reduce: lambda width: 1 + (width - 1) / width,
+    Kind.all_reduce: lambda width: 3 - 2 / width,
+    Kind.reduce: lambda width: 3 - 2 / width,
     Kind.broadcast: lambda width: 1.0,
-    Kind.all_gather: lambda width: 1.0,
+    Kind.all_gather: lambda width: 1 + 1 / width,
     Kind.gather: lambda width: 1.0,
-    Kind.reduce_scatter: lambda width: 1.0,
-    Kind.scatter: lambda width: 1 / width,
-    Kind.all_to_all: lambda width: 1.0,
+    Kind.reduce_scatter: lambda width: 2 - 2 / width,
+    Kind.scatter: lambda width: 1.0,
+    Kind.all_to_all: lambda width: 2 - 1 / width,
     Kind.barrier: lambda width: 0.0,
     Kind.new_group: lambda width: 0.0,
 }
