@@ -2,7 +2,8 @@
 
 `aiodist sim script.py --ranks 4096 --network …`. Pure: `network`, `constants`, `rounds`, `cost`,
 `collectives`. In virtual time: `engine` (loops, threads), `board` (where operations meet), `backend`,
-`world`, `program` (what a rank sees). `ledger` writes down, `report` shows. `calibration` measures the constants.
+`world`, `program` (what a rank sees). `ledger` writes down, `report` shows.
+`calibration` measures the constants.
 """
 
 from __future__ import annotations
