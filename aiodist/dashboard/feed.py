@@ -35,7 +35,7 @@ Asks = Callable[[Iterable[RankView]], list[RankView]]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What the pages are sent.
+    """The state that all pages are sent.
 
     Args:
         version: counts up.
@@ -186,7 +186,7 @@ class Feed:
         return "ended" if self.ended else "live"
 
     def _final(self, job: JobView | None, last: JobView) -> JobView:
-        """What is known of the ranks in the end: as they were seen last, or as they left it written down."""
+        """The ranks as they were seen last, or as they left it written down."""
         known = {view.rank: view for view in last.ranks}
         known |= {view.rank: view for view in job.ranks} if job is not None else {}
         if self._last_words is not None and self._last_words.key == last.key:

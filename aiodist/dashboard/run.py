@@ -40,7 +40,7 @@ _URL = re.compile(r"dashboard-(\d+)\.url")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for.
+    """The options of the command line.
 
     Args:
         job: its script, or the beginning of its key; None: the newest.
@@ -169,7 +169,7 @@ async def _beside(told: _Launcher, feed: Feed, server: Server, say: Callable[[st
 
 
 class _Launcher:
-    """What a launcher says by stdin, as lines of JSON: {'job', 'secret', 'logs', 'terminal'} first, at the
+    """The lines of JSON that a launcher sends by stdin: {'job', 'secret', 'logs', 'terminal'} first, at the
     end {'over': its exit code, 'records': folder}. Its own end is an end, too."""
 
     def __init__(self, lines: asyncio.StreamReader, first: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ class _Launcher:
         return 1
 
     def dump(self) -> JobView | None:
-        """What its dead ranks did last."""
+        """The record of its dead ranks."""
         if not self._records:
             return None
         with contextlib.suppress(AiodistError):

@@ -49,7 +49,7 @@ class History:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What has happened, the oldest first."""
+        """The entries, the oldest first."""
         return tuple(self._entries)
 
     def see(self, job: JobView, at: float) -> None:

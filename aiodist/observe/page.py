@@ -32,7 +32,7 @@ Cell = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page shows at one moment.
+    """The content of a page at one moment.
 
     Args:
         parts: JSON values by name: 'job', 'totals', 'verdicts', 'news', 'history', …

@@ -139,7 +139,7 @@ def _op_of(asked: Any) -> ReduceOp | Premultiplied:
 
 
 class Asked(NamedTuple):
-    """What a call asks for beside its tensors.
+    """The options of a call, beside its tensors.
 
     Attributes:
         op: by which values are reduced.

@@ -14,7 +14,7 @@ _WRITTEN = {"s": "_seconds", "By": "_bytes"}
 
 
 class Kind(enum.Enum):
-    """What its values do."""
+    """The behaviour of a metric's values."""
 
     counter = "it only grows"
     gauge = "it goes up and down"

@@ -62,7 +62,7 @@ def url(endpoint: str) -> str:
 
 @contextmanager
 def _words() -> Iterator[list[str]]:
-    """What the exporter says meanwhile, which is said nowhere else."""
+    """Collect what the exporter logs meanwhile: it tells its errors nowhere else."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ def need() -> None:
 def exposition(
     summary: Summary, job: JobView, tally: Tally | None = None, accept: str = ""
 ) -> tuple[bytes, str]:
-    """What a scrape of a job is answered.
+    """The answer to a scrape of a job.
 
     Args:
         summary: of the same look as `job`.
