@@ -88,8 +88,8 @@ class Logs:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The list of logs: 'outputs', each with its 'id', 'attempt', 'local' and 'rank' (None: it has not told
-        of one); 'elsewhere', the folders on other hosts, by host."""
+        """The logs: 'outputs', each with its 'id', 'attempt', 'local' and 'rank' (None: it has not told of
+        one); 'elsewhere', the folders on other hosts, by host."""
         outputs = [
             {"id": number, "attempt": one.attempt, "local": one.local, "rank": self._ranks.get(one)}
             for number, one in enumerate(self._outputs)
