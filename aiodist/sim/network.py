@@ -235,7 +235,8 @@ def _made(
         if count is None:  # as many as the ranks need
             if ranks is None:
                 raise UsageError(
-                    "nothing says how many ranks are to be simulated", hint="Give --ranks, or hosts= in --network"
+                    "nothing says how many ranks are to be simulated",
+                    hint="Give --ranks, or hosts= in --network",
                 )
             count = -(-ranks // each)
         if count * each > MOST_RANKS:
