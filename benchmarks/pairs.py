@@ -141,14 +141,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{processor(found)}, {args.ranks} ranks, {args.pairs} pairs; new / old\n")
     print("| line | old | new - old | new / old | 95 % | slower |\n|---|---|---|---|---|---|")
     slower = 0
-    for line, times in taken.items():
-        if times:
-            ratios = [new / old for old, new in times]
+    for line, pairs in taken.items():
+        if pairs:
+            ratios = [new / old for old, new in pairs]
             low, high = interval(ratios)
             slower += low > SLOWER
             figures = (
-                f"{1e6 * statistics.median(old for old, _ in times):.2f} µs",
-                f"{1e6 * statistics.median(new - old for old, new in times):+.2f} µs",
+                f"{1e6 * statistics.median(old for old, _ in pairs):.2f} µs",
+                f"{1e6 * statistics.median(new - old for old, new in pairs):+.2f} µs",
                 f"{statistics.median(ratios):.2f}",
                 f"{low:.2f} to {high:.2f}",
                 "yes" if low > SLOWER else "no",
