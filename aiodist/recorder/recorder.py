@@ -351,7 +351,9 @@ class Track:
             line = self.known[id(frame.f_code)][frame.f_lasti]
         except KeyError:
             line = self.lines.find(frame)
-        return self.note_line(sort, number, line)
+        entry = (sort, number, line, self._clock())  # as `note_line`, written out
+        self.keep(entry)
+        return entry
 
     def note_line(self, sort: Sort, number: int, line: int) -> Entry:
         """The same, where the number of the line is known."""

@@ -165,7 +165,7 @@ class Short:
         if (
             case is None
             or (type(op) is not ReduceOp and op is not _NO_OP)  # others may be indices, too: torch's are
-            or not lead.flags.carray
+            or not (flags := lead.flags).carray
             or self.closed
             or get_ident() != self._thread  # as `Issuer.here`
             or not self._loop_runs()
@@ -176,10 +176,12 @@ class Short:
             return self._issue(case, both, both, lead, held, depth)
         if other is not None and (
             type(other) is not np.ndarray
-            or not other.flags.carray
+            or not (others := other.flags).carray
             or other.dtype != lead.dtype
             or other.shape not in case.other_shapes
-            or np.may_share_memory(other, lead)
+            or other is lead
+            # What each of two owns lies apart, which is known in a quarter of the time.
+            or (not (flags.owndata and others.owndata) and np.may_share_memory(other, lead))
         ):
             return None
         arrays = self._arrays(kind, case, lead, other)
@@ -292,16 +294,18 @@ class Short:
         if kind is _SCATTER:
             if case.gives != (other is not None):
                 return None
-            return [] if other is None else case.parts(other.reshape(-1)), [one], lead
+            if other is None:
+                return [], [one], lead
+            return case.parts(other if other.ndim == 1 else other.reshape(-1)), [one], lead
         if not case.gets:
             return None if other is not None else ([one], [], None)
         if not (case.each_from or case.each_to):
             if other is None:
                 both = [one]
                 return both, both, lead
-            return [one], [other.reshape(-1)], other
+            return [one], [other if other.ndim == 1 else other.reshape(-1)], other
         into = np.empty(case.other_shape, lead.dtype) if other is None else other
-        flat = into.reshape(-1)
+        flat = into if into.ndim == 1 else into.reshape(-1)
         send = case.parts(one) if case.each_from else [one]
         return send, case.parts(flat) if case.each_to else [flat], into
 
