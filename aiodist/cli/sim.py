@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import sys
@@ -45,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--trace-ranks", metavar="RANKS", default="0-15", help="ranks that it shows (0-15)")
     parser.add_argument("--print-ranks", metavar="RANKS", default="0", help="ranks whose output is shown (0)")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--json", action="store_true", help="for machines; what the script prints goes to stderr"
+    )
     cut = argv.index("--") if "--" in argv else len(argv)
     args, arguments = parser.parse_args(list(argv[:cut])), list(argv[cut + 1 :])
     if args.calibrate:
@@ -86,7 +89,8 @@ def main(argv: Sequence[str]) -> int:
 
     engine.tick = tick
     try:
-        run_script(world, args.script, arguments, _ranks(args.print_ranks, found.size))
+        with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+            run_script(world, args.script, arguments, _ranks(args.print_ranks, found.size))
     except FailedError as error:
         if error.__cause__ is not None and not isinstance(error.__cause__, SystemExit | AiodistError):
             traceback.print_exception(error.__cause__)

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aiodist.cli.main import main
+from aiodist.sim.constants import load, save
 from tests.observe.format import check
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "simulate_training.py")
@@ -37,8 +39,10 @@ def test_the_example_with_64_ranks(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sim", EXAMPLE, "--ranks", "4", "--json", "--print-ranks", "1", "--", "3"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["sim", EXAMPLE, "--ranks", "4", "--json", "--", "3"]) == 0
+    said = capsys.readouterr()
+    assert "a step on 4 ranks" in said.err
+    found = json.loads(said.out)
     assert found["ranks"] == 4
     row = next(row for row in found["rows"] if row["operation"] == "all_reduce")
     assert row["count"] == 3 * 4 and row["bytes"] == 25 << 20
@@ -93,3 +97,30 @@ def test_a_signal_ends_it(number: signal.Signals, tmp_path: Path) -> None:
         _, said = process.communicate(timeout=60)
     assert "Traceback" not in said
     assert process.returncode in (128 + number, -number)
+
+
+@pytest.mark.slow("measures for seconds")
+def test_constants_of_this_machine(tmp_path: Path) -> None:
+    file = tmp_path / "constants.json"
+    command = [sys.executable, "-m", "aiodist", "sim"]
+    done = subprocess.run(
+        [*command, "--calibrate", "-o", str(file)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = load(str(file))
+    assert found.round > found.local > 0  # a socket is slower than memory
+    assert found.message >= 0 and found.byte > 0 and found.local_byte > 0 and found.issue > 0
+    slow = tmp_path / "slow.json"
+    save(replace(found, byte=1e-6), str(slow))
+    times = []
+    for name in (file, slow):
+        options = [*command, EXAMPLE, "--ranks", "2", "--constants", str(name), "--json", "--", "1"]
+        ran = subprocess.run(options, capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 0, ran.stderr
+        times.append(json.loads(ran.stdout)["virtual_seconds"])
+    assert times[1] > times[0] + 25.0  # 25 MiB, at a µs a byte
+
+
+def test_calibrating_takes_no_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", EXAMPLE, "--calibrate"]) == 2
+    assert "Give it nothing but -o FILE" in capsys.readouterr().err
