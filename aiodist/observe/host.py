@@ -75,8 +75,9 @@ def host_name() -> str:
 def _kernels(pid: int) -> tuple[str, int, float]:
     """A process's state, resident bytes and processor time; as far as the kernel tells."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return "", 0, 0.0
-    fields = text.rpartition(")")[2].split()  # the name before may hold anything
+    # The name before may hold anything: the kernel cuts it to 15 bytes, also within a character.
+    fields = text.rpartition(b")")[2].decode().split()
     return fields[0], int(fields[21]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS

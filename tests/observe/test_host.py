@@ -49,6 +49,12 @@ def test_a_rank_of_this_host(make: Make) -> None:
     assert look("another") == look(KEY, 1) == []
 
 
+def test_the_kernel_cuts_a_process_name_within_a_character(make: Make, cut_name: None) -> None:
+    make(1, 2)
+    (view,) = look(KEY, os.getpid())
+    assert view.memory > 1 << 20
+
+
 def test_who_has_no_place_in_its_job_yet_is_left_out(make: Make) -> None:
     make(0, 0)
     assert look() == []
