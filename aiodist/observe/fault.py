@@ -84,7 +84,7 @@ def _free_signal() -> int:
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process catches a signal. One that it does not catch would end it."""
-    return bool(number) and bool(_mask(str(pid), "SigCgt") & _bit(number))
+    return 0 < number <= signal.SIGRTMAX and bool(_mask(str(pid), "SigCgt") & _bit(number))
 
 
 def send(pid: int, thread: int, number: int) -> None:

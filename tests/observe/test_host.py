@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import subprocess
 import sys
 import time
@@ -78,6 +79,7 @@ def test_the_file_of_one_that_has_died_tells_of_it(make: Make) -> None:
 def test_the_number_of_a_process_that_has_ended_may_be_another_ones(make: Make, tmp_path: Path) -> None:
     rank = make()
     here = folder(tmp_path)
+    struct.pack_into("<Q", rank.memory.buffer, struct.calcsize("<16s"), 1)
     os.rename(here / rank.memory.name, here / f"{KEY}.1.0")  # process 1 lives, and is none of the job's
     rank.memory._let_go()
     (view,) = look()
@@ -137,11 +139,17 @@ def test_what_lies_beside_recorders_is_passed_over(make: Make, tmp_path: Path, h
             entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
+def test_a_rank_that_says_it_is_another_process_is_passed_over(make: Make) -> None:
+    rank = make()
+    struct.pack_into("<Q", rank.memory.buffer, struct.calcsize("<16s"), 1)  # who asks it would ask process 1
+    assert look() == []
+
+
 def test_strange_names_and_many_jobs(make: Make, tmp_path: Path) -> None:
     rank = make(0, 2, job="\x1b[2J\n" * 100, argv=["\x1b]0;x\x07" + "x" * 500])
     whole = (folder(tmp_path) / rank.memory.name).read_bytes()
     for number in range(300):
-        (folder(tmp_path) / f"\x1b[31m{number}\n.{number}.0").write_bytes(whole)
+        (folder(tmp_path) / f"\x1b[31m{number}\n.{os.getpid()}.{number}").write_bytes(whole)
     found = look_at_jobs()
     assert len(found) == 301
     assert sum(view.alive for job in found for view in job.ranks) == 1
