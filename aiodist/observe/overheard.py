@@ -55,7 +55,7 @@ class Overheard:
 
     def last_words(self, error: BaseException) -> None:
         """Note the exception that ends the process."""
-        self._recorder.event(f"the program ended by {describe(error)}")
+        self._recorder.event(f"the program ended by {describe(error)}", trouble=True)
         self._recorder.flush(RING_PLACES)
 
 

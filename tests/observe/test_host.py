@@ -172,6 +172,21 @@ def test_the_environment_that_a_rank_was_started_with() -> None:
         assert environ_of(view) == {}
 
 
+def test_an_environment_that_is_another_users_or_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"AIODIST_SECRET": "a", "MUCH": "x" * 1000}
+    with subprocess.Popen(["cat"], env=environ, stdin=subprocess.PIPE, executable="/bin/cat") as process:
+        view = a_rank(host=host_name())
+        view = replace(view, recording=replace(view.recording, pid=process.pid))
+        until_it_is_started(process.pid)
+        assert environ_of(view) == environ
+        monkeypatch.setattr(host, "LARGEST", 100)
+        assert environ_of(view) == {}
+        monkeypatch.setattr(host, "LARGEST", 10000)
+        monkeypatch.setattr(host, "is_me", lambda user: False)
+        assert environ_of(view) == {}
+        process.communicate()
+
+
 def until_it_is_started(pid: int) -> None:
     """Wait until a process runs what it was started for, and has its environment."""
     while Path(f"/proc/{pid}/comm").read_text() != "cat\n":
