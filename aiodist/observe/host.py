@@ -15,7 +15,7 @@ from aiodist.recorder import Recording
 from aiodist.shm.records import find, open_folder
 
 LARGEST = 8 << 20
-"""Bytes of an environment that is read; Linux gives a program 6 MiB at most, and it may make its own larger."""
+"""Bytes of an environment that is read: Linux gives a program 6 MiB at most; it may make its own larger."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

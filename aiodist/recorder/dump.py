@@ -113,7 +113,7 @@ def _made(kind: type[Made], told: dict[str, Any]) -> Made:
         allowed = _KINDS.get(str(field.type))
         if allowed and field.name in told and type(value) not in allowed:
             raise ValueError(f"{field.name} is no {field.type}")
-        if field.type == "float" and field.name in told and not sound(value):
+        if field.type == "float" and isinstance(value, int | float) and not sound(value):
             raise ValueError(f"{field.name} is no number of seconds")
         if type(value) is int and not sound_number(value):
             raise ValueError(f"{field.name} is too large")

@@ -296,8 +296,8 @@ class _Texts:
                     self._add(number, Group(name, epoch, span_of(start, count)))
                 case ["group", number, str(name), epoch, "list", list(ranks)] if _whole(number, epoch):
                     self._add(number, Group(name, epoch, members_of(ranks)))
-                case ["sort", number, group, str(op), str(dtype), list(shape), str(reduce), *more] if (
-                    _whole(number, group, *more)
+                case ["sort", number, group, str(op), str(dtype), list(shape), str(reduce), *more] if _whole(
+                    number, group, *more
                 ):
                     root, tag, nbytes = more
                     self.sorts[number] = (group, op, dtype, shape_of(shape), reduce, root, tag, nbytes)
@@ -351,7 +351,7 @@ def glance(memory: Any) -> Glance:
     oldest = PLACE.unpack_from(memory, PENDING_AT)[ISSUED]
     if not sound(flushed, turned, left):
         raise WireError("a recorder's memory is broken")
-    return Glance(rank, size, flushed, turned, left, oldest if 0 < oldest and sound(oldest) else 0.0)
+    return Glance(rank, size, flushed, turned, left, oldest if oldest > 0 and sound(oldest) else 0.0)
 
 
 def read(memory: Any) -> Recording:
@@ -371,7 +371,9 @@ def read(memory: Any) -> Recording:
     vitals = Vitals(*VITALS.unpack_from(again, VITALS_AT))
     if magic != MAGIC:
         raise WireError("this is no recorder's memory, or that of another version of aiodist")
-    if max(rank, size) > MOST_RANKS or not sound(offset, began, left, vitals.flushed, vitals.turned, vitals.late):
+    if max(rank, size) > MOST_RANKS or not sound(
+        offset, began, left, vitals.flushed, vitals.turned, vitals.late
+    ):
         raise WireError("a recorder's memory is broken")
     try:
         texts = _Texts(_written(bytes(shown[TEXT_AT:LINKS_AT])))
@@ -431,7 +433,7 @@ def _records(once: bytes, again: bytes, texts: _Texts, start: int, places: int) 
     for at, place in zip(range(start, stop, PLACE.size), PLACE.iter_unpack(again[start:stop]), strict=True):
         sort, number, line, issued, pending, arrived, first, ended = place
         key = (sort, number, issued)
-        whole = 0 < issued and sound(issued, pending, arrived, first, ended)
+        whole = issued > 0 and sound(issued, pending, arrived, first, ended)
         if not whole or (key in found and not ended):
             continue
         if still or once[at : at + PLACE.size] == again[at : at + PLACE.size]:

@@ -115,7 +115,7 @@ class Recorder:
 
     Attributes:
         lines: of the program.
-        sorts: all sorts of operations, of all groups.
+        sorts: how many sorts of operations there were, of all groups.
         kept: the last operations.
         pending: those that the loop sleeps for, by their ids.
         troubled: a group has broken.
@@ -124,7 +124,7 @@ class Recorder:
     def __init__(self, memory: Any, pid: int, clock: Callable[[], float], wall: float) -> None:
         self.clock = clock
         self.lines = Lines(lambda *line: self._write("line", *line))
-        self.sorts: list[Sort] = []
+        self.sorts = 0
         self.kept: deque[Entry] = deque(maxlen=RING_PLACES)
         self.pending: dict[int, Pending] = {}
         self._over: deque[Pending] = deque(maxlen=RING_PLACES)
@@ -304,7 +304,18 @@ class Track:
         lines, known: of the recorder (`Lines`); keep: takes an entry. For who writes `note` out.
     """
 
-    __slots__ = ("_clock", "_end", "_epoch", "_group", "_pending", "_recorder", "_sorts", "keep", "known", "lines")
+    __slots__ = (
+        "_clock",
+        "_end",
+        "_epoch",
+        "_group",
+        "_pending",
+        "_recorder",
+        "_sorts",
+        "keep",
+        "known",
+        "lines",
+    )
 
     def __init__(self, recorder: Recorder, group: int, epoch: int) -> None:
         self._recorder = recorder
@@ -348,8 +359,8 @@ class Track:
 
     def _new_sort(self, key: Any, op: str, told: list[Any]) -> Sort:
         recorder = self._recorder
-        sort = self._sorts[key] = Sort(len(recorder.sorts) + 1, told[-1])
-        recorder.sorts.append(sort)
+        recorder.sorts += 1
+        sort = self._sorts[key] = Sort(recorder.sorts, told[-1])
         if not recorder._write("sort", sort.mark, self._group, op, *told):
             sort.mark = 0
         return sort

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def cut_name() -> Iterator[None]:
-    """This process has the name of a script in Cyrillic, as the kernel cuts it: its last character is half."""
+    """This process has the name of a script in Cyrillic, as the kernel cuts it: within a character."""
     comm = Path("/proc/self/comm")
     before = comm.read_bytes()
     comm.write_bytes("обучение".encode()[:15])

@@ -1,4 +1,4 @@
-"""A rank's memory may hold anything: who reads it neither crashes nor hangs, nor keeps what nobody can read."""
+"""A rank's memory may hold anything: who reads it neither crashes nor hangs, nor keeps it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SEEN = 200.0  # when they are looked at, on their clocks
 
 FLOATS = (math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, -1.0, 0.0, 1e18)
 WORDS = (0, 1, 7, 1 << 16, 1 << 20, 1 << 32, (1 << 63), (1 << 64) - 1)
-VALUES = (
+VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 5, 1 << 63, 1 << 200, 10**4000, 1e308, math.nan, math.inf, "", "\ud800", "a\0b"),
     *("\x1b[2J", "x" * 5000, [], [[]], [None], ["\ud800"], [1, [2]], [1e308], {}, "send", "all_reduce"),
 )
