@@ -464,6 +464,10 @@ class Work(Generic[T]):
                 self._issuer.failures.note(error)
             self._wake()
 
+    def _is_written_down(self, noted: Entry) -> None:
+        """Note how the recorder has it."""
+        self._noted = noted
+
     def _is_pending(self) -> None:
         """Write down that the loop has turned, or is about to, while the operation was pending."""
         if type(self._noted) is tuple:

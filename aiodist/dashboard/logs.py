@@ -73,7 +73,7 @@ class Logs:
         for view in views:
             about = view.recording.about
             folder, output = about.get("log_dir"), about.get("output")
-            if not isinstance(folder, str) or not os.path.isabs(folder):
+            if not isinstance(folder, str) or not os.path.isabs(folder) or not _may_exist(folder):
                 continue
             if view.host != self._host:
                 self._elsewhere[view.host] = folder
@@ -128,6 +128,14 @@ class Logs:
         if not end and len(data) == MOST:
             end = MOST  # a line without an end
         return {"from": begin, "next": begin + end, "lines": lines(data[:end]), "error": ""}
+
+
+def _may_exist(path: str) -> bool:
+    """Whether this can be a path at all: no system call takes one with a zero byte."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def _nothing(why: str) -> dict[str, Any]:

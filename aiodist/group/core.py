@@ -358,8 +358,7 @@ class GroupCore:
             self._refuse(work)
             return work
         line = self.recorder.lines.find(sys._getframe(1))
-        noted = self._track.note_line(self._track.sort_of(call, asked.tag), call.seq, line)
-        work = Work(self.issuer, call, async_op, noted=noted)
+        work = Work(self.issuer, call, async_op)
         operation = Operation(
             call,
             work,
@@ -377,15 +376,27 @@ class GroupCore:
             asked.convert,
         )
         if self.batches.open and reserved is None:
-            begin = partial(self._begin, operation, limit)
+            begin = partial(self._begin, operation, limit, line)
             if self.batches.hold(operation, begin, at_once):
                 return work
+        self._write_down(operation, line)
         self._start(operation, limit)
         return work
 
-    def _begin(self, operation: Operation, limit: float) -> None:
-        """Start what was held back, unless the group has broken since."""
+    def _write_down(self, operation: Operation, line: int) -> None:
+        """Write down that an operation begins, for those who look from outside: what is held back has not."""
+        call = operation.call
+        sort = self._track.sort_of(call, operation.tag)
+        operation.work._is_written_down(self._track.note_line(sort, call.seq, line))
+
+    def _begin(self, operation: Operation, limit: float, line: int) -> None:
+        """Start what was held back, unless the group has broken since.
+
+        Args:
+            line: of the program that has issued it.
+        """
         if self.error is None:
+            self._write_down(operation, line)
             self._start(operation, limit)
         else:
             self._refuse(operation.work)

@@ -156,14 +156,14 @@ class Agent:
             nodes.head.over()
         verdict = judge(await self._all_reports(nodes, crew), len(nodes.roster.members))
         if verdict.code and not verdict.signum:
-            self._keep_records(nodes.place.job)
+            await self._keep_records(nodes.place.job)
         forget_dead(nodes.place.job)
         return verdict
 
-    def _keep_records(self, job: str) -> None:
+    async def _keep_records(self, job: str) -> None:
         """Write down what the ranks did last that have died here; say where that is."""
         logs = self._context.records(job)
-        if (kept := keep_dead(job, os.environ | ({LOG_DIR: logs} if logs else {}))) is not None:
+        if (kept := await keep_dead(job, os.environ | ({LOG_DIR: logs} if logs else {}))) is not None:
             self._records = str(kept)
             self._say(f"what the ranks did last: aiodist explain {shlex.quote(str(kept))}")
 

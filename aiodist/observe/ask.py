@@ -24,6 +24,7 @@ PATIENCE = 1.5
 
 _PAUSE = 0.01
 _MOST = 4 << 20  # bytes of an answer that are read
+_MOST_THREADS = 1 << 22  # the kernel numbers no more
 _SETTLED = 5  # looks at a file that does not grow any more
 
 
@@ -92,6 +93,7 @@ class _Asked:
         """Make it write what it does → whether that was possible."""
         about = self.view.recording.about
         number, watcher = (_number(about.get(name)) for name in ("signal", "watcher"))
+        watcher = watcher if 0 < watcher <= _MOST_THREADS else 0
         pid = self.view.recording.pid
         try:
             if self.written() > _MOST:

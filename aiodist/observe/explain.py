@@ -56,14 +56,16 @@ def last_sign(rank: RankView) -> float:
 
 def _accused(dead: Sequence[RankView], job: JobView) -> list[RankView]:
     """The dead rank that most others say they have lost first; [] where none does."""
-    votes = Counter(
-        one
-        for rank in job.ranks
-        for one in rank.recording.about.get("lost") or ()
-        if one in {other.rank for other in dead}
-    )
+    died = {rank.rank for rank in dead}
+    votes = Counter(one for rank in job.ranks for one in _lost(rank) if one in died)
     most = max(votes.values(), default=0)
     return [rank for rank in dead if votes[rank.rank] == most > 0]
+
+
+def _lost(rank: RankView) -> set[int]:
+    """The ranks that a rank says it has lost."""
+    told = rank.recording.about.get("lost")
+    return {one for one in told if type(one) is int} if isinstance(told, list) else set()
 
 
 @dataclass(frozen=True, slots=True)

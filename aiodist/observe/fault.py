@@ -84,7 +84,7 @@ def _free_signal() -> int:
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process catches a signal. One that it does not catch would end it."""
-    return bool(number) and bool(_mask(str(pid), "SigCgt") & _bit(number))
+    return 0 < number <= signal.SIGRTMAX and bool(_mask(str(pid), "SigCgt") & _bit(number))
 
 
 def send(pid: int, thread: int, number: int) -> None:
@@ -131,8 +131,8 @@ def _threads(text: str) -> Iterator[Thread]:
 def _mask(pid: str, name: str) -> int:
     """A set of signals in what the kernel says of a process; 0 where it says nothing."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():  # its name may be no UTF-8
+            if line.startswith(f"{name}:".encode()):
                 return int(line.split()[1], 16)
     return 0
 

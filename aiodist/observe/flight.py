@@ -86,7 +86,10 @@ def _whole_from(numbers: _Numbered) -> int:
 
 def _is_settled(number: int, seen: list[RankView], found: Mapping[int, _Numbered], end: float) -> bool:
     """Whether what is known of an operation is more than that the ranks were not seen at the same moment."""
-    began = min(numbers[number].start for numbers in found.values() if number in numbers)
+    starts = [numbers[number].start for numbers in found.values() if number in numbers]
+    if not (starts and seen):
+        return False  # a recorder's memory may hold anything
+    began = min(starts)
     states = set()
     for rank in seen:
         span = found.get(rank.rank, {}).get(number)

@@ -9,9 +9,13 @@ from functools import cache
 from pathlib import Path
 
 from aiodist.environment.clock import clock_id
+from aiodist.environment.user import is_me
 from aiodist.observe.view import JobView, RankView, jobs
 from aiodist.recorder import Recording
 from aiodist.shm.records import find, open_folder
+
+LARGEST = 8 << 20
+"""Bytes of an environment that is read: Linux gives a program 6 MiB at most; it may make its own larger."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -51,9 +55,15 @@ def environ_of(view: RankView) -> dict[str, str]:
     if not view.alive or view.host != host_name():
         return {}
     try:
-        entries = Path(f"/proc/{view.recording.pid}/environ").read_bytes().split(b"\0")
+        with open(f"/proc/{view.recording.pid}/environ", "rb") as file:
+            if not is_me(os.fstat(file.fileno()).st_uid):  # it has changed its user, or its number was reused
+                return {}
+            text = file.read(LARGEST + 1)
     except OSError:
         return {}
+    if len(text) > LARGEST:
+        return {}
+    entries = text.split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries)
     found = {name: value for name, _, value in pairs if name}
     return found if "AIODIST_SECRET" in found or "AIODIST_SECRET_FILE" in found else {}
@@ -75,8 +85,9 @@ def host_name() -> str:
 def _kernels(pid: int) -> tuple[str, int, float]:
     """A process's state, resident bytes and processor time; as far as the kernel tells."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return "", 0, 0.0
-    fields = text.rpartition(")")[2].split()  # the name before may hold anything
+    # The name before may hold anything: the kernel cuts it to 15 bytes, also within a character.
+    fields = text.rpartition(b")")[2].decode().split()
     return fields[0], int(fields[21]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS

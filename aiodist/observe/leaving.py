@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from aiodist.observe.dumps import open_given, open_kept, write
@@ -20,6 +20,7 @@ LOG_DIR = "AIODIST_LOG_DIR"
 """Variable with the folder of the job's logs, by which a launcher that keeps logs says so to its workers."""
 
 PATIENCE = 2.0  # seconds for writing: the folder may be on a server that does not answer
+PATIENCE_FOR_ALL = 30.0  # likewise, for all dead ranks of a host
 
 _log = logging.getLogger("aiodist.observe")
 
@@ -54,34 +55,48 @@ def forget_dead(job: str) -> None:
             _forget(view)
 
 
-def keep_dead(job: str, environ: Mapping[str, str]) -> Path | None:
-    """Write down the ranks of a job on this host that are dead → as `keep`.
+async def keep_dead(job: str, environ: Mapping[str, str]) -> Path | None:
+    """Write down the ranks of a job on this host that are dead → as `keep`; for half a minute at most.
 
     Args:
         job: its id.
     """
-    return keep(
-        [view for view in look() if _is_dead(view) and view.recording.about.get("job") == job], environ
-    )
+
+    def work() -> Path | None:
+        dead = [view for view in look() if _is_dead(view) and view.recording.about.get("job") == job]
+        return keep(dead, environ)
+
+    return await _apart(work, PATIENCE_FOR_ALL)
 
 
 async def keep_own(key: str, environ: Mapping[str, str]) -> None:
     """Write down this process's record, and those of the job's dead on this host; for two seconds at most."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-    def work() -> None:
+    def work() -> Path | None:
+        views = [view for view in look(key) if view.recording.pid == os.getpid() or _is_dead(view)]
+        return keep(views, environ)
+
+    if (path := await _apart(work, PATIENCE)) is not None:
+        _log.debug("what the ranks did last is in %s", path)
+
+
+async def _apart(work: Callable[[], Path | None], patience: float) -> Path | None:
+    """Do it in a thread, which nobody waits for any more when the time is over; None then."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    found: list[Path | None] = []
+
+    def run() -> None:
         try:
-            views = [view for view in look(key) if view.recording.pid == os.getpid() or _is_dead(view)]
-            if (path := keep(views, environ)) is not None:
-                _log.debug("what the ranks did last is in %s", path)
+            found.append(work())
         finally:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(done.set)
 
-    threading.Thread(target=work, name="aiodist dump", daemon=True).start()
+    threading.Thread(target=run, name="aiodist dump", daemon=True).start()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience):
             await done.wait()
+    return found[0] if found else None
 
 
 def _is_dead(view: RankView) -> bool:

@@ -34,8 +34,15 @@ class Overheard:
     def close(self) -> None:
         """Give the loop its handler back, unless it has got another one meanwhile. May be called twice."""
         _open.discard(self)
+        for one in (*_open, self):
+            one._skip_closed()  # who took its place keeps it no longer
         if self._loop.get_exception_handler() is self._handler:
             self._loop.set_exception_handler(self._before)
+
+    def _skip_closed(self) -> None:
+        """Go on to the handler below those that are closed."""
+        while isinstance(below := getattr(self._before, "__self__", None), Overheard) and below not in _open:
+            self._before = below._before
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -48,7 +55,7 @@ class Overheard:
 
     def last_words(self, error: BaseException) -> None:
         """Note the exception that ends the process."""
-        self._recorder.event(f"the program ended by {describe(error)}")
+        self._recorder.event(f"the program ended by {describe(error)}", trouble=True)
         self._recorder.flush(RING_PLACES)
 
 

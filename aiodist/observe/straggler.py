@@ -70,7 +70,10 @@ def find_straggler(job: JobView) -> Straggler | None:
                     known[mark] = calls[record.group]
                 known[mark][record.number][rank.rank] = record
     whole = [
-        by for group, of_group in calls.items() for by in of_group.values() if by.keys() >= set(group.ranks)
+        by
+        for group, of_group in calls.items()
+        for by in of_group.values()
+        if len(by) >= len(group.ranks) and by.keys() >= set(group.ranks)
     ]
     if len(whole) < ENOUGH:
         return None

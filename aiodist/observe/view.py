@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aiodist.errors import WireError
 from aiodist.recorder.dump import from_json, to_json
-from aiodist.recorder.reading import Record, Recording
+from aiodist.recorder.reading import MOST_DRIFT, Record, Recording, sound, sound_number
 
 SIGN = 2.0
 """Seconds after which a loop that has not turned counts as blocked, and a process that has not written
@@ -120,7 +119,7 @@ class RankView:
     def _heartbeat(self) -> float:
         """Seconds from beat to beat of its loop; 0.0: it does not say."""
         told = self.recording.about.get("heartbeat")
-        return told if isinstance(told, float) and math.isfinite(told) else 0.0
+        return told if isinstance(told, float) and sound(told) else 0.0
 
     @property
     def since(self) -> float:
@@ -167,8 +166,10 @@ class RankView:
             told = data["stacks"]
             stacks = None if told is None else Stacks.from_json(told)
             plain = {name: kind(data[name]) for name, kind in _PLAIN.items()}
-            if not all(map(math.isfinite, (plain["now"], plain["cpu"], plain["shift"], plain["drift"]))):
-                raise ValueError("a time is not finite")
+            if not sound(*(plain[name] for name in ("now", "cpu", "shift", "error"))):
+                raise ValueError("a time is none")
+            if not (abs(plain["drift"]) < MOST_DRIFT and sound_number(plain["memory"])):
+                raise ValueError("its clock, or its memory, is none")
             return cls(recording=from_json(data["recording"]), stacks=stacks, **plain)
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise WireError(f"this is no rank: {error}") from error

@@ -127,7 +127,7 @@ class Waits:
             return False
         mine, other = (group, record.op, record.root, record.tag), MESSAGES[record.op]
         number = record.number - self._issued[rank].taken_back[mine]
-        came = peer.messages[group, other, list(group.ranks).index(rank), record.tag]
+        came = peer.messages[group, other, group.ranks.index(rank), record.tag]
         # A receive from anybody does not say whose message it takes: any one may be the other side.
         return came > number or (other == "recv" and peer.messages[group, other, ANY, record.tag] > 0)
 

@@ -26,6 +26,9 @@ from aiodist.shm.records import Memory, glances, open_folder
 EVERY = 1.0  # seconds from look to look at the others
 SLOWLY = 60.0  # seconds from look to look for a rank that is always late: all that is recorded is read for it
 
+MOST_TOLD = 1000
+"""Verdicts that are remembered so as not to be given again, the last ones."""
+
 _log = logging.getLogger("aiodist.observe")
 
 
@@ -59,7 +62,7 @@ class Watcher:
         self._answer = answer
         self._exchange = exchange
         self._due = self._judge_due = self._slow_due = 0.0
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}  # the kinds of what has been said, by what it is about
         self._judging: threading.Thread | None = None
 
     def look(self, turns: int, traffic: Callable[[], list[tuple[int, Traffic]]], every: float) -> None:
@@ -114,14 +117,19 @@ class Watcher:
             me: this rank.
         """
         views = look(self._key)
-        if not self._fresh(self._verdicts(views)):
+        found = self._verdicts(views)
+        if not found:  # what is over may come again; a straggler comes and goes
+            self._told = {about: kind for about, kind in self._told.items() if kind == "straggler"}
+        if not self._fresh(found):
             return
         if len({view.rank for view in views}) < max(view.recording.size for view in views):
             views = self._exchange.gather(views)
         culprits = {rank for verdict in self._fresh(self._verdicts(views)) for rank in verdict.ranks}
         views = ask(views, only=culprits)
         for verdict in self._fresh(self._verdicts(views)):
-            self._told.add(verdict.about)
+            self._told[verdict.about] = verdict.kind
+            if len(self._told) > MOST_TOLD:
+                del self._told[next(iter(self._told))]
             if self._speaks(views, me):
                 _log.warning("%s", render(verdict))
 

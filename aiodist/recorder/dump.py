@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from aiodist.errors import WireError
 from aiodist.recorder.reading import (
+    MOST_DRIFT,
+    MOST_RANKS,
     Clock,
     Event,
     Group,
@@ -17,6 +18,10 @@ from aiodist.recorder.reading import (
     Recording,
     Sum,
     Vitals,
+    members_of,
+    shape_of,
+    sound,
+    sound_number,
     span_of,
 )
 
@@ -71,7 +76,7 @@ def from_json(data: Any) -> Recording:
             found = told | {"group": None if number is None else groups[number]}
             if "line" in told:
                 found["line"] = None if told["line"] is None else lines[told["line"]]
-            return found | {"shape": tuple(map(_whole, told["shape"]))}
+            return found | {"shape": shape_of(told["shape"])}
 
         head = {name: data[name] for name in _HEAD}
         parts = {
@@ -82,10 +87,13 @@ def from_json(data: Any) -> Recording:
             "sums": tuple(_made(Sum, known(one)) for one in data["sums"]),
             "about": dict(data["about"]),
             "events": tuple(_made(Event, event) for event in data["events"]),
-            "clocks": tuple(_made(Clock, clock) for clock in data["clocks"]),
+            "clocks": tuple(_clock(clock) for clock in data["clocks"]),
             "links": tuple(_made(Link, link) for link in data["links"]),
         }
-        return _made(Recording, head | parts)
+        recording = _made(Recording, head | parts)
+        if not (0 <= recording.rank <= MOST_RANKS and 0 <= recording.size <= MOST_RANKS):
+            raise ValueError(f"rank {recording.rank} of {recording.size} is none")
+        return recording
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise WireError(f"this is no recording: {error}") from error
 
@@ -105,14 +113,23 @@ def _made(kind: type[Made], told: dict[str, Any]) -> Made:
         allowed = _KINDS.get(str(field.type))
         if allowed and field.name in told and type(value) not in allowed:
             raise ValueError(f"{field.name} is no {field.type}")
-        if type(value) is float and not math.isfinite(value):
-            raise ValueError(f"{field.name} is not finite")
+        if field.type == "float" and isinstance(value, int | float) and not sound(value):
+            raise ValueError(f"{field.name} is no number of seconds")
+        if type(value) is int and not sound_number(value):
+            raise ValueError(f"{field.name} is too large")
     return kind(**told)
 
 
+def _clock(told: dict[str, Any]) -> Clock:
+    clock = _made(Clock, told)
+    if not abs(clock.drift) < MOST_DRIFT:
+        raise ValueError("drift is that of no clock")
+    return clock
+
+
 def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError("a number is not whole")
+    if type(value) is not int or not sound_number(value):
+        raise ValueError("a number is not whole, or too large")
     return value
 
 
@@ -142,6 +159,6 @@ def _group(group: Group) -> dict[str, Any]:
 def _ungroup(data: dict[str, Any]) -> Group:
     name, epoch, twin = str(data["name"]), _whole(data["epoch"]), _whole(data.get("twin", 0))
     if "span" in data:
-        start, count = map(_whole, data["span"])
+        start, count = data["span"]
         return Group(name, epoch, span_of(start, count), twin)
-    return Group(name, epoch, tuple(map(_whole, data["ranks"])), twin)
+    return Group(name, epoch, members_of(data["ranks"]), twin)

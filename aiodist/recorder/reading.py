@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiodist.errors import WireError
@@ -34,8 +33,27 @@ from aiodist.recorder.layout import (
     VITALS_AT,
 )
 
-MOST_RANKS = 1 << 20
-"""Of a job, and so in a group: what says that there are more is broken."""
+MOST_RANKS = 1 << 16
+"""Of a job, and so in a group: what says that there are more is broken. Who judges looks at each member of
+each group in which somebody waits."""
+
+MOST_SECONDS = 1e12
+"""Of any time, either way; bytes in a second, too: what says more is broken."""
+
+MOST_DRIFT = 0.1
+"""Seconds by which two clocks drift apart in a second, at most."""
+
+_MOST_DIMENSIONS = 64  # as in NumPy
+
+
+def sound(*times: float) -> bool:
+    """Whether all of these can be times, or spans of it: a rank's memory, or a file, may hold anything."""
+    return all(-MOST_SECONDS < time < MOST_SECONDS for time in times)
+
+
+def sound_number(number: int) -> bool:
+    """Whether a number is one that a recorder writes: it has 64 bits."""
+    return -(1 << 63) <= number < 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +244,35 @@ class Recording:
 
 def span_of(start: int, count: int) -> range:
     """The ranks of a group that are one range; `ValueError` where these cannot be some."""
-    if not (0 <= start <= MOST_RANKS and 0 < count <= MOST_RANKS):
+    if not (_whole(start, count) and 0 <= start <= MOST_RANKS and 0 < count <= MOST_RANKS):
         raise ValueError(f"a group has {count} members from rank {start} on")
     return range(start, start + count)
+
+
+def members_of(ranks: Sequence[Any]) -> tuple[int, ...]:
+    """The ranks of a group that are no range; `ValueError` where these cannot be some."""
+    if not ranks or not all(type(rank) is int and 0 <= rank <= MOST_RANKS for rank in ranks):
+        raise ValueError("the members of a group are no ranks")
+    return tuple(ranks)
+
+
+def shape_of(shape: Sequence[Any]) -> tuple[int, ...]:
+    """The shape of a tensor; `ValueError` where this cannot be one."""
+    fits = all(type(size) is int and sound_number(size) for size in shape)
+    if len(shape) > _MOST_DIMENSIONS or not fits:
+        raise ValueError("a shape is none")
+    return tuple(shape)
+
+
+def _whole(*numbers: Any) -> bool:
+    return all(type(number) is int for number in numbers)
+
+
+def _parse(digits: str) -> int:
+    number = int(digits)
+    if not sound_number(number):
+        raise ValueError("a number is too large")
+    return number
 
 
 _UNKNOWN = (0, "?", "", (), "", -1, 0, 0)  # a sort for which there was no room
@@ -247,22 +291,24 @@ class _Texts:
         for entry in lines.split(b"\n"):
             if not entry:
                 continue
-            match json.loads(entry):
-                case ["group", int(number), str(name), int(epoch), "span", [int(start), int(count)]]:
+            match json.loads(entry, parse_int=_parse):
+                case ["group", number, str(name), epoch, "span", [start, count]] if _whole(number, epoch):
                     self._add(number, Group(name, epoch, span_of(start, count)))
-                case ["group", int(number), str(name), int(epoch), "list", list(ranks)]:
-                    self._add(number, Group(name, epoch, tuple(map(int, ranks))))
-                case ["sort", int(number), int(group), str(op), str(dtype), list(shape), str(reduce), *more]:
-                    root, tag, nbytes = map(int, more)
-                    self.sorts[number] = (group, op, dtype, tuple(map(int, shape)), reduce, root, tag, nbytes)
-                case ["line", int(number), str(file), int(line), str(function)]:
+                case ["group", number, str(name), epoch, "list", list(ranks)] if _whole(number, epoch):
+                    self._add(number, Group(name, epoch, members_of(ranks)))
+                case ["sort", number, group, str(op), str(dtype), list(shape), str(reduce), *more] if _whole(
+                    number, group, *more
+                ):
+                    root, tag, nbytes = more
+                    self.sorts[number] = (group, op, dtype, shape_of(shape), reduce, root, tag, nbytes)
+                case ["line", number, str(file), line, str(function)] if _whole(number, line):
                     self.lines[number] = Line(file, line, function)
                 case ["about", dict(about)]:
                     self.about.update(about)
-                case ["event", float(at), str(text)]:
+                case ["event", float(at), str(text)] if sound(at):
                     self.events.append(Event(at, text))
                 case _:
-                    raise WireError("a recorder's text is broken")
+                    raise ValueError("a line is none of a recorder's")
 
     def _add(self, number: int, group: Group) -> None:
         self.groups[number] = replace(group, twin=self._twins[group])
@@ -303,7 +349,9 @@ def glance(memory: Any) -> Glance:
     _, _, rank, size, *_, left = HEADER.unpack_from(memory)
     flushed, _, turned, *_ = VITALS.unpack_from(memory, VITALS_AT)
     oldest = PLACE.unpack_from(memory, PENDING_AT)[ISSUED]
-    return Glance(rank, size, flushed, turned, left, oldest if 0 < oldest < math.inf else 0.0)
+    if not sound(flushed, turned, left):
+        raise WireError("a recorder's memory is broken")
+    return Glance(rank, size, flushed, turned, left, oldest if oldest > 0 and sound(oldest) else 0.0)
 
 
 def read(memory: Any) -> Recording:
@@ -323,7 +371,9 @@ def read(memory: Any) -> Recording:
     vitals = Vitals(*VITALS.unpack_from(again, VITALS_AT))
     if magic != MAGIC:
         raise WireError("this is no recorder's memory, or that of another version of aiodist")
-    if size > MOST_RANKS or not all(map(math.isfinite, (offset, began, left, *astuple(vitals)))):
+    if max(rank, size) > MOST_RANKS or not sound(
+        offset, began, left, vitals.flushed, vitals.turned, vitals.late
+    ):
         raise WireError("a recorder's memory is broken")
     try:
         texts = _Texts(_written(bytes(shown[TEXT_AT:LINKS_AT])))
@@ -351,7 +401,7 @@ def _links(once: bytes, again: bytes) -> Iterator[Link]:
     for at in range(LINKS_AT, LINKS_AT + LINK_PLACES * LINK.size, LINK.size):
         link = Link(*LINK.unpack_from(again, at))
         whole = once[at : at + LINK.size] == again[at : at + LINK.size]
-        if whole and link.sent and all(map(math.isfinite, (link.busy, link.rtt, link.rate))):
+        if whole and link.sent and sound(link.busy, link.rtt, link.rate):
             yield link
 
 
@@ -360,7 +410,8 @@ def _clocks(once: bytes, again: bytes) -> Iterator[Clock]:
         clock = Clock(*CLOCK.unpack_from(again, at))
         if (
             clock.at
-            and all(map(math.isfinite, astuple(clock)))
+            and sound(clock.at, clock.offset, clock.error)
+            and abs(clock.drift) < MOST_DRIFT
             and once[at : at + CLOCK.size] == again[at : at + CLOCK.size]
         ):
             yield clock
@@ -370,7 +421,7 @@ def _sums(memory: bytes, texts: _Texts) -> Iterator[Sum]:
     for mark, (group, *sort) in sorted(texts.sorts.items()):
         if 0 < mark < SUM_PLACES:
             numbers = SUM.unpack_from(memory, SUMS_AT + mark * SUM.size)
-            if not all(map(math.isfinite, numbers)):
+            if not sound(*numbers[-2:]):
                 continue
             yield Sum(texts.groups.get(group), *sort, *numbers)
 
@@ -382,7 +433,7 @@ def _records(once: bytes, again: bytes, texts: _Texts, start: int, places: int) 
     for at, place in zip(range(start, stop, PLACE.size), PLACE.iter_unpack(again[start:stop]), strict=True):
         sort, number, line, issued, pending, arrived, first, ended = place
         key = (sort, number, issued)
-        whole = 0 < issued < math.inf and all(map(math.isfinite, (pending, arrived, first, ended)))
+        whole = issued > 0 and sound(issued, pending, arrived, first, ended)
         if not whole or (key in found and not ended):
             continue
         if still or once[at : at + PLACE.size] == again[at : at + PLACE.size]:

@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 
 MOST_SORTS = 500  # of one group that are told apart
 MOST_AT_ONCE = 256  # operations that `flush` writes: it holds the interpreter meanwhile
-MOST_EVENTS = 200  # that are kept, the first ones
+MOST_EVENTS = 200  # that are kept, the first ones; and as many troubles
+RESERVED = 16 * 1024  # bytes of text that groups, sorts and lines leave to what goes wrong
 MOST_LOST = 64  # ranks that are told to be gone
 LONGEST = 500  # characters of an event
 LATELY = 10.0  # seconds for which the longest delay of the loop is told
@@ -114,7 +115,7 @@ class Recorder:
 
     Attributes:
         lines: of the program.
-        sorts: all sorts of operations, of all groups.
+        sorts: how many sorts of operations there were, of all groups.
         kept: the last operations.
         pending: those that the loop sleeps for, by their ids.
         troubled: a group has broken.
@@ -123,11 +124,12 @@ class Recorder:
     def __init__(self, memory: Any, pid: int, clock: Callable[[], float], wall: float) -> None:
         self.clock = clock
         self.lines = Lines(lambda *line: self._write("line", *line))
-        self.sorts: list[Sort] = []
+        self.sorts = 0
         self.kept: deque[Entry] = deque(maxlen=RING_PLACES)
         self.pending: dict[int, Pending] = {}
         self._over: deque[Pending] = deque(maxlen=RING_PLACES)
         self.troubled = False
+        self._lost_in = -1
         self._memory = memoryview(memory)
         self._gate = threading.Lock()
         self._unwritten: deque[bytes] = deque()
@@ -136,7 +138,8 @@ class Recorder:
         self._shown = self._linked = 0
         self._groups = 0
         self._text = 0
-        self._issued = self._failed = self._events = 0
+        self._issued = self._failed = 0
+        self._events = [0, 0]
         self._turns, self._turned = 0, 0.0
         self._late: deque[tuple[float, float]] = deque()
         now = clock()
@@ -152,17 +155,21 @@ class Recorder:
         span = isinstance(ranks, range) or list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
         members = [ranks[0], len(ranks)] if span else list(ranks)
         self._write("group", self._groups, name, epoch, "span" if span else "list", members)
-        return Track(self, self._groups)
+        return Track(self, self._groups, epoch)
 
     def tell(self, **about: Any) -> None:
         """Write what is told of the process and its job: plain values by name."""
-        self._write("about", about)
+        self._write("about", about, reserved=0)
 
-    def event(self, text: str) -> None:
-        """Note something that has happened, such as an error that nobody waits for. From any thread."""
-        if self._events < MOST_EVENTS:
-            self._events += 1
-            self._write("event", self.clock(), text[:LONGEST])
+    def event(self, text: str, trouble: bool = False) -> None:
+        """Note something that has happened, such as an error that nobody waits for. From any thread.
+
+        Args:
+            trouble: it ends a group, or the process: there is room for it also where much has happened.
+        """
+        if self._events[trouble] < MOST_EVENTS:
+            self._events[trouble] += 1
+            self._write("event", self.clock(), text[:LONGEST], reserved=0 if trouble else RESERVED)
 
     def asked(self) -> int:
         """The number of the last question that another process has asked; 0 where it is answered."""
@@ -256,11 +263,15 @@ class Recorder:
         """Note that the process has left its job in good order."""
         _put_time(self._memory, LEFT_AT, self.clock())
 
-    def _write(self, *entry: Any) -> bool:
+    def _write(self, *entry: Any, reserved: int = RESERVED) -> bool:
         """Add a line of text → whether there was room. From any thread, also inside itself: what collects
-        garbage may run anywhere, and tell of an error that nobody waits for."""
+        garbage may run anywhere, and tell of an error that nobody waits for.
+
+        Args:
+            reserved: bytes that it leaves free.
+        """
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        if TEXT_AT + self._text + len(line) > LINKS_AT:
+        if TEXT_AT + self._text + len(line) > LINKS_AT - reserved:
             return False
         self._unwritten.append(line)
         self._write_text()
@@ -287,15 +298,28 @@ class Track:
     Args:
         recorder: the rank's.
         group: its number there.
+        epoch: its.
 
     Attributes:
         lines, known: of the recorder (`Lines`); keep: takes an entry. For who writes `note` out.
     """
 
-    __slots__ = ("_clock", "_end", "_group", "_pending", "_recorder", "_sorts", "keep", "known", "lines")
+    __slots__ = (
+        "_clock",
+        "_end",
+        "_epoch",
+        "_group",
+        "_pending",
+        "_recorder",
+        "_sorts",
+        "keep",
+        "known",
+        "lines",
+    )
 
-    def __init__(self, recorder: Recorder, group: int) -> None:
+    def __init__(self, recorder: Recorder, group: int, epoch: int) -> None:
         self._recorder = recorder
+        self._epoch = epoch
         self._group = group
         self._sorts: dict[Any, Sort] = {}
         self._clock, self._pending, self._end = recorder.clock, recorder.pending, recorder._over.append
@@ -307,10 +331,12 @@ class Track:
         Args:
             lost: global ranks that are gone.
         """
-        if not self._recorder.troubled:
-            self._recorder.troubled = True
-            self._recorder.tell(lost=list(lost)[:MOST_LOST])
-        self._recorder.event(text)
+        recorder = self._recorder
+        recorder.troubled = True
+        if recorder._lost_in != self._epoch:  # the first one of each epoch: the ranks are others then
+            recorder._lost_in = self._epoch
+            recorder.tell(lost=list(lost)[:MOST_LOST])
+        recorder.event(text, trouble=True)
 
     def sort_of(self, call: Call, tag: int = 0) -> Sort:
         """The sort of operations like this one; where there are too many, that of their kind.
@@ -333,8 +359,8 @@ class Track:
 
     def _new_sort(self, key: Any, op: str, told: list[Any]) -> Sort:
         recorder = self._recorder
-        sort = self._sorts[key] = Sort(len(recorder.sorts) + 1, told[-1])
-        recorder.sorts.append(sort)
+        recorder.sorts += 1
+        sort = self._sorts[key] = Sort(recorder.sorts, told[-1])
         if not recorder._write("sort", sort.mark, self._group, op, *told):
             sort.mark = 0
         return sort

@@ -119,7 +119,7 @@ class Found(NamedTuple):
     Args:
         name: of the file.
         alive: its process lives.
-        recording: what it holds.
+        recording: what it holds; of the process that the name says.
     """
 
     name: Name
@@ -145,7 +145,9 @@ def find(folder: Folder, job: str | None = None, pid: int | None = None) -> Iter
                 handle = folder.file(text)
                 try:
                     if os.fstat(handle).st_size >= SIZE:  # to read beyond the end would be SIGBUS
-                        yield Found(name, _is_locked(handle), read(mapped(handle, SIZE)))
+                        recording = read(mapped(handle, SIZE))
+                        if recording.pid == name.pid:  # else a signal might go to somebody else
+                            yield Found(name, _is_locked(handle), recording)
                 finally:
                     os.close(handle)
 

@@ -86,7 +86,7 @@ class Quiet(Recorder):
         """The part of a group; thousands of members are not written out."""
         return super().track(name, epoch, range(1))
 
-    def event(self, text: str) -> None:
+    def event(self, text: str, trouble: bool = False) -> None:
         """Keep nothing."""
 
 

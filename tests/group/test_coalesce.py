@@ -693,3 +693,16 @@ async def test_who_holds_an_operation_back_has_not_arrived() -> None:
         assert caught.value.missing == (1,)
 
     await by_messages(2, main)
+
+
+async def test_what_is_held_back_is_not_written_down_as_issued(cluster: Callable[..., Any]) -> None:
+    async def main(pg: ProcessGroup) -> list[int]:
+        def written() -> int:
+            return sum(entry[1] == work.seq for entry in pg._core.recorder.kept)
+
+        async with pg.coalesce():
+            work = pg.all_reduce(np.ones(3), async_op=True)
+            held = written()
+        return [held, written()]
+
+    assert await cluster(2, main) == [[0, 1]] * 2

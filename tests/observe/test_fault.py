@@ -48,6 +48,15 @@ def test_a_signal_makes_it_write(memory: Memory, tmp_path: Path) -> None:
         one.close()
         assert not catches(os.getpid(), number)
     assert not catches(2**22 + 1, 46)  # there is no such process
+    assert not any(catches(os.getpid(), number) for number in (-5, 0, 65, 1 << 40, 1 << 70))
+
+
+def test_a_process_whose_name_the_kernel_has_cut_has_a_signal(memory: Memory, cut_name: None) -> None:
+    file = FaultFile(memory.name)
+    try:
+        assert catches(os.getpid(), file.signal)
+    finally:
+        file.close()
 
 
 def test_a_thread_that_has_gone_leaves_it_to_the_process(memory: Memory, tmp_path: Path) -> None:

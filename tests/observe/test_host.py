@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import subprocess
 import sys
 import time
@@ -49,6 +50,12 @@ def test_a_rank_of_this_host(make: Make) -> None:
     assert look("another") == look(KEY, 1) == []
 
 
+def test_the_kernel_cuts_a_process_name_within_a_character(make: Make, cut_name: None) -> None:
+    make(1, 2)
+    (view,) = look(KEY, os.getpid())
+    assert view.memory > 1 << 20
+
+
 def test_who_has_no_place_in_its_job_yet_is_left_out(make: Make) -> None:
     make(0, 0)
     assert look() == []
@@ -72,6 +79,7 @@ def test_the_file_of_one_that_has_died_tells_of_it(make: Make) -> None:
 def test_the_number_of_a_process_that_has_ended_may_be_another_ones(make: Make, tmp_path: Path) -> None:
     rank = make()
     here = folder(tmp_path)
+    struct.pack_into("<Q", rank.memory.buffer, struct.calcsize("<16s"), 1)
     os.rename(here / rank.memory.name, here / f"{KEY}.1.0")  # process 1 lives, and is none of the job's
     rank.memory._let_go()
     (view,) = look()
@@ -131,11 +139,17 @@ def test_what_lies_beside_recorders_is_passed_over(make: Make, tmp_path: Path, h
             entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
+def test_a_rank_that_says_it_is_another_process_is_passed_over(make: Make) -> None:
+    rank = make()
+    struct.pack_into("<Q", rank.memory.buffer, struct.calcsize("<16s"), 1)  # who asks it would ask process 1
+    assert look() == []
+
+
 def test_strange_names_and_many_jobs(make: Make, tmp_path: Path) -> None:
     rank = make(0, 2, job="\x1b[2J\n" * 100, argv=["\x1b]0;x\x07" + "x" * 500])
     whole = (folder(tmp_path) / rank.memory.name).read_bytes()
     for number in range(300):
-        (folder(tmp_path) / f"\x1b[31m{number}\n.{number}.0").write_bytes(whole)
+        (folder(tmp_path) / f"\x1b[31m{number}\n.{os.getpid()}.{number}").write_bytes(whole)
     found = look_at_jobs()
     assert len(found) == 301
     assert sum(view.alive for job in found for view in job.ranks) == 1
@@ -156,6 +170,21 @@ def test_the_environment_that_a_rank_was_started_with() -> None:
             assert environ_of(replace(view, alive=False)) == {}
             process.communicate()
         assert environ_of(view) == {}
+
+
+def test_an_environment_that_is_another_users_or_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"AIODIST_SECRET": "a", "MUCH": "x" * 1000}
+    with subprocess.Popen(["cat"], env=environ, stdin=subprocess.PIPE, executable="/bin/cat") as process:
+        view = a_rank(host=host_name())
+        view = replace(view, recording=replace(view.recording, pid=process.pid))
+        until_it_is_started(process.pid)
+        assert environ_of(view) == environ
+        monkeypatch.setattr(host, "LARGEST", 100)
+        assert environ_of(view) == {}
+        monkeypatch.setattr(host, "LARGEST", 10000)
+        monkeypatch.setattr(host, "is_me", lambda user: False)
+        assert environ_of(view) == {}
+        process.communicate()
 
 
 def until_it_is_started(pid: int) -> None:

@@ -34,18 +34,18 @@ def files(tmp_path: Path) -> set[str]:
     return set(os.listdir(tmp_path / "memory" / f"aiodist-{os.geteuid()}"))
 
 
-def test_the_dead_of_a_job_are_written_down_and_forgotten(make: Make, tmp_path: Path) -> None:
+async def test_the_dead_of_a_job_are_written_down_and_forgotten(make: Make, tmp_path: Path) -> None:
     dead, alive, other = make(1), make(0), make(1, key="another", job="k")
     for one in (dead, other):
         one.memory._let_go()
     beside = tmp_path / "memory" / f"aiodist-{os.geteuid()}" / f"{KEY}.{os.getpid()}.x{STACKS}"
     beside.write_text("{}")
     logs = tmp_path / "logs"
-    assert keep_dead("j", {LOG_DIR: str(logs)}) == logs
+    assert await keep_dead("j", {LOG_DIR: str(logs)}) == logs
     assert [rank.rank for rank in read_job(logs).ranks] == [1]
     assert alive.memory.name not in files(tmp_path)  # of the same process here: all of its files go
     assert files(tmp_path) == {other.memory.name}
-    assert keep_dead("j", {}) is None
+    assert await keep_dead("j", {}) is None
     forget_dead("k")
     assert files(tmp_path) == set()
 
@@ -65,7 +65,9 @@ async def test_a_folder_that_does_not_answer_delays_nobody_for_long(
     go = threading.Event()
     monkeypatch.setattr(leaving, "keep", lambda views, environ: go.wait() and None)
     monkeypatch.setattr(leaving, "PATIENCE", 0.05)
+    monkeypatch.setattr(leaving, "PATIENCE_FOR_ALL", 0.05)
     await keep_own(KEY, {})
+    assert await keep_dead("j", {}) is None
     go.set()
 
 

@@ -56,6 +56,21 @@ def test_the_error_of_a_callback_is_noted_with_its_line(monkeypatch: pytest.Monk
     assert len(heard) == 2
 
 
+def test_jobs_that_begin_and_end_by_turns_in_a_loop_make_no_chain() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        first = Overheard(loop, a_recorder())
+        for _ in range(20):  # the next one begins before this one ends
+            second = Overheard(loop, a_recorder())
+            first.close()
+            first = second
+        assert first._before is None
+        first.close()
+        assert loop.get_exception_handler() is None
+
+    asyncio.run(main())
+
+
 _REAL = asyncio.BaseEventLoop.call_exception_handler  # tests otherwise put their own in its place
 
 _PROGRAM = """

@@ -105,6 +105,35 @@ def test_something_else_is_told_anew(make: Make, caplog: pytest.LogCaptureFixtur
     assert len(boxes(caplog)) == 2
 
 
+def test_what_is_over_is_told_again_when_it_comes_again(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    waiting = make(0)
+    make(1)
+    waiting.wait()
+    watching = watch(waiting)
+    look(watching)
+    ((_, pending),) = waiting.recorder.pending.items()
+    for again in (False, True):
+        waiting.recorder.pending.clear()
+        if again:
+            waiting.recorder.pending[id(pending)] = pending
+        waiting.flush()
+        watching._judge_due = watching._slow_due = 0.0
+        watching.judge(0)
+    assert len(boxes(caplog)) == 2
+
+
+def test_what_is_remembered_of_what_was_told_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "MOST_TOLD", 3)
+    waiting, late = make(0), make(1)
+    waiting.wait()
+    watching = watch(waiting)
+    for number in range(5):
+        late.recorder.pending.clear()
+        late.wait(7 + number, seconds=50.0)
+        watching.judge(0)
+    assert 0 < len(watching._told) <= 3
+
+
 @pytest.mark.parametrize(("after", "seconds"), [(0.0, 60.0), (30.0, 20.0)])
 def test_nothing_is_said(after: float, seconds: float, make: Make, caplog: pytest.LogCaptureFixture) -> None:
     waiting = make(0)

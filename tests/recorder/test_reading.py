@@ -213,7 +213,7 @@ def test_memory_that_is_garbage_here_and_there_is_told_or_harmless(
 
 def test_all_of_the_text_may_be_read() -> None:
     recorder = a_recorder()
-    while recorder._write("event", 1.0, "x" * 100):
+    while recorder._write("event", 1.0, "x" * 100, reserved=0):
         pass
     assert LINKS_AT - TEXT_AT - 200 < recorder._text <= LINKS_AT - TEXT_AT
     assert len(read(recorder._memory).events) > 1000

@@ -133,7 +133,7 @@ def test_how_often_each_sort_was_used() -> None:
         if number % 7 == 0:
             recorder.flush(2)
     recorder.flush(2)
-    assert [sort.uses for sort in recorder.sorts] == [10, 10, 10]
+    assert [sort.uses for sort in track._sorts.values()] == [10, 10, 10]
 
 
 def test_a_flush_writes_the_last_and_each_once() -> None:
@@ -161,7 +161,7 @@ def test_sorts_and_lines_have_an_end_and_nothing_breaks_there() -> None:
     last = records(recorder)[-2:]
     assert [(record.op, record.number) for record in last] == [("all_reduce", MOST_SORTS + 299)] * 2
     assert (last[0].shape, last[0].nbytes, last[1].shape) == ((), 0, (3,))
-    assert len(recorder.sorts) <= MOST_SORTS + 2
+    assert recorder.sorts <= MOST_SORTS + 2
     for number in range(2100):  # lines of programs that make code as they go
         exec(
             compile("track.note(sort, number, sys._getframe(0))", f"made{number}.py" * 5, "exec"),
@@ -321,6 +321,31 @@ def test_what_another_thread_could_not_write_the_next_flush_writes() -> None:
         assert read(recorder._memory).events == ()
     recorder.flush()
     assert [event.text for event in read(recorder._memory).events] == ["later"]
+
+
+def test_what_ends_a_group_or_the_process_is_told_whatever_was_told_before() -> None:
+    recorder = a_recorder()
+    for number in range(5000):  # groups made and closed, and errors that nobody waits for
+        track = recorder.track(f"a group with a name {number}", 0, range(8))
+        track.sort_of(a_call())
+        recorder.event(f"a callback has failed, for the {number}th time")
+    track.trouble("group 'world' broke", [3])
+    recorder.event("the program ended by an error", trouble=True)
+    found = read(recorder._memory)
+    assert [event.text for event in found.events][-2:] == [
+        "group 'world' broke",
+        "the program ended by an error",
+    ]
+    assert found.about["lost"] == [3]
+
+
+def test_who_was_lost_is_told_of_each_epoch() -> None:
+    recorder = a_recorder()
+    for epoch, lost in enumerate(([3], [1, 2])):  # the numbers are others' now
+        first, second = (recorder.track(name, epoch, range(8)) for name in ("world", "other"))
+        first.trouble("broke", lost)
+        second.trouble("broke, too", [7])
+        assert read(recorder._memory).about["lost"] == lost
 
 
 def test_more_groups_than_there_is_room_for() -> None:

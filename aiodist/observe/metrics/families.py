@@ -85,7 +85,7 @@ def _in_flight(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]
         yield labels, 0
     for view in _living(job):
         for record in view.recording.pending:
-            yield (record.op, tally.labels.group(record.group.name if record.group else None)), 1
+            yield (text(record.op), tally.labels.group(record.group.name if record.group else None)), 1
 
 
 def _oldest(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from aiodist.observe.metrics import catalog
 from aiodist.observe.metrics.arrivals import Arrivals
 from aiodist.observe.metrics.catalog import Metric
-from aiodist.observe.metrics.labels import Labels, ranks
+from aiodist.observe.metrics.labels import Labels, ranks, text
 from aiodist.observe.view import JobView, RankView
 
 MOST_GONE = 10_000
@@ -28,7 +28,7 @@ Count = tuple[Metric, tuple[str, ...], Hashable, float]
 
 def _ops(view: RankView, labels: Labels) -> Iterator[Count]:
     for mark, one in enumerate(view.recording.sums):
-        op = one.op, labels.group(one.group.name if one.group is not None else None)
+        op = text(one.op), labels.group(one.group.name if one.group is not None else None)
         yield catalog.OPS, op, mark, one.uses
         yield catalog.FAILED, op, mark, one.failed
         yield catalog.PAYLOAD, op, mark, one.uses * one.nbytes

@@ -41,7 +41,7 @@ def library() -> ctypes.CDLL:
     tried: list[str] = []
     for pid in ancestors():
         try:
-            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            lines = os.fsdecode(Path(f"/proc/{pid}/maps").read_bytes()).splitlines()
         except OSError:
             continue
         tried += sorted({line.split(maxsplit=5)[5] for line in lines if "/libpmix.so" in line})
