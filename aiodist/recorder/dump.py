@@ -105,8 +105,8 @@ def _made(kind: type[Made], told: dict[str, Any]) -> Made:
         allowed = _KINDS.get(str(field.type))
         if allowed and field.name in told and type(value) not in allowed:
             raise ValueError(f"{field.name} is no {field.type}")
-        if type(value) is float and not math.isfinite(value):
-            raise ValueError(f"{field.name} is not finite")
+        if str(field.type) == "float" and field.name in told and not math.isfinite(float(value)):
+            raise ValueError(f"{field.name} is not finite")  # an int may be too large for a float
     return kind(**told)
 
 
