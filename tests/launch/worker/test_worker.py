@@ -99,7 +99,7 @@ async def test_all_are_asked_before_the_first_one_ends(
     kinds = [0, signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT]
     assert sent == [kind for kind in kinds for _ in workers]
     assert at_first == ["T"] * 3
-    assert [await ended(worker) for worker in workers] == [-signal.SIGTERM] * 3
+    assert await asyncio.gather(*map(ended, workers)) == [-signal.SIGTERM] * 3
     assert [worker.asked for worker in workers] == [signal.SIGTERM] * 3
     ask_all(workers, signal.SIGTERM)  # nobody is there any more
     for worker in workers:
@@ -115,7 +115,7 @@ async def test_where_there_are_no_descriptors_their_guardians_ask_them(
     monkeypatch.setattr(os, "pidfd_open", none)
     workers = [start(spawner, *PYTHON, "import signal; signal.pause()") for _ in range(2)]
     ask_all(workers, signal.SIGTERM)
-    assert [await ended(worker) for worker in workers] == [-signal.SIGTERM] * 2
+    assert await asyncio.gather(*map(ended, workers)) == [-signal.SIGTERM] * 2
     for worker in workers:
         await worker.sweep()
 
