@@ -82,8 +82,13 @@ def test_a_job_in_which_nothing_stands_still(tmp_path: Path, capsys: pytest.Capt
     with running(tmp_path / "rests.py", "rests") as key:
         assert main(["explain", key]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("rests.py, 3 ranks on 1 host: no rank has died\n")
-    assert f"aiodist trace {key} -o trace.json" in out
+    assert out.startswith("rests.py, 3 ranks on 1 host, since ")
+    assert ": nothing stands still\n3 running; 0 operations/s, 0 B/s; 6 operations so far, 0 failed\n" in out
+    call = PROGRAM.splitlines().index("    await pg.all_reduce(np.full(3, pg.rank + 1.0))") + 1
+    assert f"the last operation: all_reduce #1 of world at rests.py:{call} in main" in out.replace(
+        str(tmp_path), ""
+    )
+    assert f"aiodist trace {key}" in out
 
 
 def test_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
