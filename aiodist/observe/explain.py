@@ -23,7 +23,7 @@ LINES = 10
 FRESH = 0.5
 """Seconds between two signs of a process: deaths that are closer than that cannot be told apart."""
 
-_LONG = 300  # characters of what a rank told
+_LONG, _HEAD = 340, 200  # characters of what a rank told; those at its beginning, where it is longer
 _WAITS = 3  # lines, at most, of operations that ranks wait in
 
 
@@ -77,10 +77,9 @@ class _Error:
 
 
 def _told(error: _Error) -> str:
-    """The line of the program first: who reads on a narrow screen needs that most."""
-    return (
-        f"{name_ranks(list(error.ranks))} told {_clock(error.wall)}{error.at}: {one_line(error.text, _LONG)}"
-    )
+    """Of a long text the middle is left out: an error that ended the program has its line at the end."""
+    text = error.text if len(error.text) <= _LONG else f"{error.text[:_HEAD]} … {error.text[_HEAD - _LONG :]}"
+    return f"{name_ranks(list(error.ranks))} told {_clock(error.wall)}{error.at}: {one_line(text)}"
 
 
 def _title(job: JobView, first: Sequence[RankView], dead: int) -> str:
@@ -152,7 +151,7 @@ def _errors(job: JobView, dead: Sequence[RankView]) -> list[_Error]:
 
 
 def _failed_at(rank: RankView) -> str:
-    """' in all_reduce #12 of world (train.py:41 in main)': the last operation that has failed; '': none has."""
+    """' in all_reduce #12 of world (train.py:41 in main)': the last operation that failed; '': none did."""
     failed = [record for record in rank.recording.last if record.failed]
     return f" in {operation(failed[-1])}{_at(failed[-1])}" if failed else ""
 

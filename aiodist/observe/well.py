@@ -68,12 +68,16 @@ def _slowest(table: Sequence[Row]) -> Iterator[str]:
         return
     (least, slow), (second, _), (most, _) = known[0], known[1], known[-1]
     if second - least < _APART:
-        yield f"the ranks wait for each other for {share(least)} to {share(most)} of their time: none is slow"
+        yield f"the ranks wait for each other for {_between(least, most)} of their time: none is slow"
     else:
         yield (
             f"rank {slow} is the slowest: it waits for others for {share(least)} of its time, "
-            f"they for {share(second)} to {share(most)} of theirs"
+            f"they for {_between(second, most)} of theirs"
         )
+
+
+def _between(least: float, most: float) -> str:
+    return share(least) if share(least) == share(most) else f"{share(least)} to {share(most)}"
 
 
 def _lag(table: Sequence[Row]) -> Iterator[str]:

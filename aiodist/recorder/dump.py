@@ -105,8 +105,10 @@ def _made(kind: type[Made], told: dict[str, Any]) -> Made:
         allowed = _KINDS.get(str(field.type))
         if allowed and field.name in told and type(value) not in allowed:
             raise ValueError(f"{field.name} is no {field.type}")
-        if str(field.type) == "float" and field.name in told and not math.isfinite(float(value)):
-            raise ValueError(f"{field.name} is not finite")  # an int may be too large for a float
+        if isinstance(value, float | int) and str(field.type) == "float" and not math.isfinite(float(value)):
+            raise ValueError(
+                f"{field.name} is not finite"
+            )  # an int may be too large for a float: OverflowError
     return kind(**told)
 
 

@@ -48,6 +48,8 @@ def test_what_survivors_told_is_told_once_with_their_line_and_whole() -> None:
     said = "ranks 0, 1 and 3 told at 01:46:58 UTC in all_reduce #5 of world (train.py:41 in main): "
     assert said + why in lines
     assert sum("PeerLost" in line for line in lines) == 1
+    long = [a_rank(0, events=[f"{'x' * 500} (train.py:7 in step)"]), a_rank(2, flushed=14.0, alive=False)]
+    assert any(line.endswith("xxx (train.py:7 in step)") for line in explain(a_job(*long), (), TRACE))
 
 
 def test_of_a_long_path_the_end_is_kept_and_the_number() -> None:
