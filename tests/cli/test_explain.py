@@ -106,6 +106,9 @@ def test_no_such_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("aiodist explain: error: there is no job 'no such job'. ")
 
 
-def test_the_command_starts_without_numpy() -> None:
-    code = "import sys, aiodist.cli.explain; sys.exit('numpy' in sys.modules)"
+def test_commands_that_look_start_without_numpy() -> None:
+    code = (
+        "import sys; from aiodist.cli import explain, jobs, metrics, stacks, top, trace; jobs.main([]);"
+        "import aiodist.observe.source, aiodist.observe.ask; sys.exit('numpy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
