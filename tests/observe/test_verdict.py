@@ -195,6 +195,9 @@ def test_a_straggler() -> None:
         "rank 2 came last in 50 of the last 50 operations; the others waited 30 s"
     )
     assert judge(a_job(*(steps(rank, 10, 0.2) for rank in range(4)))) == ()  # too few
+    young = [steps(rank, 50, 0.2) for rank in range(4)]
+    young = [replace(one, recording=replace(one.recording, began=NOW - 0.9)) for one in young]
+    assert judge(a_job(*young)) == ()
     assert judge(a_job(*(steps(rank, 50, 0.01) for rank in range(4)))) == ()  # too little
     apart = [steps(rank, 50, 0.2).placed(0.0, 0.2) for rank in range(4)]
     assert judge(a_job(*apart)) == ()  # the clocks may be wrong by as much
