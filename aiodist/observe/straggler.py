@@ -56,7 +56,7 @@ def last_of(by: Mapping[int, Record], ranks: Mapping[int, RankView]) -> tuple[in
 
 
 def find_straggler(job: JobView) -> Straggler | None:
-    """The rank for which the others wait most, if there is one that is worth a word, and the job is not young.
+    """The rank for which the others wait most, if one is worth a word and the job is not young.
 
     Only collectives count that all members of their group have issued, as far as the recorders reach back;
     of late ones, those that hold up others, by more than the clocks' error.
