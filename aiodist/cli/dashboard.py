@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         "job",
         metavar="JOB",
         nargs="?",
-        help="its script, or the beginning of its key (else the newest; waits for one if there is none)",
+        help="its script, or the beginning of its key (the only job; waits for one if there is none)",
     )
     parser.add_argument("--host", metavar="ADDR", default="127.0.0.1", help="to listen on (127.0.0.1)")
     parser.add_argument("--port", metavar="PORT", type=int, default=0, help="to listen on (a free one)")

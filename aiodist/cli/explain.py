@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from aiodist.cli.parser import Parser
-from aiodist.cli.seen import the_job
+from aiodist.cli.seen import again, the_job
 from aiodist.cli.show import show
 
 _AFTER = 1.0  # seconds for which an operation has to be pending: who asks need not wait for the box
+_SPEED = 1.0  # seconds between two looks, where nothing stands still
+_SLOW = ("straggler", "slow link")  # verdicts on what goes on
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the verdicts on a job that runs, in a box each; else what happened, in ten lines at most."""
+    """Print the verdicts on a job that runs, in a box each, or what it does; else what has happened."""
     parser = Parser("aiodist explain", description=__doc__, example="aiodist explain train.py")
     parser.add_argument(
         "job",
         metavar="JOB|DIR",
         nargs="?",
-        help="a job here (its script, or the beginning of its key), or a dump's folder (the newest job)",
+        help="a job here (its script, or the beginning of its key), or a dump's folder (the only job)",
     )
     args = parser.parse_args(list(argv))
     if args.job is not None and (os.sep in args.job or Path(args.job).is_dir()):
@@ -53,6 +56,7 @@ def _explain_job(wanted: str | None) -> None:
     from aiodist.observe.explain import explain
     from aiodist.observe.verdict import judge
     from aiodist.observe.view import Doing, JobView
+    from aiodist.observe.well import well
 
     job = place(the_job(wanted, stacks=True))
     culprits = {rank for verdict in judge(job, _AFTER) for rank in verdict.ranks}
@@ -60,5 +64,10 @@ def _explain_job(wanted: str | None) -> None:
     verdicts = judge(job, _AFTER)
     for verdict in verdicts:
         show(render(verdict))
-    if not verdicts or any(rank.doing is Doing.dead for rank in job.ranks):
+    goes_on = any(rank.doing is not Doing.left for rank in job.ranks)
+    if any(rank.doing is Doing.dead for rank in job.ranks) or not (goes_on or verdicts):
         show("\n".join(explain(job, verdicts, f"aiodist trace {job.key} -o trace.json")))
+    elif all(verdict.kind in _SLOW for verdict in verdicts):
+        time.sleep(_SPEED)
+        show("\n".join(well(job, again(job))))
+        show(f"more: aiodist top {job.key}; aiodist stacks {job.key}; aiodist trace {job.key}")

@@ -13,6 +13,7 @@ from aiodist.sanitize import one_line
 if TYPE_CHECKING:
     from aiodist.observe.summary import Summary
 
+_MORE = "look closer: aiodist top JOB, aiodist explain JOB; in a browser: aiodist dashboard JOB"
 _HEAD = ("JOB", "SCRIPT", "RANKS", "HOSTS", "AGE", "STATE", "TROUBLE")
 
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
         show(json.dumps([job.to_json() for job in found], indent=2))
     elif found:
         show(_aligned([_HEAD, *(_line(keys[job.key], job) for job in found)]))
+        show(_MORE)
     else:
         show("no job of this user runs on this host")
     return 0

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     """Tell the metrics of a job, once or until it has ended; 143 after SIGTERM."""
     parser = Parser("aiodist metrics", description=__doc__)
     parser.add_argument(
-        "job", metavar="JOB", nargs="?", help="its script, or the beginning of its key (else the newest)"
+        "job", metavar="JOB", nargs="?", help="its script, or the beginning of its key (the only job)"
     )
     parser.add_argument("--textfile", metavar="FILE.prom", help="write into this file, which goes at the end")
     parser.add_argument(

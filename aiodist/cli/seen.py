@@ -7,8 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from aiodist.sanitize import one_line
-
 if TYPE_CHECKING:
     from aiodist.observe import JobView
 
@@ -17,7 +15,7 @@ def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False
     """All of a job. Where only a part can be seen, standard error says why.
 
     Args:
-        wanted: its script, or the beginning of its key; None: the newest.
+        wanted: its script, or the beginning of its key; None: the only one that runs.
         most: operations of each rank; None: a few.
         stacks: whether the ranks of other hosts are to say what they do.
 
@@ -29,10 +27,16 @@ def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False
     from aiodist.observe.source import FEW, whole
 
     few = FEW if most is None else most
-    jobs = look_at_jobs()
-    job, note = asyncio.run(whole(pick(jobs, wanted), os.environ, most=few, stacks=stacks))
-    if wanted is None and len(jobs) > 1:
-        print(f"of {len(jobs)} jobs the newest, {one_line(job.name)}: aiodist jobs", file=sys.stderr)
+    job, note = asyncio.run(whole(pick(look_at_jobs(), wanted), os.environ, most=few, stacks=stacks))
     if note:
         print(note, file=sys.stderr)
     return job
+
+
+def again(job: JobView) -> JobView:
+    """The same job, looked at once more; as it was, where it has gone."""
+    from aiodist.observe.host import look_at_jobs
+    from aiodist.observe.source import whole
+
+    found = next((one for one in look_at_jobs(job.key) if one.key == job.key), job)
+    return asyncio.run(whole(found, os.environ))[0]

@@ -1,4 +1,4 @@
-"""`aiodist stacks JOB [RANK]`: what each rank of a job does now: its line, its stack, and asyncio's tasks."""
+"""`aiodist stacks [JOB] [RANK]`: what each rank of a job does now: line, stack, and asyncio's tasks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,20 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Ask all ranks of this host at once, and print what they say."""
     parser = Parser("aiodist stacks", description=__doc__, example="aiodist stacks train.py 3")
-    parser.add_argument("job", metavar="JOB", help="its script, or the beginning of its key (`aiodist jobs`)")
+    parser.add_argument(
+        "job",
+        metavar="JOB",
+        nargs="?",
+        help="its script, or the beginning of its key (the only job; `aiodist jobs`)",
+    )
     parser.add_argument("rank", metavar="RANK", nargs="?", type=int, help="one rank (else all)")
     parser.add_argument("--json", action="store_true", help="for machines")
     args = parser.parse_args(list(argv))
     from aiodist.observe.ask import ask
+    from aiodist.observe.choice import SHORTEST
 
+    if args.rank is None and args.job is not None and args.job.isdecimal() and len(args.job) < SHORTEST:
+        args.job, args.rank = None, int(args.job)  # no key is that short
     job = the_job(args.job, stacks=True)
     views = [view for view in job.ranks if args.rank in (None, view.rank)]
     if not views:

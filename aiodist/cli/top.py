@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         "job",
         metavar="JOB",
         nargs="?",
-        help="its script, or the beginning of its key (else the newest; waits for one if there is none)",
+        help="its script, or the beginning of its key (the only job; waits for one if there is none)",
     )
     parser.add_argument("--every", metavar="SECONDS", type=float, default=1.0, help="between two looks (1)")
     parser.add_argument("--once", action="store_true", help="one look, as text")

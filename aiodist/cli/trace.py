@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         "job",
         nargs="?",
         metavar="JOB|DIR",
-        help="key of a job here, or a dump's folder (the last job)",
+        help="a job here (its script, or the beginning of its key), or a dump's folder (the only job)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", default="trace.json", help="(trace.json)")
     parser.add_argument(

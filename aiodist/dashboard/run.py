@@ -35,6 +35,7 @@ LINGER = 600.0
 _RELOAD = 5.0  # seconds without a page after which nobody is there any more
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOKEN_BYTES = 32
+_AGAIN = "the address works once; for another one: aiodist dashboard JOB (aiodist jobs shows JOB)"
 _URL = re.compile(r"dashboard-(\d+)\.url")
 
 
@@ -250,6 +251,7 @@ def _announced(address: str, token: str, terminal: bool, say: Callable[[str], No
     url = f"{address}#token={token}"
     if terminal:
         say(f"the page: {url}")
+        say(_AGAIN)
         yield
         return
     path = home(os.environ).parent

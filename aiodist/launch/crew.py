@@ -41,7 +41,7 @@ from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NEVER, Ending, NodeReport, lost_nodes
 from aiodist.launch.worker.starting import AgentContext, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
-from aiodist.launch.worker.worker import Worker
+from aiodist.launch.worker.worker import Worker, ask_all
 
 logger = logging.getLogger("aiodist.launch.crew")
 _LOCKED_OUT = ("RendezvousTimeout", "RendezvousError")  # a group that has ended lets nobody in
@@ -168,8 +168,7 @@ class Crew:
                     if signum == signal.SIGTERM and not self._quiet:
                         count = len(local_ranks)
                         self._context.say(f"{count} worker(s) here still run; they are asked to end")
-                    for local_rank in local_ranks:
-                        self._workers[local_rank].send(signum)
+                    ask_all([self._workers[local_rank] for local_rank in local_ranks], signum)
                 case Wake(at):
                     self._loop.call_at(at, self._handle, Tick())
                 case Over():

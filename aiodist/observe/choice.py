@@ -19,22 +19,29 @@ def pick(jobs: Sequence[JobView], wanted: str | None = None) -> JobView:
     Args:
         jobs: all that there are, the newest first.
         wanted: the beginning of a key, or a script's name, with or without its '.py': of several jobs with
-            that script the newest that lives. None: of all jobs the newest that lives.
+            that script the newest that lives. None: the only one that lives; where none does, the newest.
 
     Raises:
-        UsageError: there is none, or the key's beginning is that of several.
+        UsageError: there is none, or several could be meant.
     """
     if wanted is None:
         found = jobs
+        live = [job for job in jobs if any(rank.alive for rank in job.ranks)]
+        if len(live) > 1:
+            key = short_keys(jobs)[live[0].key]
+            raise UsageError(
+                f"{len(live)} jobs run here: {_listed(live, jobs)}",
+                hint=f"Add which one is meant: {key}, for example",
+            )
     else:
         found = [job for job in jobs if wanted in (job.name, job.name.removesuffix(".py"))]
         if not found:
             found = [job for job in jobs if wanted and job.key.startswith(wanted)]
             if len(found) > 1:
-                several = _listed(found)
+                several = _listed(found, jobs)
                 raise UsageError(f"{wanted!r} may be one of several jobs: {several}", hint="Write more of it")
     if not found:
-        there = f"There are: {_listed(jobs)}" if jobs else "No job of this user runs on this host"
+        there = f"There are: {_listed(jobs, jobs)}" if jobs else "No job of this user runs on this host"
         raise UsageError("there is no job" if wanted is None else f"there is no job {wanted!r}", hint=there)
     return next((job for job in found if any(rank.alive for rank in job.ranks)), found[0])
 
@@ -52,7 +59,7 @@ def _shortest(key: str, keys: Sequence[str]) -> str:
     return key
 
 
-def _listed(jobs: Sequence[JobView]) -> str:
-    keys = short_keys(jobs)
+def _listed(jobs: Sequence[JobView], all: Iterable[JobView]) -> str:
+    keys = short_keys(all)
     text = ", ".join(f"{keys[job.key]} ({job.name})" for job in jobs[:_LISTED])
     return f"{text} and {len(jobs) - _LISTED} more" if len(jobs) > _LISTED else text

@@ -17,11 +17,13 @@ from aiodist.observe.verdict import Verdict
 from aiodist.observe.view import Doing, JobView, RankView
 from aiodist.observe.words import operation, place, told, where
 from aiodist.recorder.reading import Record
+from aiodist.sanitize import one_line
 
 LINES = 10
 FRESH = 0.5
 """Seconds between two signs of a process: deaths that are closer than that cannot be told apart."""
 
+_LONG, _HEAD = 340, 200  # characters of what a rank told; those at its beginning, where it is longer
 _WAITS = 3  # lines, at most, of operations that ranks wait in
 
 
@@ -40,7 +42,7 @@ def explain(job: JobView, verdicts: Sequence[Verdict], trace: str) -> list[str]:
     lines = [_title(job, first, len(dead))]
     lines += [_last_of(rank) for rank in first[:2]]
     errors = _errors(job, dead)
-    lines += [f"rank {error.rank} told {_clock(error.wall)}: {told(error.text)}" for error in errors[:2]]
+    lines += [_told(error) for error in errors[:2]]
     end = [_advice(first, errors, verdicts), f"see what led to it: {trace}"]
     room = LINES - len(lines) - len(end)
     judged = [told(verdict.title) for verdict in verdicts[: max(1, room - _WAITS)]]
@@ -70,9 +72,16 @@ def _lost(rank: RankView) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    rank: int
-    wall: float  # when, as the time of day
+    ranks: tuple[int, ...]  # that told the same
+    wall: float  # when the first did, as the time of day
     text: str
+    at: str  # in which operation and at which line the first was, where that has failed
+
+
+def _told(error: _Error) -> str:
+    """Of a long text the middle is left out: an error that ended the program has its line at the end."""
+    text = error.text if len(error.text) <= _LONG else f"{error.text[:_HEAD]} … {error.text[_HEAD - _LONG :]}"
+    return f"{name_ranks(list(error.ranks))} told {_clock(error.wall)}{error.at}: {one_line(text)}"
 
 
 def _title(job: JobView, first: Sequence[RankView], dead: int) -> str:
@@ -127,14 +136,26 @@ def _pending_for(rank: RankView) -> float:
 
 
 def _errors(job: JobView, dead: Sequence[RankView]) -> list[_Error]:
-    """The last event of each rank that told any; those of dead ranks first, then the earliest first."""
+    """The last event of each rank that told any, what several told once; those of dead ranks first, then the
+    earliest first."""
     died = {rank.rank for rank in dead}
-    found = []
+    found: dict[tuple[bool, str, str], _Error] = {}
     for rank in job.ranks:
-        if rank.recording.events:
-            event = rank.recording.events[-1]
-            found.append(_Error(rank.rank, event.at + rank.recording.offset, event.text))
-    return sorted(found, key=lambda error: (error.rank not in died, error.wall))
+        if not rank.recording.events:
+            continue
+        event = rank.recording.events[-1]
+        wall = event.at + rank.recording.offset
+        key = rank.rank not in died, event.text, _failed_at(rank)
+        before = found.get(key)
+        ranks, first = ((), wall) if before is None else (before.ranks, before.wall)
+        found[key] = _Error((*ranks, rank.rank), min(first, wall), event.text, key[2])
+    return [found[key] for key in sorted(found, key=lambda key: (key[0], found[key].wall))]
+
+
+def _failed_at(rank: RankView) -> str:
+    """' in all_reduce #12 of world (train.py:41 in main)': the last operation that failed; '': none did."""
+    failed = [record for record in rank.recording.last if record.failed]
+    return f" in {operation(failed[-1])}{_at(failed[-1])}" if failed else ""
 
 
 def _advice(first: Sequence[RankView], errors: Sequence[_Error], verdicts: Sequence[Verdict]) -> str:
@@ -143,7 +164,7 @@ def _advice(first: Sequence[RankView], errors: Sequence[_Error], verdicts: Seque
             return f"to do: look at {name_ranks(verdicts[0].ranks)}, which cause it"
         return "to do: if the job stands still, look at the rank that others wait for"
     rank = first[0]
-    if any(error.rank == rank.rank for error in errors):
+    if any(rank.rank in error.ranks for error in errors):
         return f"to do: mend what rank {rank.rank} told; its log has the whole traceback"
     return (
         f"to do: rank {rank.rank} told no error: its log, or on {told(rank.host)} 'dmesg' (out of memory?), "

@@ -12,6 +12,7 @@ from aiodist.environment.clock import clock_id
 from aiodist.environment.user import is_me
 from aiodist.observe.view import JobView, RankView, jobs
 from aiodist.recorder import Recording
+from aiodist.recorder.layout import RING_PLACES
 from aiodist.shm.records import find, open_folder
 
 LARGEST = 8 << 20
@@ -21,8 +22,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def look(job: str | None = None, pid: int | None = None) -> list[RankView]:
-    """All ranks that record here, those of a job, or that of a process. Dead ones are among them.
+def look(job: str | None = None, pid: int | None = None, most: int = RING_PLACES) -> list[RankView]:
+    """All ranks that record here, those of a job, or that of a process; of each so many of its last
+    operations. Dead ones are among them.
 
     A rank whose place is not known yet is left out. Nothing is asked of the processes.
     """
@@ -32,7 +34,7 @@ def look(job: str | None = None, pid: int | None = None) -> list[RankView]:
     except OSError:
         return []  # nobody has recorded here, or not for us
     with folder:
-        for found in find(folder, job, pid):
+        for found in find(folder, job, pid, most):
             if found.recording.size:
                 state, memory, cpu = _kernels(found.name.pid) if found.alive else ("", 0, 0.0)
                 seen.append(

@@ -11,6 +11,7 @@ from aiodist.observe.waits import MESSAGES, holds_up
 from aiodist.recorder.reading import Group, Line, Record
 
 ENOUGH = 20  # operations below which nothing is said
+YOUNG = 1.0  # seconds for which nothing is said of a job: ranks do not begin in the same moment
 OFTEN = 0.6  # of the operations in which it has to be last; of two ranks, one is last in half of them anyway
 LOST = 0.05  # of the others' time that has to be lost by it
 
@@ -55,11 +56,13 @@ def last_of(by: Mapping[int, Record], ranks: Mapping[int, RankView]) -> tuple[in
 
 
 def find_straggler(job: JobView) -> Straggler | None:
-    """The rank for which the others wait most, if there is one that is worth a word.
+    """The rank for which the others wait most, if one is worth a word and the job is not young.
 
     Only collectives count that all members of their group have issued, as far as the recorders reach back;
     of late ones, those that hold up others, by more than the clocks' error.
     """
+    if all(rank.now - rank.recording.began < YOUNG for rank in job.ranks):
+        return None
     calls: dict[Group, dict[int, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
     for rank in job.ranks:
         known: dict[int, dict[int, dict[int, Record]]] = {}  # a place has as many numbers as ranks

@@ -60,6 +60,8 @@ class Verdict:
         title: in one line.
         lines: the details, in the order in which they are to be read.
         about: what it is about; the same for as long as it is the same trouble.
+        place: where in the program that is; the same when it happens there again.
+        seconds: for which it has been so; 0.0: not known.
     """
 
     kind: str
@@ -67,6 +69,8 @@ class Verdict:
     title: str
     lines: tuple[str, ...]
     about: str
+    place: str = ""
+    seconds: float = 0.0
 
 
 def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
@@ -93,19 +97,31 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
     moving = [key for key in told if key[0] == "moving"]
     for key in moving if len(moving) < len(told) else moving[1:]:
         del told[key]  # what others say is more
+    if told and all(kind == "moving" for kind, _ in told):
+        link = find_slow_link(job)
+        if link is not None:
+            return (_on_link(link, ranks),)
+    return tuple(told.values()) or judge_speed(job)
+
+
+def judge_speed(job: JobView) -> tuple[Verdict, ...]:
+    """The verdict on what makes a job slow in which nothing stands still; () where nothing does.
+
+    A part of the last operations will do for it.
+    """
+    ranks = {rank.rank: rank for rank in job.ranks}
     link = find_slow_link(job)
-    if link is not None and all(kind == "moving" for kind, _ in told):
-        found = _on_link(link, ranks)
-        told = {("slow link", found.ranks): found}
-    slow = None if told else find_straggler(job)
-    if slow is not None:
-        title = (
-            f"rank {slow.rank} came last in {slow.last} of the last {slow.seen} operations; "
-            f"the others waited {span(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
-        )
-        rest = "" if slow.line is None else f"it comes late to {words.place(slow.line)}"
-        told["straggler", (slow.rank,)] = _verdict("straggler", [slow.rank], title, rest, ranks)
-    return tuple(told.values())
+    if link is not None:
+        return (_on_link(link, ranks),)
+    slow = find_straggler(job)
+    if slow is None:
+        return ()
+    title = (
+        f"rank {slow.rank} came last in {slow.last} of the last {slow.seen} operations; "
+        f"the others waited {span(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
+    )
+    rest = "" if slow.line is None else f"it comes late to {words.place(slow.line)}"
+    return (_verdict("straggler", [slow.rank], title, rest, ranks),)
 
 
 def _on_stuck(rank: RankView, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
@@ -145,6 +161,7 @@ def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
     if not set(causes) & set(wait.absent):  # it waits for those who wait for these
         wait = waits.waiting_for(causes)[0]
     causes = tuple(rank for rank in causes if rank in wait.absent)
+    wait = _the_message(wait, waits, causes) or wait
     kind = min((_kind(ranks.get(rank)) for rank in causes), key=_WORST.index)
     moving = next((one for one in waits.all if one.rank in causes and one.complete), None)
     if kind == "late" and moving is not None and moving.seconds >= wait.seconds:
@@ -158,6 +175,15 @@ def _on_wait(wait: Wait, waits: Waits, ranks: dict[int, RankView]) -> Verdict:
             kind = "branched"
             rows.append(other)
     return _verdict(kind, list(causes), _title(wait, causes), "\n".join(rows), ranks, wait)
+
+
+def _the_message(wait: Wait, waits: Waits, causes: Sequence[int]) -> Wait | None:
+    """The message by which a cause holds up a rank that has therefore not come to a collective. It says more
+    than the collective, which waits for both: the message is what does not fit."""
+    if wait.record.op in MESSAGES or len(causes) > 1:
+        return None
+    held = (one for one in waits.waiting_for(causes) if one.record.op in MESSAGES and one.rank in wait.absent)
+    return next(held, None)
 
 
 def _kind(rank: RankView | None) -> str:
@@ -188,7 +214,7 @@ def _on_message(wait: Wait, rows: list[str], ranks: dict[int, RankView]) -> Verd
     (peer,) = wait.absent
     missing = f"rank {peer} has issued no {MESSAGES[wait.record.op]} that fits"
     kind = "unreceived" if wait.record.op == "send" else "unsent"
-    return _verdict(kind, [peer], _title(wait, [peer]), "\n".join([*rows, missing]), ranks, wait)
+    return _verdict(kind, [peer], _title(wait, [peer]), missing, ranks, wait, first=rows[:1], then=rows[1:])
 
 
 def _on_circle(circle: list[Wait], waits: Waits, ranks: dict[int, RankView]) -> Verdict:
@@ -225,8 +251,11 @@ def _verdict(
     rest: str,
     ranks: dict[int, RankView],
     wait: Wait | None = None,
+    *,
+    first: Sequence[str] = (),
+    then: Sequence[str] = (),
 ) -> Verdict:
-    lines: list[str] = []
+    lines = list(first)
     for number in causes[:MOST]:
         rank = ranks.get(number)
         if rank is None:
@@ -237,12 +266,22 @@ def _verdict(
             lines += _events(rank)
     if len(causes) > MOST:
         lines.append(f"… and {len(causes) - MOST} more ranks")
-    lines += rest.splitlines()
+    lines += [*rest.splitlines(), *then]
     about = f"{kind} {causes} {_about(causes, ranks, wait) if kind != 'straggler' else ''}"
     those = [ranks[one] for one in causes if one in ranks and _kind(ranks[one]) == kind]
     pid = str(those[0].recording.pid) if those else "PID"
     lines.append(f"→ {_ADVICE[kind].format(pid=pid)}")
-    return Verdict(kind, tuple(causes), title, tuple(lines), about)
+    place = f"{kind} {causes} {_place(causes, ranks, wait)}"
+    seconds = wait.seconds if wait is not None else max((one.since for one in those), default=0.0)
+    return Verdict(kind, tuple(causes), title, tuple(lines), about, place, seconds)
+
+
+def _place(causes: list[int], ranks: dict[int, RankView], wait: Wait | None) -> str:
+    """The line of the program that waits, and of a message its two ranks; else the lines of the causes."""
+    if wait is None:
+        return ", ".join(words.place(one.line) for one in _last(causes, ranks))
+    pair = wait.rank if wait.record.op in MESSAGES else ""
+    return f"{wait.record.op} {words.place(wait.record.line)} {pair}"
 
 
 def _about(causes: list[int], ranks: dict[int, RankView], wait: Wait | None) -> str:
@@ -250,8 +289,13 @@ def _about(causes: list[int], ranks: dict[int, RankView], wait: Wait | None) -> 
     same one is given once. What the causes do meanwhile in other groups makes it no other trouble."""
     if wait is not None:
         return repr(_key(wait))
-    last = [ranks[one].last for one in causes if one in ranks]
-    return ", ".join(f"{one.op} {one.number} {one.group and one.group.name}" for one in last if one)
+    return ", ".join(f"{one.op} {one.number} {one.group and one.group.name}" for one in _last(causes, ranks))
+
+
+def _last(causes: list[int], ranks: dict[int, RankView]) -> list[Record]:
+    """What they have issued last."""
+    last = (ranks[one].last for one in causes if one in ranks)
+    return [one for one in last if one is not None]
 
 
 def _stacks(rank: RankView) -> Iterator[str]:

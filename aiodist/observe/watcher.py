@@ -2,7 +2,11 @@
 judges where something stands still.
 
 All of it runs in the watchdog's thread, ten times a second: also while the loop is blocked. The rank that
-judges is the lowest of its host whose process writes; so the next one judges a held or stopped process.
+judges is the lowest of its host whose process writes; so the next one judges a held or stopped process. That
+one glances at all ranks of its host once a second; each other one at a lower one, for as long as that writes.
+
+What lasts is said once. What happens again at the same line of the program, to the same ranks, is said again
+when it has lasted for twice as long as when it was said last: a stage of a pipeline may take its time.
 """
 
 from __future__ import annotations
@@ -18,13 +22,15 @@ from aiodist.observe.ask import ask
 from aiodist.observe.box import render
 from aiodist.observe.exchange import Exchange
 from aiodist.observe.host import look
-from aiodist.observe.verdict import Verdict, judge
+from aiodist.observe.verdict import Verdict, judge, judge_speed
 from aiodist.observe.view import SIGN, Doing, RankView, jobs
 from aiodist.recorder import Recorder
-from aiodist.shm.records import Memory, glances, open_folder
+from aiodist.recorder.reading import Glance, glance
+from aiodist.shm.records import Memory, glance_at, glances, open_folder
 
 EVERY = 1.0  # seconds from look to look at the others
-SLOWLY = 60.0  # seconds from look to look for a rank that is always late: all that is recorded is read for it
+SLOWLY = 60.0  # seconds from look to look for a rank that is always late
+SOME = 512  # places of each recorder that are read for it; all, once there is something to say
 
 MOST_TOLD = 1000
 """Verdicts that are remembered so as not to be given again, the last ones."""
@@ -56,13 +62,15 @@ class Watcher:
         exchange: Exchange,
     ) -> None:
         self._recorder = recorder
-        self._name = memory.name
+        self._memory = memory
+        self._lower = ""  # the file of a rank that judges, or is nearer to it than this one
         self._key = key
         self._after = after
         self._answer = answer
         self._exchange = exchange
         self._due = self._judge_due = self._slow_due = 0.0
         self._told: dict[str, str] = {}  # the kinds of what has been said, by what it is about
+        self._patience: dict[str, float] = {}  # by the place of a verdict: for how long it has to hold
         self._judging: threading.Thread | None = None
 
     def look(self, turns: int, traffic: Callable[[], list[tuple[int, Traffic]]], every: float) -> None:
@@ -85,30 +93,41 @@ class Watcher:
             self._look_at_others(now)
 
     def _look_at_others(self, now: float) -> None:
+        me = glance(self._memory.buffer)
         with open_folder() as folder:
-            seen = [(name, one) for name, one in glances(folder, self._key) if one.size and not one.left]
-        mine = [one for name, one in seen if str(name) == self._name]
-        if not mine or any(one.rank < mine[0].rank and one.flushed > now - SIGN for _, one in seen):
+            if self._lower and _judges(glance_at(folder, self._lower), me, now):
+                return
+            seen = {name: one for name, one in glances(folder, self._key) if one.size and not one.left}
+        self._lower = next((name for name, one in seen.items() if _judges(one, me, now)), "")
+        if self._lower or self._memory.name not in seen:
             return  # another rank of this host does it
-        if len({one.rank for _, one in seen}) < mine[0].size:
+        if len({one.rank for one in seen.values()}) < me.size:
             self._exchange.poll()
         self._slow_due = self._slow_due or now + SLOWLY
-        oldest = min(time for _, one in seen for time in (one.flushed, one.turned, one.oldest, now) if time)
+        oldest = min(
+            time for one in seen.values() for time in (one.flushed, one.turned, one.oldest, now) if time
+        )
         stands = now - oldest >= self._after and now >= self._judge_due
         if self._after and (stands or now >= self._slow_due):
             self._judge_due = now + max(EVERY, self._after / 3)  # it may stand still for long
             self._slow_due = now + SLOWLY
             if self._judging is None or not self._judging.is_alive():  # apart: who is asked answers meanwhile
                 self._judging = threading.Thread(
-                    target=self._judge, args=(mine[0].rank,), name="aiodist verdict", daemon=True
+                    target=self._judge, args=(me.rank, stands), name="aiodist verdict", daemon=True
                 )
                 self._judging.start()
 
-    def _judge(self, me: int) -> None:
+    def _judge(self, me: int, stands: bool) -> None:
         try:
-            self.judge(me)
+            if stands or self._is_slow():
+                self.judge(me)
         except Exception:  # it is no reason to disturb the job
             _log.debug("whether the job stands still cannot be said", exc_info=True)
+
+    def _is_slow(self) -> bool:
+        """Whether a quick look finds something new to say of a job in which nothing stands still."""
+        views = look(self._key, most=SOME)
+        return bool(views) and bool(self._fresh(judge_speed(jobs(views)[0])))
 
     def judge(self, me: int) -> None:
         """Look closely, and say what is the matter where that has not been said.
@@ -130,6 +149,10 @@ class Watcher:
             self._told[verdict.about] = verdict.kind
             if len(self._told) > MOST_TOLD:
                 del self._told[next(iter(self._told))]
+            if verdict.place:
+                self._patience[verdict.place] = 2 * max(verdict.seconds, self._after)
+                if len(self._patience) > MOST_TOLD:
+                    del self._patience[next(iter(self._patience))]
             if self._speaks(views, me):
                 _log.warning("%s", render(verdict))
 
@@ -143,4 +166,15 @@ class Watcher:
         return judge(jobs(views)[0], self._after) if views else ()
 
     def _fresh(self, verdicts: tuple[Verdict, ...]) -> list[Verdict]:
-        return [verdict for verdict in verdicts if verdict.about not in self._told]
+        return [
+            verdict
+            for verdict in verdicts
+            if verdict.about not in self._told and verdict.seconds >= self._patience.get(verdict.place, 0.0)
+        ]
+
+
+def _judges(one: Glance | None, me: Glance, now: float) -> bool:
+    """Whether a rank of this host is to judge before this one."""
+    if one is None or not one.size or one.left:
+        return False
+    return one.rank < me.rank and one.flushed > now - SIGN

@@ -10,6 +10,7 @@ from aiodist.recorder.reading import Line, Record
 from aiodist.sanitize import one_line
 
 _LONGEST = 120  # characters of a name that a rank told
+_LONGEST_PATH = 60  # of a file, and of a function
 
 
 def operation(record: Record) -> str:
@@ -35,10 +36,13 @@ def peer(record: Record) -> int:
 
 
 def place(line: Line | None) -> str:
-    """'train.py:41 in evaluate'; '' where nobody knows."""
+    """'train.py:41 in evaluate'; '' where nobody knows. Of a long path the beginning is left out."""
     if line is None:
         return ""
-    return told(f"{_short(line.file)}:{line.number} in {line.function}")
+    path = one_line(_short(line.file), 4096)
+    if len(path) > _LONGEST_PATH:
+        path = f"…{path[1 - _LONGEST_PATH :]}"
+    return f"{path}:{line.number} in {one_line(line.function, _LONGEST_PATH)}"
 
 
 def _short(path: str) -> str:

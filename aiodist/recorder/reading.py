@@ -354,11 +354,13 @@ def glance(memory: Any) -> Glance:
     return Glance(rank, size, flushed, turned, left, oldest if oldest > 0 and sound(oldest) else 0.0)
 
 
-def read(memory: Any) -> Recording:
+def read(memory: Any, most: int = RING_PLACES) -> Recording:
     """Read a recorder's memory.
 
     Args:
         memory: a buffer, which may change meanwhile. Operations that do are left out.
+        most: of the last operations that are wanted; the fewer, the less it costs. Those that are pending are
+            read in any case.
 
     Raises:
         WireError: it is no recorder's.
@@ -379,8 +381,8 @@ def read(memory: Any) -> Recording:
         texts = _Texts(_written(bytes(shown[TEXT_AT:LINKS_AT])))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"a recorder's text is broken: {error}") from error
-    last = _records(once, again, texts, RING_AT, RING_PLACES)
-    pending = _records(once, again, texts, PENDING_AT, PENDING_PLACES)
+    last = _records(once, again, texts, RING_AT, RING_PLACES, most)
+    pending = _records(once, again, texts, PENDING_AT, PENDING_PLACES, PENDING_PLACES)
     groups = tuple(texts.groups.values())
     sums = tuple(_sums(again, texts))
     return Recording(
@@ -398,11 +400,12 @@ def _written(text: bytes) -> bytes:
 
 
 def _links(once: bytes, again: bytes) -> Iterator[Link]:
-    for at in range(LINKS_AT, LINKS_AT + LINK_PLACES * LINK.size, LINK.size):
-        link = Link(*LINK.unpack_from(again, at))
-        whole = once[at : at + LINK.size] == again[at : at + LINK.size]
-        if whole and link.sent and sound(link.busy, link.rtt, link.rate):
-            yield link
+    places = range(LINKS_AT, LINKS_AT + LINK_PLACES * LINK.size, LINK.size)
+    for at, place in zip(places, LINK.iter_unpack(again[places.start : places.stop]), strict=True):
+        if place[1] and once[at : at + LINK.size] == again[at : at + LINK.size]:
+            link = Link(*place)
+            if sound(link.busy, link.rtt, link.rate):
+                yield link
 
 
 def _clocks(once: bytes, again: bytes) -> Iterator[Clock]:
@@ -426,12 +429,18 @@ def _sums(memory: bytes, texts: _Texts) -> Iterator[Sum]:
             yield Sum(texts.groups.get(group), *sort, *numbers)
 
 
-def _records(once: bytes, again: bytes, texts: _Texts, start: int, places: int) -> tuple[Record, ...]:
+def _records(
+    once: bytes, again: bytes, texts: _Texts, start: int, places: int, most: int
+) -> tuple[Record, ...]:
     found: dict[tuple[Any, ...], Record] = {}
     stop = start + places * PLACE.size
     still = once[start:stop] == again[start:stop]
-    for at, place in zip(range(start, stop, PLACE.size), PLACE.iter_unpack(again[start:stop]), strict=True):
+    every = list(PLACE.iter_unpack(again[start:stop]))
+    since = 0.0 if most >= places else sorted(place[ISSUED] for place in every)[-max(1, most)]
+    for at, place in zip(range(start, stop, PLACE.size), every, strict=True):
         sort, number, line, issued, pending, arrived, first, ended = place
+        if issued < since:
+            continue
         key = (sort, number, issued)
         whole = issued > 0 and sound(issued, pending, arrived, first, ended)
         if not whole or (key in found and not ended):

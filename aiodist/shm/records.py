@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from aiodist.environment.files import Folder
 from aiodist.errors import WireError
-from aiodist.recorder.layout import BEGAN, HEADER, SIZE
+from aiodist.recorder.layout import BEGAN, HEADER, RING_PLACES, SIZE
 from aiodist.recorder.reading import GLANCE, Glance, Recording, glance, read
 from aiodist.shm.mapping import make_own, mapped
 
@@ -136,8 +136,11 @@ def open_folder(make: bool = False) -> Folder:
     return Folder.open(SHARED_MEMORY / f"aiodist-{os.geteuid()}", make=make)
 
 
-def find(folder: Folder, job: str | None = None, pid: int | None = None) -> Iterator[Found]:
-    """Read the recorders of this host and user: all, those of a job, or those of a process."""
+def find(
+    folder: Folder, job: str | None = None, pid: int | None = None, most: int = RING_PLACES
+) -> Iterator[Found]:
+    """Read the recorders of this host and user: all, those of a job, or those of a process; of each so many
+    of its last operations."""
     for text in folder.names():
         name = Name.parse(text)
         if name is not None and job in (None, name.job) and pid in (None, name.pid):
@@ -145,24 +148,32 @@ def find(folder: Folder, job: str | None = None, pid: int | None = None) -> Iter
                 handle = folder.file(text)
                 try:
                     if os.fstat(handle).st_size >= SIZE:  # to read beyond the end would be SIGBUS
-                        recording = read(mapped(handle, SIZE))
+                        recording = read(mapped(handle, SIZE), most)
                         if recording.pid == name.pid:  # else a signal might go to somebody else
                             yield Found(name, _is_locked(handle), recording)
                 finally:
                     os.close(handle)
 
 
-def glances(folder: Folder, job: str) -> Iterator[tuple[Name, Glance]]:
-    """Look at the recorders of a job on this host, at little cost."""
+def glance_at(folder: Folder, name: str) -> Glance | None:
+    """Look at one recorder, at little cost; None where there is none."""
+    with contextlib.suppress(OSError, WireError):
+        handle = folder.file(name)
+        try:
+            return glance(os.pread(handle, GLANCE, 0))
+        finally:
+            os.close(handle)
+    return None
+
+
+def glances(folder: Folder, job: str) -> Iterator[tuple[str, Glance]]:
+    """Look at the recorders of a job on this host, each by the name of its file."""
     for text in folder.names():
         name = Name.parse(text)
         if name is not None and name.job == job:
-            with contextlib.suppress(OSError, WireError):
-                handle = folder.file(text)
-                try:
-                    yield name, glance(os.pread(handle, GLANCE, 0))
-                finally:
-                    os.close(handle)
+            seen = glance_at(folder, text)
+            if seen is not None:
+                yield text, seen
 
 
 def open_writable(folder: Folder, job: str, pid: int, began: float) -> tuple[str, memoryview] | None:

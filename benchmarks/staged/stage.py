@@ -51,7 +51,7 @@ ALL = (
     Staged("held", STANDS, ("for rank 2 of 4", "a call holds its interpreter")),
     Staged("stopped", STANDS, ("for rank 2 of 4", "it is stopped", "kill -CONT"), line=False),
     Staged("deadlock", STANDS, ("ranks 1 and 2 wait for each other",)),
-    Staged("unreceived", STANDS, ("for rank 1", "rank 2 waits in send #0 to rank 1")),
+    Staged("unreceived", STANDS, ("send #0 to rank 1", "for rank 1", "rank 2 waits in it")),
     Staged("disk", STANDS, ("for rank 2 of 4", "No space left on device")),
     Staged("link", SLOWER, ("from rank 2", "is slow"), line=False),
     Staged("straggler", SLOWER, ("rank 2 came last", "waited")),

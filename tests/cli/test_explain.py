@@ -82,8 +82,13 @@ def test_a_job_in_which_nothing_stands_still(tmp_path: Path, capsys: pytest.Capt
     with running(tmp_path / "rests.py", "rests") as key:
         assert main(["explain", key]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("rests.py, 3 ranks on 1 host: no rank has died\n")
-    assert f"aiodist trace {key} -o trace.json" in out
+    assert out.startswith("rests.py, 3 ranks on 1 host, since ")
+    assert ": nothing stands still\n3 running; 0 operations/s, 0 B/s; 6 operations so far, 0 failed\n" in out
+    call = PROGRAM.splitlines().index("    await pg.all_reduce(np.full(3, pg.rank + 1.0))") + 1
+    assert f"the last operation: all_reduce #1 of world at rests.py:{call} in main" in out.replace(
+        str(tmp_path), ""
+    )
+    assert f"aiodist trace {key}" in out
 
 
 def test_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +106,9 @@ def test_no_such_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("aiodist explain: error: there is no job 'no such job'. ")
 
 
-def test_the_command_starts_without_numpy() -> None:
-    code = "import sys, aiodist.cli.explain; sys.exit('numpy' in sys.modules)"
+def test_commands_that_look_start_without_numpy() -> None:
+    code = (
+        "import sys; from aiodist.cli import explain, jobs, metrics, stacks, top, trace; jobs.main([]);"
+        "import aiodist.observe.source, aiodist.observe.ask; sys.exit('numpy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -54,7 +54,7 @@ def test_names_that_would_move_the_cursor_and_long_ones(
     rank.flush()
     assert main(["jobs"]) == 0
     out = capsys.readouterr().out
-    assert len(out.splitlines()) == 2
+    assert len(out.splitlines()) == 3
     assert all(character.isprintable() for line in out.splitlines() for character in line)
     assert max(map(len, out.splitlines())) < 1200
 
@@ -67,6 +67,7 @@ def test_the_dead_are_shown_and_rubbish_is_not(
     for number, rubbish in enumerate((b"", b"x" * (1 << 19), b"\xff" * 100)):
         (folder / f"{KEY}.{number + 2}.0").write_bytes(rubbish)
     assert main(["jobs"]) == 0
-    (_, line) = capsys.readouterr().out.splitlines()
+    (_, line, more) = capsys.readouterr().out.splitlines()
+    assert "aiodist dashboard JOB" in more
     assert "1 dead" in line
     assert line.split()[2] == "1/2"

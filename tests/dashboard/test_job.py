@@ -284,7 +284,10 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         with browser() as tab:
             tab.show(1200, 800)
             tab.open(url)
+            text = tab.until("document.querySelector('main')?.innerText", bool)  # what is painted first
+            assert "Waiting for the first look" in text or "job.py" in tab.run("document.title")
             tab.until(BEAT, lambda beat: beat > 0)
+            assert "Waiting for" not in tab.run("document.querySelector('main').innerText")
             first = tab.until(CELLS, lambda rows: len(rows) == 4 and rows[0][5] not in ("·", "0"))
             assert [row[0] for row in first] == ["0", "1", "2", "3"]
             assert "token" not in tab.run("location.href")

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiodist.environment.clock import clock_id
 from aiodist.recorder import Recorder, Track
+from aiodist.recorder.recorder import Pending
 from aiodist.shm import records
 from aiodist.shm.records import Memory
 from tests.recorder.made import a_call
@@ -48,10 +49,17 @@ class Rank:
         self.recorder.flush()
         self.behind = 0.0
 
-    def wait(self, number: int = 0, seconds: float = 60.0) -> None:
-        """Wait in a collective for so long."""
+    def wait(self, number: int = 0, seconds: float = 60.0) -> Pending:
+        """Wait in a collective for so long, until it is ended."""
         self.behind = seconds
-        self.track.enter(self.track.note(self.track.sort_of(a_call(number)), number, sys._getframe(1)))
+        entry = self.track.note(self.track.sort_of(a_call(number)), number, sys._getframe(1))
+        pending = self.track.enter(entry)
+        self.flush()
+        return pending
+
+    def end(self, pending: Pending) -> None:
+        """End what it waits in."""
+        self.track.end(pending)
         self.flush()
 
 

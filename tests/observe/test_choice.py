@@ -24,7 +24,6 @@ JOBS = [a_job(KEYS[0], alive=False), a_job(KEYS[1], "late.py"), a_job(KEYS[2])]
 @pytest.mark.parametrize(
     ("wanted", "key"),
     [
-        (None, KEYS[1]),  # the newest one that lives
         ("abcdef", KEYS[0]),
         ("0", KEYS[2]),
         ("train.py", KEYS[2]),
@@ -33,6 +32,14 @@ JOBS = [a_job(KEYS[0], alive=False), a_job(KEYS[1], "late.py"), a_job(KEYS[2])]
 )
 def test_the_job_that_is_meant(wanted: str | None, key: str) -> None:
     assert pick(JOBS, wanted).key == key
+
+
+def test_the_only_one_that_lives_need_not_be_named() -> None:
+    assert pick(JOBS[:2]).key == KEYS[1]
+    with pytest.raises(UsageError) as info:
+        pick(JOBS)
+    said = "2 jobs run here: abcdee (late.py), 0123 (train.py). Add which one is meant: abcdee, for example"
+    assert str(info.value) == said
 
 
 def test_of_the_dead_the_newest() -> None:

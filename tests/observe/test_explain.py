@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiodist.observe import RankView
 from aiodist.observe.explain import LINES, explain
 from aiodist.observe.verdict import Verdict
+from aiodist.recorder import Line
 from tests.observe.made import a_job, a_rank, a_record
 
 TRACE = "aiodist trace d -o trace.json"
@@ -37,6 +38,25 @@ def test_its_error_is_told() -> None:
     assert "rank 1 told at 01:46:54 UTC: ValueError:  [31mno  such" in lines
     assert lines[1] == "rank 1 (host-a, pid 4001) had not begun any operation that is known"
     assert lines[-2] == "to do: mend what rank 1 told; its log has the whole traceback"
+
+
+def test_what_survivors_told_is_told_once_with_their_line_and_whole() -> None:
+    why = f"PeerLost: lost rank 2: {'because ' * 20}of that"
+    failed = [a_record(number=5, issued=15.0, ended=16.0, failed=True)]
+    survivors = [a_rank(rank, failed, flushed=18.0, alive=False, events=[why]) for rank in (0, 1, 3)]
+    lines = explain(a_job(*survivors[:2], a_rank(2, flushed=14.0, alive=False), survivors[2]), (), TRACE)
+    said = "ranks 0, 1 and 3 told at 01:46:58 UTC in all_reduce #5 of world (train.py:41 in main): "
+    assert said + why in lines
+    assert sum("PeerLost" in line for line in lines) == 1
+    long = [a_rank(0, events=[f"{'x' * 500} (train.py:7 in step)"]), a_rank(2, flushed=14.0, alive=False)]
+    assert any(line.endswith("xxx (train.py:7 in step)") for line in explain(a_job(*long), (), TRACE))
+
+
+def test_of_a_long_path_the_end_is_kept_and_the_number() -> None:
+    line = Line(f"/home/{'deep/' * 40}training_of_the_large_model.py", 1234, "step" * 50)
+    dead = a_rank(2, [a_record(line=line)], flushed=14.5, alive=False)
+    (text,) = (text for text in explain(a_job(waiting(0), dead), (), TRACE) if "rank 2 (host" in text)
+    assert "training_of_the_large_model.py:1234 in step" in text
 
 
 def test_deaths_too_close_to_be_told_apart() -> None:

@@ -130,6 +130,22 @@ def test_a_send_that_nobody_receives() -> None:
     assert one(seen(0), seen(1, last=[other]), seen(2, waits=[send]), seen(3)).kind == "unreceived"
 
 
+@pytest.mark.parametrize("op", ["send", "recv"])
+def test_a_message_is_told_before_the_collective_that_waits_for_both_of_its_ranks(op: str) -> None:
+    message = pending(0, op=op, root=1, line=ELSEWHERE)
+    verdict = one(*waiting(0, 3), seen(1), seen(2, waits=[replace(message, issued=65.0)]))  # later than they
+    assert (verdict.kind, verdict.ranks) == ("unreceived" if op == "send" else "unsent", (1,))
+    assert verdict.title.startswith(f"{op} #0 ")
+    assert verdict.lines[0].startswith("rank 2 waits in it at") and "eval.py:7" in verdict.lines[0]
+    assert "ranks 0 and 3 wait in all_reduce #1 of world at" in verdict.lines[-2]
+    came = seen(2, last=[pending()], waits=[message])  # the collective does not wait for it
+    said = judge(a_job(*waiting(0), seen(1), came, *waiting(3)))
+    assert [verdict.title[:13] for verdict in said] == [
+        "all_reduce #1",
+        f"{op} #0 {'to' if op == 'send' else 'from'} rank"[:13],
+    ]
+
+
 def test_a_rank_of_which_nothing_is_seen() -> None:
     verdict = one(*waiting(0, 1, 3))
     assert (verdict.kind, verdict.ranks) == ("unseen", (2,))
@@ -179,6 +195,9 @@ def test_a_straggler() -> None:
         "rank 2 came last in 50 of the last 50 operations; the others waited 30 s"
     )
     assert judge(a_job(*(steps(rank, 10, 0.2) for rank in range(4)))) == ()  # too few
+    young = [steps(rank, 50, 0.2) for rank in range(4)]
+    young = [replace(one, recording=replace(one.recording, began=NOW - 0.9)) for one in young]
+    assert judge(a_job(*young)) == ()
     assert judge(a_job(*(steps(rank, 50, 0.01) for rank in range(4)))) == ()  # too little
     apart = [steps(rank, 50, 0.2).placed(0.0, 0.2) for rank in range(4)]
     assert judge(a_job(*apart)) == ()  # the clocks may be wrong by as much

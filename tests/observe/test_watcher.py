@@ -16,6 +16,7 @@ from aiodist.observe import watcher
 from aiodist.observe.view import RankView
 from aiodist.observe.watcher import Watcher
 from aiodist.recorder import read
+from aiodist.shm import records
 from tests.observe.made import a_rank
 from tests.observe.recorded import KEY, Rank, recording
 
@@ -94,6 +95,53 @@ def test_the_lowest_rank_that_writes_judges_and_once(make: Make, caplog: pytest.
     assert second._judging is not None
 
 
+def test_who_knows_a_lower_one_that_writes_looks_at_that_one_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [make(rank, 4) for rank in range(4)]
+    looked: list[str] = []
+    glance_at = records.glance_at
+
+    def counted(folder: Any, name: str) -> Any:
+        looked.append(name)
+        return glance_at(folder, name)
+
+    monkeypatch.setattr(records, "glance_at", counted)
+    monkeypatch.setattr(watcher, "glance_at", counted)
+    last = watch(ranks[3])
+    look(last)  # it knows nobody yet
+    lower = last._lower
+    assert len(looked) == 4 and lower != ranks[3].memory.name
+    looked.clear()
+    look(last)
+    assert looked == [lower]
+    for rank in ranks[:3]:  # they are held, but for the second
+        rank.flush(behind=0.0 if rank is ranks[1] else 10.0)
+    look(last)
+    assert last._lower == ranks[1].memory.name
+    ranks[1].memory.remove()  # it leaves
+    look(last)
+    assert last._lower == ""  # there is nobody else to judge now
+
+
+def test_what_happens_again_at_the_same_line_is_told_when_it_lasts_for_twice_as_long(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = make(0)
+    make(1)
+    watching = watch(waiting)
+
+    def after(number: int, seconds: float) -> int:
+        pending = waiting.wait(number, seconds)
+        watching._judge_due = 0.0
+        look(watching)
+        waiting.end(pending)
+        return len(boxes(caplog))
+
+    lasting = [31.0, 40.0, 65.0, 70.0, 125.0, 135.0]
+    assert [after(number, seconds) for number, seconds in enumerate(lasting)] == [1, 1, 2, 2, 2, 3]
+
+
 def test_something_else_is_told_anew(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     waiting, late = make(0), make(1)
     waiting.wait()
@@ -111,11 +159,10 @@ def test_what_is_over_is_told_again_when_it_comes_again(make: Make, caplog: pyte
     waiting.wait()
     watching = watch(waiting)
     look(watching)
-    ((_, pending),) = waiting.recorder.pending.items()
     for again in (False, True):
         waiting.recorder.pending.clear()
         if again:
-            waiting.recorder.pending[id(pending)] = pending
+            waiting.wait(seconds=500.0)  # what comes again at a line has to hold longer
         waiting.flush()
         watching._judge_due = watching._slow_due = 0.0
         watching.judge(0)

@@ -217,3 +217,21 @@ def test_all_of_the_text_may_be_read() -> None:
         pass
     assert LINKS_AT - TEXT_AT - 200 < recorder._text <= LINKS_AT - TEXT_AT
     assert len(read(recorder._memory).events) > 1000
+
+
+def test_of_the_last_operations_so_many_as_are_wanted() -> None:
+    memory = bytearray(SIZE)
+    recorder = a_recorder(memory)
+    track = recorder.track("world", 0, range(8))
+    for number in range(RING_PLACES + 30):
+        entry = track.note(track.sort_of(a_call(number)), number, sys._getframe())
+        if number % 10 == 9:
+            recorder.flush()
+    track.enter(entry)
+    recorder.flush()
+    every = [record.number for record in read(memory).last]
+    assert every[-1] == RING_PLACES + 29 and len(every) == RING_PLACES
+    some = read(memory, most=5)
+    assert [record.number for record in some.last] == every[-5:]
+    assert [record.number for record in some.pending] == every[-1:]
+    assert [record.number for record in read(memory, most=1).last] == every[-1:]

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -74,20 +75,40 @@ class Worker:
         """Call `ended` once, when the process has ended; `code` and `words` are complete then."""
         self._ended = ended
 
-    def send(self, signum: int) -> None:
+    def send(self, signum: int, *, sent: bool = False) -> None:
         """Ask it to end.
 
         SIGINT goes to its whole process group, as from a terminal; SIGTERM to the worker alone, which
         may want to close down what it started; SIGKILL leaves nothing. Who is stopped (SIGSTOP) would notice
         nothing but SIGKILL, so SIGCONT follows.
+
+        Args:
+            sent: it has got the signal already.
         """
         if self.code is None:
             self.asked = signum
             self._wake()
+            if sent:
+                return
             group = signum != signal.SIGTERM
             self.forward(signum, group=group)
             if signum != signal.SIGKILL:
                 self.forward(signal.SIGCONT, group=group)
+
+    def hold(self, held: ExitStack) -> int:
+        """A descriptor of the process, which it is signalled by; `held` closes it.
+
+        Raises:
+            OSError: there is none to be had: it has ended, is another user's, or the system has none.
+        """
+        if sys.platform != "linux":
+            raise OSError("no descriptors of processes")
+        handle = os.pidfd_open(self.pid)
+        held.callback(os.close, handle)
+        if self.code is not None or os.getsid(self.pid) != self.pid:
+            raise ProcessLookupError(f"{self.pid} is not its number any more")
+        signal.pidfd_send_signal(handle, 0)
+        return handle
 
     def forward(self, signum: int, *, group: bool = False) -> None:
         """Hand it a signal that does not mean the end (SIGUSR1…)."""
@@ -191,3 +212,21 @@ def _lacking(error: OSError) -> UsageError:
     if lack is None:
         return UsageError(f"no worker can be started ({error.strerror})")
     return UsageError(f"no worker can be started: this agent {lack.what}", hint=lack.hint)
+
+
+def ask_all(workers: Sequence[Worker], signum: int) -> None:
+    """Ask workers to end. None sees another one end before it is asked itself, which would be a failure.
+
+    So they are stopped, asked, and let go on. What goes to process groups goes by the guardians, one by one.
+    """
+    with ExitStack() as held:
+        handles: dict[Worker, int] = {}
+        for worker in workers if signum == signal.SIGTERM else ():
+            with suppress(OSError):
+                handles[worker] = worker.hold(held)
+        for number in (signal.SIGSTOP, signum, signal.SIGCONT):
+            for handle in handles.values():
+                with suppress(OSError):  # it has just ended
+                    signal.pidfd_send_signal(handle, number)
+    for worker in workers:
+        worker.send(signum, sent=worker in handles)

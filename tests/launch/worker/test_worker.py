@@ -18,7 +18,7 @@ from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.output import Relay
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.states import state_of
-from aiodist.launch.worker.worker import Worker, spawn
+from aiodist.launch.worker.worker import Worker, ask_all, spawn
 
 # pytest has threads of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -73,6 +73,51 @@ async def test_a_signal_is_a_negative_code(spawner: Spawner) -> None:
     worker.send(signal.SIGTERM)
     assert worker.asked == signal.SIGKILL, "it had ended already"
     await worker.sweep()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors of processes are Linux's")
+async def test_all_are_asked_before_the_first_one_ends(
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = [start(spawner, *PYTHON, "import signal; signal.pause()") for _ in range(3)]
+    sent: list[int] = []
+    at_first: list[str] = []
+
+    def spied(handle: int, signum: int) -> None:
+        if (
+            signum == signal.SIGTERM and signum not in sent
+        ):  # all have been told to stop: wait until they have
+            while (states := [state_of(worker.pid) for worker in workers]) != ["T"] * 3:
+                os.sched_yield()
+            at_first.extend(states)
+        sent.append(signum)
+        send(handle, signum)
+
+    send = signal.pidfd_send_signal
+    monkeypatch.setattr(signal, "pidfd_send_signal", spied)
+    ask_all(workers, signal.SIGTERM)
+    kinds = [0, signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT]
+    assert sent == [kind for kind in kinds for _ in workers]
+    assert at_first == ["T"] * 3
+    assert await asyncio.gather(*map(ended, workers)) == [-signal.SIGTERM] * 3
+    assert [worker.asked for worker in workers] == [signal.SIGTERM] * 3
+    ask_all(workers, signal.SIGTERM)  # nobody is there any more
+    for worker in workers:
+        await worker.sweep()
+
+
+async def test_where_there_are_no_descriptors_their_guardians_ask_them(
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "no such call")
+
+    monkeypatch.setattr(os, "pidfd_open", none)
+    workers = [start(spawner, *PYTHON, "import signal; signal.pause()") for _ in range(2)]
+    ask_all(workers, signal.SIGTERM)
+    assert await asyncio.gather(*map(ended, workers)) == [-signal.SIGTERM] * 2
+    for worker in workers:
+        await worker.sweep()
 
 
 async def test_who_is_stopped_ends_when_it_is_asked_to(spawner: Spawner) -> None:
