@@ -46,4 +46,5 @@ def check(path: Path) -> bool:
 if __name__ == "__main__":
     if missing := NEEDED - tracked("aiodist"):
         sys.exit(f"git lacks {missing}")
-    sys.exit(not all([check(Path(name)) for name in sys.argv[1:]]))
+    whole = [check(Path(name)) for name in sys.argv[1:]]
+    sys.exit(not all(whole))
