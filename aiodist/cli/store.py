@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
 from aiodist.errors import UsageError
+from aiodist.terminal import painter, takes_colour
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
@@ -102,7 +103,8 @@ async def _serve(args: Namespace) -> int:
     failing = asyncio.ensure_future(server.wait_failed())
     failing.add_done_callback(lambda done: None if done.cancelled() else end(1))
     try:
-        show(join_address(server.host, server.port))
+        paint = painter(takes_colour(sys.stdout.isatty(), os.environ))
+        show(paint("bold", join_address(server.host, server.port)))
         return await ended
     finally:
         failing.cancel()
