@@ -28,6 +28,7 @@ from pathlib import Path
 
 COLUMNS = 96
 _ROWS = 30
+_SPACE = "\u00a0"  # several others would be shown as one
 _LONGEST = 1.0  # seconds in which nothing happens
 _SIZE, _WIDTH, _LINE = 13, 7.83, 19  # of a character, and from line to line
 _EDGE, _HEAD = 16, 30
@@ -123,7 +124,7 @@ def draw(title: str, found: Sequence[Frame]) -> str:
         '<rect width="100%" height="100%" rx="8" fill="#0d1117" stroke="#8b949e" stroke-opacity=".4"/>',
         *(f'<circle cx="{18 + 16 * n}" cy="15" r="5" fill="#8b949e" opacity=".6"/>' for n in range(3)),
         f'<g font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace" '
-        f'font-size="{_SIZE}" fill="{_PLAIN}" style="white-space:pre">',
+        f'font-size="{_SIZE}" fill="{_PLAIN}">',
         _text(0, f"\x1b[32m$\x1b[0m {title}"),
     ]
     for number, frame in enumerate(found):
@@ -151,7 +152,7 @@ def _text(row: int, line: str) -> str:
             x = _EDGE + column * _WIDTH
             spans.append(
                 f'<tspan x="{x:.1f}" textLength="{len(text) * _WIDTH:.1f}" lengthAdjust="spacingAndGlyphs"'
-                f"{style}>{escape(text)}</tspan>"
+                f"{style}>{escape(text).replace(' ', _SPACE)}</tspan>"
             )
         column += len(text)
         if match is None:
