@@ -6,12 +6,14 @@ Started by the command: `python -m aiodist.bench OPTIONS`, the options as one JS
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aiodist.bench.busy import disturbance, doubt, look, own_seconds
 from aiodist.bench.calls import Bound, per_operation, timed
 from aiodist.bench.cases import IN_FLIGHT, Case
 from aiodist.bench.measures import Spread, busbw, quantile, show_bandwidth, show_seconds, show_size, spread
@@ -19,11 +21,14 @@ from aiodist.bench.sweep import Line, agree, cases, lateness, sweep
 from aiodist.bench.table import table
 from aiodist.runtime.init import init_process_group
 from aiodist.runtime.running import run
+from aiodist.terminal import PLAIN, Paint, bar, painter
 
 
 async def main(options: dict[str, Any]) -> None:
     """Measure everything; rank 0 prints."""
+    paint = painter(options["colour"])
     async with await init_process_group() as pg:
+        before, spent = look(), own_seconds()
         wanted = cases(options["kinds"], options["sizes"])
         progress = Progress(len(wanted) + 2, options["live"] if pg.rank == 0 else "")
         lines: list[Line] = []
@@ -42,16 +47,23 @@ async def main(options: dict[str, Any]) -> None:
         largest = max(options["sizes"])
         late = await lateness(pg, largest, 4 * options["budget"])
         progress.end()
+        own = dict(await pg.all_gather_object((os.getpid(), own_seconds() - spent)))
+        after, doubts = look(), ""
+        if before is not None and after is not None:
+            count = len(os.sched_getaffinity(0))
+            doubts = doubt(disturbance(before, after, own, cores=count, load=os.getloadavg()[0]))
         if pg.rank == 0:
             print(f"{pg.size} ranks, float32, medians on rank 0; busbw as nccl-tests define it\n")
-            print(sweep_table(lines, pg.size))
+            print(sweep_table(lines, pg.size, paint))
             print()
             print(extras(one, late, largest))
             if options["json"]:
-                write(options["json"], report(lines, one, late, largest, pg.size))
+                write(options["json"], report(lines, one, late, largest, pg.size, doubts))
+            if doubts:
+                print(f"\n{paint('yellow', doubts)}")
 
 
-def sweep_table(lines: list[Line], size: int) -> str:
+def sweep_table(lines: list[Line], size: int, paint: Paint = PLAIN) -> str:
     """One row for each measured case."""
     rows = []
     for line in lines:
@@ -64,7 +76,9 @@ def sweep_table(lines: list[Line], size: int) -> str:
             )
         else:
             rows.append([line.what, "", *timing, "", ""])
-    return table(["operation", "size", "time", "10%", "90%", "algbw GB/s", "busbw GB/s"], rows)
+    head = ["operation", "size", "time", "10%", "90%", "algbw GB/s", "busbw GB/s"]
+    first, *rest = table(head, rows).splitlines()
+    return "\n".join([paint("bold", first), *rest])
 
 
 def extras(one: Spread, late: list[float], nbytes: int) -> str:
@@ -79,12 +93,13 @@ def extras(one: Spread, late: list[float], nbytes: int) -> str:
     )
 
 
-def report(lines: list[Line], one: Spread, late: list[float], nbytes: int, size: int) -> str:
-    """The results as JSON; seconds and bytes."""
+def report(lines: list[Line], one: Spread, late: list[float], nbytes: int, size: int, doubts: str) -> str:
+    """The results as JSON; seconds and bytes. 'doubt' says why they are not to be trusted; '': they are."""
     return json.dumps(
         {
             "ranks": size,
             "dtype": "float32",
+            "doubt": doubts,
             "sweep": [
                 asdict(line)
                 | {"busbw": busbw(line.what, line.nbytes, size, line.seconds) if line.nbytes else None}
@@ -123,18 +138,18 @@ class Progress:
 
     def step(self, text: str) -> None:
         """Show that the next step begins."""
-        self._show(f"{text}\r")
+        self._show(f"  {text}\r")
         self._done += 1
 
     def end(self) -> None:
         """Show that all is done."""
         if self._stream is sys.stderr:
-            self._show("measured\n")
+            self._show("  measured\n")
 
     def _show(self, text: str) -> None:
         if self._stream is not None:
             elapsed = time.monotonic() - self._began
-            self._stream.write(f"{100 * self._done // self._steps:3d}% {elapsed:4.0f} s  {text}")
+            self._stream.write(f"{bar(self._done, self._steps)} {elapsed:4.0f} s{text}")
             self._stream.flush()
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from aiodist.cli.run import make_config
 from aiodist.cli.version import installed_version
-from aiodist.environment import is_loopback
+from aiodist.environment import is_link_local, is_loopback
 from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.launch.remote.link import Link, say
 from aiodist.launch.remote.messages import LONGEST_TASK, MARK, SILENCE, Hello, Over, Task, decode
@@ -49,11 +49,12 @@ def main() -> int:
 def _address(environ: Mapping[str, str]) -> str:
     """This host's address as ssh came to it; '' where it did not.
 
-    Where that is a loopback address, as of a host whose own name is 127.0.1.1 to it, others need another one.
+    Where that is a loopback address, as of a host whose own name is 127.0.1.1 to it, or one of a link, others
+    need another one.
     """
     connection = environ.get("SSH_CONNECTION", "").split()
     address = connection[2] if len(connection) == 4 else ""
-    return (outward() or address) if is_loopback(address) else address
+    return (outward() or address) if is_loopback(address) or is_link_local(address) else address
 
 
 def _carry_out(task: Task, told: int, rest: bytes) -> int:

@@ -13,25 +13,35 @@ from aiodist.cli.parser import Parser
 from aiodist.cli.run import workers_per_node
 from aiodist.errors import UsageError
 from aiodist.launch.config import LaunchConfig
+from aiodist.terminal import painter, takes_colour
 
 _BUDGET, _QUICK = 0.25, 0.05  # seconds for one line of the table
+_LOOK = 0.3  # seconds for which the machine is looked at first, where somebody waits for it
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; 0 if every result was right."""
     live = "stdout" if sys.stdout.isatty() else "stderr" if sys.stderr.isatty() else ""
-    config = make_config(argv, live=live)
+    stdout = takes_colour(sys.stdout.isatty(), os.environ)
+    config = make_config(argv, live=live, colour=stdout)
+    if live:
+        from aiodist.bench.busy import doubt_now
+
+        if why := doubt_now(_LOOK):
+            paint = painter(takes_colour(sys.stderr.isatty(), os.environ))
+            print(f"aiodist bench: {paint('yellow', why)}", file=sys.stderr, flush=True)
     from aiodist.launch.agent import run
 
     return run(config)
 
 
-def make_config(argv: Sequence[str], *, live: str) -> LaunchConfig:
+def make_config(argv: Sequence[str], *, live: str, colour: bool = False) -> LaunchConfig:
     """The job that a command line asks for.
 
     Args:
         argv: after 'bench'.
         live: where a progress line can be drawn: 'stdout', 'stderr' or nowhere, ''.
+        colour: standard output takes colours.
 
     Raises:
         UsageError: a command line without meaning.
@@ -56,6 +66,7 @@ def make_config(argv: Sequence[str], *, live: str) -> LaunchConfig:
         "sizes": sorted({parse_size(text) for text in args.sizes}) if args.sizes else default,
         "budget": _QUICK if args.quick else _BUDGET,
         "live": live,
+        "colour": colour,
         "json": str(Path(args.json).absolute()) if args.json else None,
     }
     if args.json:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from aiodist.cli.parser import Parser
-from aiodist.environment.tuning import tuning
+from aiodist.environment import plain_host, tuning
 from aiodist.errors import UsageError
 from aiodist.sanitize import one_line
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     from aiodist.dashboard.run import Options, check, serve
 
     options = Options(
-        *(args.job, args.host, args.port, args.allow_insecure, args.metrics_token_file),
+        *(args.job, plain_host(args.host, "--host"), args.port, args.allow_insecure, args.metrics_token_file),
         after=tuning(os.environ).stall_after,
         beside=args.beside,
     )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
 from aiodist.errors import UsageError
+from aiodist.terminal import CLEAR, bar, painter, takes_colour
 
-_CLEAR = "\r\x1b[K"
 _WORDS = {
     "pair": "two ranks",
     "driver": "the GPU driver",
@@ -51,18 +51,20 @@ def main(argv: Sequence[str]) -> int:
         os.environ,
         ranks=args.nproc_per_node,
         limit=args.limit or LIMIT,
-        waiting=_say if live else lambda name: None,
+        waiting=_say if live else lambda name, done, total: None,
     )
     if live:
-        print(_CLEAR, end="", file=sys.stderr, flush=True)
+        print(CLEAR, end="", file=sys.stderr, flush=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # whatever a variable holds, or a terminal lacks
     if args.json:
         show(json.dumps(as_dict(sections), indent=1))
     else:
-        show("\n".join(as_lines(sections)))
+        paint = painter(takes_colour(sys.stdout.isatty(), os.environ))
+        show("\n".join(as_lines(sections, paint)))
     return 0 if host_works(sections) else 1
 
 
-def _say(name: str) -> None:
-    print(f"{_CLEAR}waiting for {_WORDS.get(name, name)} …", end="", file=sys.stderr, flush=True)
+def _say(name: str, done: int, total: int) -> None:
+    what = _WORDS.get(name, name)
+    print(f"{CLEAR}{bar(done, total)}  waiting for {what} …", end="", file=sys.stderr, flush=True)

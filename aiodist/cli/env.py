@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
 from aiodist.errors import UsageError
+from aiodist.terminal import painter, takes_colour
+
+_REFUSED = "refused"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         company = company_of_rank(os.environ)
     rows = {name: str(value) for name, value in asdict(place).items()}
     if company is not None and not chosen(os.environ):
-        rows["others"] = f"{company.said}: {'refused' if company.certain else 'warned of'}. {company.hint}"
+        rows["others"] = f"{company.said}: {_REFUSED if company.certain else 'warned of'}. {company.hint}"
     else:
         rows["meets"] = _meets(os.environ)
     rows["job"] = job_id(os.environ)
@@ -36,7 +40,13 @@ def main(argv: Sequence[str]) -> int:
     rows["secret"] = secret_origin(os.environ)
     rows["tls"] = "on" if tuning(os.environ).tls else "off"
     width = max(map(len, rows))
-    show("\n".join(f"{name:<{width}}  {value}" for name, value in rows.items()))
+    paint = painter(takes_colour(sys.stdout.isatty(), os.environ))
+    trouble = {name for name in ("others", "meets") if _REFUSED in rows.get(name, "")}
+    lines = [
+        f"{paint('dim', f'{name:<{width}}')}  {paint('yellow', value) if name in trouble else value}"
+        for name, value in rows.items()
+    ]
+    show("\n".join(lines))
     return 0
 
 
@@ -49,6 +59,6 @@ def _meets(environ: Mapping[str, str]) -> str:
     try:
         point = meeting_point(Invitation.of("env://", -1, -1, 300, environ))
     except UsageError as error:
-        return f"nowhere, init_process_group() would be refused: {error}"
+        return f"nowhere, init_process_group() would be {_REFUSED}: {error}"
     host, port = point.address
     return f"{point.way.value}, {join_address(host, port)}" if host else point.way.value

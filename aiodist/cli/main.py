@@ -34,6 +34,7 @@ COMMANDS = {
     "trace": "write what a job's ranks did last, for ui.perfetto.dev",
     "explain": "say why a job stands still, or, from the dump of one that has ended, what happened",
     "doctor": "say what this machine has and lacks, and how to mend it",
+    "completion": "print what makes bash, zsh or fish complete these words",
 }
 
 

@@ -16,6 +16,22 @@ _WORKERS = ("-n", "-np", "--np", "--nprocs", "--num-procs", "--num-processes", "
 _HABITS = dict.fromkeys(_WORKERS, "--nproc-per-node") | {"--num-machines": "--nnodes"}
 
 
+DESCRIBE = "\0describe"
+"""The command line, of one word that nobody can type, for which a parser raises `DescribedError`."""
+
+
+class DescribedError(Exception):
+    """A command was asked for its parser.
+
+    Attributes:
+        parser: with all its options.
+    """
+
+    def __init__(self, parser: Parser) -> None:
+        super().__init__(parser.prog)
+        self.parser = parser
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises `UsageError` where argparse prints its whole usage, and accepts no abbreviations.
 
@@ -36,6 +52,12 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """Print the help, for argparse."""
         show(self.format_help().rstrip())
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse, for argparse; or say which parser this is."""
+        if args == [DESCRIBE]:
+            raise DescribedError(self)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise a `UsageError` for an error of argparse's."""

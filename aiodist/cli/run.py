@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aiodist.cli.dashboard import need_aiohttp
 from aiodist.cli.parser import Options, Parser
-from aiodist.environment import job_name
+from aiodist.environment import job_name, plain_host, split_address
 from aiodist.environment.company import chosen, company_of_agent
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
@@ -81,7 +81,7 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: b
     conf = _pairs(args.rdzv_conf)
     address, port = _meeting_place(args, 1 if around is not None else max(nnodes, most))
     node_rank: int | None = 0
-    local_addr = args.local_addr
+    local_addr = args.local_addr and plain_host(args.local_addr, "--local-addr")
     if around is not None:
         node_rank = around.node_rank
         if around.launcher == "Slurm":
@@ -242,13 +242,12 @@ def _check_script(script: Path) -> None:
 
 def _meeting_place(args: argparse.Namespace, nnodes: int) -> tuple[str, int | None]:
     """MASTER_ADDR and MASTER_PORT; None: any free port."""
-    address: str | None = args.master_addr
+    address = args.master_addr and plain_host(args.master_addr, "--master-addr")
     port = None if args.master_port is None else _integer("--master-port", args.master_port)
     if args.rdzv_endpoint and not args.standalone:
-        host, colon, digits = args.rdzv_endpoint.rpartition(":")
-        if not colon or args.rdzv_endpoint.endswith("]"):
-            host, digits = args.rdzv_endpoint, str(port or _DEFAULT_PORT)
-        address, port = host.strip("[]"), _integer("the port of --rdzv-endpoint", digits)
+        has_port = args.rdzv_endpoint.rpartition("]")[2].rpartition(":")[1]
+        whole = args.rdzv_endpoint if has_port else f"{args.rdzv_endpoint}:{port or _DEFAULT_PORT}"
+        address, port = split_address(whole, "--rdzv-endpoint")
     if args.standalone:
         return "127.0.0.1", None
     if nnodes == 1:

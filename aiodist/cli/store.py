@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
 from aiodist.errors import UsageError
+from aiodist.terminal import painter, takes_colour
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
@@ -70,11 +71,11 @@ def _size(text: str) -> int:
 
 
 async def _start(args: Namespace) -> StoreServer:
-    from aiodist.environment import check_open_port, job_id, job_name, secret, switch, tls
+    from aiodist.environment import check_open_port, job_id, job_name, plain_host, secret, switch, tls
     from aiodist.rendezvous.jobs import JobSecrets
     from aiodist.rendezvous.server import StoreServer
 
-    host, port, data, limit = args.host, args.port, args.data, args.limit
+    host, port, data, limit = plain_host(args.host, "--host"), args.port, args.data, args.limit
     key = tls(os.environ)
     if args.jobs is not None:
         jobs = JobSecrets(args.jobs)
@@ -86,6 +87,8 @@ async def _start(args: Namespace) -> StoreServer:
 
 
 async def _serve(args: Namespace) -> int:
+    from aiodist.net.sockets import join_address
+
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def end(code: int) -> None:
@@ -100,7 +103,8 @@ async def _serve(args: Namespace) -> int:
     failing = asyncio.ensure_future(server.wait_failed())
     failing.add_done_callback(lambda done: None if done.cancelled() else end(1))
     try:
-        show(f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}")
+        paint = painter(takes_colour(sys.stdout.isatty(), os.environ))
+        show(paint("bold", join_address(server.host, server.port)))
         return await ended
     finally:
         failing.cancel()

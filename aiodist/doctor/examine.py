@@ -47,7 +47,7 @@ def examine(
     *,
     ranks: int | None,
     limit: float,
-    waiting: Callable[[str], object],
+    waiting: Callable[[str, int, int], object],
 ) -> list[Section]:
     """Look at everything.
 
@@ -55,7 +55,7 @@ def examine(
         environ: the environment variables.
         ranks: how many ranks this host is to have; None: as many as a launcher says, else one for each core.
         limit: seconds for drivers and libraries to answer.
-        waiting: called with the name of the probe that is waited for.
+        waiting: called with the name of the probe that is waited for, how many have answered, of how many.
     """
     place = _tried(lambda: placement(environ))
     space, system_seen, addresses = room(), kernel(), told(environ)

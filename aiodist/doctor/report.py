@@ -7,10 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from aiodist.doctor.checks.backends import HOST
-from aiodist.doctor.finding import Section
+from aiodist.doctor.finding import Section, State
+from aiodist.terminal import PLAIN, Paint, Style
+
+_STYLES: dict[State, Style] = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
-def as_lines(sections: Sequence[Section]) -> Iterator[str]:
+def as_lines(sections: Sequence[Section], paint: Paint = PLAIN) -> Iterator[str]:
     """Aligned, under headings; what is lost and how to mend it below each finding that is not ok."""
     findings = [finding for section in sections for finding in section.findings]
     width = max((len(finding.name) for finding in findings), default=0)
@@ -18,13 +21,15 @@ def as_lines(sections: Sequence[Section]) -> Iterator[str]:
     for number, section in enumerate(sections):
         if number:
             yield ""
-        yield section.title
+        yield paint("bold", section.title)
         for finding in section.findings:
-            yield f"  {finding.name:<{width}}  {finding.state:<7}  {finding.value}"
+            # What is missing and costs nothing here is no trouble.
+            style = "dim" if finding.state == "missing" and not finding.fix else _STYLES[finding.state]
+            yield f"  {finding.name:<{width}}  {paint(style, f'{finding.state:<7}')}  {finding.value}"
             if finding.cost:
                 yield f"{indent}costs: {finding.cost}"
             if finding.fix:
-                yield f"{indent}mend:  {finding.fix}"
+                yield f"{indent}mend:  {paint('cyan', finding.fix)}"
 
 
 def as_dict(sections: Sequence[Section]) -> dict[str, Any]:

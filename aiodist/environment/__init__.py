@@ -1,5 +1,6 @@
 """The environment's facts about this process. Pure tables: variables in, facts out."""
 
+from aiodist.environment.address import is_link_local, plain_host, split_address
 from aiodist.environment.placement import Placement, placement
 from aiodist.environment.secret import (
     check_open_port,
@@ -14,7 +15,7 @@ from aiodist.environment.tuning import (
     Tuning,
     job_id,
     job_name,
-    split_address,
+    own_host,
     store_address,
     store_url,
     switch,
@@ -28,10 +29,13 @@ __all__ = [
     "check_open_port",
     "given_secret",
     "home_secret",
+    "is_link_local",
     "is_loopback",
     "job_id",
     "job_name",
+    "own_host",
     "placement",
+    "plain_host",
     "secret",
     "secret_origin",
     "split_address",

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from aiodist.environment.address import plain_host
 from aiodist.environment.company import chosen
 from aiodist.errors import UsageError
 
@@ -371,7 +372,7 @@ def _check(found: Placement, said: Mapping[str, str]) -> None:
 def _master(environ: Environ, launcher: Launcher | None) -> tuple[str | None, int | None]:
     """Where the processes meet: MASTER_ADDR and MASTER_PORT, else what the launcher has instead."""
     named = [("MASTER_ADDR", "MASTER_PORT"), ("", "") if launcher is None else launcher.master]
-    address = next((environ[name] for name, _ in named if environ.get(name)), None)
+    address = next((plain_host(environ[name], name) for name, _ in named if environ.get(name)), None)
     return address, next((_port(environ, name) for _, name in named if environ.get(name)), None)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
+from aiodist.environment.address import plain_host, split_address
 from aiodist.environment.thresholds import Thresholds, thresholds
 from aiodist.environment.tls import tls_files
 from aiodist.errors import UsageError
-from aiodist.sanitize import LIMIT
 
 Environ = Mapping[str, str]
 
@@ -91,7 +91,7 @@ def tuning(environ: Environ) -> Tuning:
     Raises:
         UsageError: a value that means nothing; says which do.
     """
-    host, interface = environ.get("AIODIST_HOST") or None, environ.get("AIODIST_SOCKET_IFNAME") or None
+    host, interface = own_host(environ), environ.get("AIODIST_SOCKET_IFNAME") or None
     if host and interface:
         raise UsageError(
             f"AIODIST_HOST={host} and AIODIST_SOCKET_IFNAME={interface} are both set", hint="Set one of them"
@@ -147,6 +147,12 @@ def job_name(origin: str, text: str) -> str:
     return text
 
 
+def own_host(environ: Environ) -> str | None:
+    """AIODIST_HOST: the address of this host that peers are told; None: nothing says."""
+    text = environ.get("AIODIST_HOST", "")
+    return plain_host(text, "AIODIST_HOST") if text else None
+
+
 def store_address(environ: Environ) -> tuple[str, int] | None:
     """Host and port of the store that the launcher hosts (AIODIST_STORE), None where it hosts none."""
     text = environ.get("AIODIST_STORE", "")
@@ -157,20 +163,6 @@ def store_url(environ: Environ) -> str | None:
     """The URL of a store that nobody of the job hosts (AIODIST_STORE=etcd://…), None where it is no URL."""
     text = environ.get("AIODIST_STORE", "")
     return text if "://" in text else None
-
-
-def split_address(text: str, what: str = "address") -> tuple[str, int]:
-    """'host:port' or '[v6]:port' → host, port. `UsageError` names `what` where it is neither."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    shown = repr(text[:LIMIT])  # it may be what another process said
-    odd = not host.isprintable() or " " in host or (":" in host and not bracketed)
-    if not colon or not host or odd or not (port.isascii() and port.isdecimal()):
-        raise UsageError(f"{what}={shown} is not host:port", hint="For IPv6 write [address]:port")
-    if len(port) > 5 or int(port) > 65535:
-        raise UsageError(f"{what}={shown} names no port", hint="Ports go from 1 to 65535")
-    return host, int(port)
 
 
 def _transport(environ: Environ) -> Transport:

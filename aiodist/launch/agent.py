@@ -35,6 +35,7 @@ from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.starting import AgentContext
 from aiodist.observe.leaving import LOG_DIR, forget_dead, keep_dead
 from aiodist.sanitize import one_line
+from aiodist.terminal import takes_colour
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _OTHERS = 10.0  # seconds for other nodes to end, beyond their shutdown timeout
@@ -169,7 +170,7 @@ class Agent:
 
     async def _show(self, verdict: Verdict, nnodes: int) -> int:
         self._finished = True
-        colour = self._err.is_terminal and not os.environ.get("NO_COLOR")
+        colour = takes_colour(self._err.is_terminal, os.environ)
         shown = render(verdict, nnodes=nnodes, colour=colour, width=min(100, terminal_columns()))
         for line in shown.splitlines() if self._link is None else ():
             self._err.line(b"", line.encode())

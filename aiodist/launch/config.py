@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from string import Template
 
 from aiodist.errors import UsageError
+from aiodist.net.sockets import join_address
 
 DEFAULT_PREFIX = "${host}:${rank}│ "
 
@@ -110,7 +111,7 @@ class LaunchConfig:
     @property
     def meeting_place(self) -> str:
         """Where the nodes meet, for people: 'host:port'."""
-        return f"{self.master_addr}:{self.master_port}"
+        return join_address(self.master_addr, self.master_port or 0)
 
     @property
     def admits_later(self) -> bool:

@@ -34,7 +34,7 @@ from enum import Enum
 from typing import Literal
 from urllib.parse import unquote
 
-from aiodist.environment import Placement, split_address
+from aiodist.environment import Placement, plain_host, split_address
 from aiodist.environment.company import chosen, company_of_rank, company_of_script
 from aiodist.environment.sharing import shares_port
 from aiodist.errors import UsageError
@@ -116,7 +116,7 @@ def standing_point(asked: Invitation) -> MeetingPoint | None:
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal() or _has_agent_store(asked) or shares_port(environ):
         return None
-    return MeetingPoint(Way.address, "rank 0", (host, int(port)))
+    return MeetingPoint(Way.address, "rank 0", (plain_host(host, "MASTER_ADDR"), int(port)))
 
 
 def begins_job(asked: Invitation) -> bool:

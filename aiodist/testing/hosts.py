@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_NETWORK = "10.83.0"
+_NETWORK, _NETWORK_6 = "10.83.0", "fd83::"
 _PORT = 29500  # of the store; in a new namespace nobody else has it
 _number = itertools.count()
 
@@ -25,6 +25,7 @@ class Hosts:
     Args:
         count: of hosts; all are on one switch.
         rate: of every cable, each way, as `tc` writes it ('1gbit'); None does not limit it.
+        ipv6: the hosts have IPv6 addresses, and no others.
 
     Raises:
         unittest.SkipTest: on entering: this user, or this machine, has no network namespaces.
@@ -34,8 +35,9 @@ class Hosts:
         env: environment variables of the ranks: rank 0, on the first host, has the store.
     """
 
-    def __init__(self, count: int, rate: str | None = None) -> None:
-        self.env = {"MASTER_ADDR": f"{_NETWORK}.1", "MASTER_PORT": str(_PORT), "AIODIST_STORE": ""}
+    def __init__(self, count: int, rate: str | None = None, *, ipv6: bool = False) -> None:
+        self._ipv6 = ipv6
+        self.env = {"MASTER_ADDR": self.address(0), "MASTER_PORT": str(_PORT), "AIODIST_STORE": ""}
         self.count = count
         self._rate = rate
         name = f"aiodist-{os.getpid()}-{next(_number)}"
@@ -48,7 +50,7 @@ class Hosts:
 
     def address(self, host: int) -> str:
         """A host's address, which all of them reach."""
-        return f"{_NETWORK}.{host + 1}"
+        return f"{_NETWORK_6}{host + 1:x}" if self._ipv6 else f"{_NETWORK}.{host + 1}"
 
     def set_link_address(self, host: int, other: int, hardware: str | None) -> None:
         """Have one host believe that another has this hardware address; None: what it finds out by itself."""
@@ -90,7 +92,9 @@ class Hosts:
                 _ip(first, "link", "set", port, "master", "eth0", "up")
                 for end, device in ((first, port), (name, "eth0")):
                     self._limit(end, device)
-            _ip(name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
+            # nodad: an address that is looked for on the link first could not be bound meanwhile.
+            width = ("/64", "nodad") if self._ipv6 else ("/24",)
+            _ip(name, "address", "add", f"{self.address(host)}{width[0]}", "dev", "eth0", *width[1:])
             _ip(name, "link", "set", "eth0", "up")
             _ip(name, "link", "set", "lo", "up")
 

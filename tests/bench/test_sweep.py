@@ -88,7 +88,7 @@ def test_progress_is_drawn_where_it_can_be(capsys: pytest.CaptureFixture[str]) -
     progress.step("two")
     progress.end()
     out, err = capsys.readouterr()
-    assert [line.split()[0::3] for line in out.split("\r")[:-1]] == [["0%", "one"], ["50%", "two"]]
+    assert [line.split()[1::4] for line in out.split("\r")[:-1]] == [["0", "one"], ["50", "two"]]
     assert not err
     Progress(1, "").step("unseen")
     assert capsys.readouterr() == ("", "")

@@ -15,6 +15,7 @@ from aiodist.bench.cases import SWEPT
 from aiodist.bench.measures import SIZES
 from aiodist.cli.bench import make_config
 from aiodist.errors import UsageError
+from tests.cli.terminal import terminal
 
 
 def options(*argv: str, live: str = "") -> dict[str, Any]:
@@ -80,3 +81,14 @@ def test_a_small_run(tmp_path: Path) -> None:
         ("barrier", 0),
     ]
     assert figures["in_flight_per_second"] > 0
+    assert figures["doubt"] in run.stdout  # '' on a quiet machine
+    assert "\x1b" not in run.stdout
+
+
+def test_in_a_terminal_a_bar_fills_and_the_head_is_bold() -> None:
+    command = [sys.executable, "-m", "aiodist", "bench", "--quick", "--sizes", "8", "--only", "barrier"]
+    with terminal(command) as shown:
+        drawn = shown.rest()
+    assert "\x1b[1m| operation" in drawn
+    assert "   0 % " in drawn and "barrier" in drawn
+    assert "━━━━" in drawn

@@ -76,6 +76,15 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(MORE)
+def test_colours_are_for_terminals_and_for_who_asks() -> None:
+    shown = doctor("--limit", "60", FORCE_COLOR="1")
+    assert "\x1b[1msystem\x1b[0m" in shown.stdout
+    assert "\x1b[32mok     \x1b[0m" in shown.stdout
+    plain = doctor("--limit", "60", FORCE_COLOR="1", NO_COLOR="1")
+    assert "\x1b" not in plain.stdout
+
+
+@pytest.mark.slow(MORE)
 def test_for_machines(tmp_path: Path) -> None:
     code, works, found = report("-n", "3", AIODIST_TRANSPORT="tcp", HOME=str(tmp_path))
     assert (code, works) == (0, True)
@@ -224,7 +233,7 @@ def test_progress_is_for_terminals_and_is_wiped(tmp_path: Path) -> None:
         os.close(ours)
         os.close(theirs)
     assert run.returncode == 0
-    assert "waiting for CuPy …" in drawn and drawn.endswith("\r\x1b[K")
+    assert "waiting for CuPy …" in drawn and "   0 %" in drawn and drawn.endswith("\r\x1b[K")
     assert b"waiting" not in run.stdout
 
 

@@ -16,6 +16,7 @@ from aiodist.dashboard.door import Door
 from aiodist.dashboard.feed import Feed
 from aiodist.dashboard.logs import Logs
 from aiodist.dashboard.server import Server
+from aiodist.net.sockets import join_address
 from aiodist.observe.view import JobView
 from tests.observe.made import a_job
 from tests.observe.made import a_rank as at_twenty
@@ -93,12 +94,12 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(door: Callable[[Any], Door] = Door) -> AsyncIterator[Served]:
+async def served(door: Callable[[Any], Door] = Door, host: str = "127.0.0.1") -> AsyncIterator[Served]:
     """A dashboard that listens, and has looked once."""
     made = Served()
     await made.feed.step()
-    host, made.port = await made.server.start("127.0.0.1", 0, door)
-    made.base = f"http://{host}:{made.port}"
+    address, made.port = await made.server.start(host, 0, door)
+    made.base = f"http://{join_address(address, made.port)}"
     try:
         async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as made.http:
             yield made

@@ -18,6 +18,7 @@ from aiodist.observe.page import apply
 from tests.dashboard.served import METRICS, served
 from tests.observe.made import a_job, a_record
 from tests.observe.made import a_rank as at_twenty
+from tests.ports import needs_ipv6
 
 a_rank = partial(at_twenty, now=10.0, began=0.0)
 
@@ -63,6 +64,15 @@ async def test_no_data_without_a_session(name: str) -> None:
         assert (await page.get(page.path + name))[0] == 401  # the path alone
         assert (await page.get(page.path + name, Cookie=f"aiodist={page.path[3:-1]}"))[0] == 401
         assert (await page.get(f"/s/x/{name}", **page.headers))[0] == 401  # the cookie alone
+
+
+async def test_over_ipv6() -> None:
+    needs_ipv6()
+    async with served(host="::1") as page:
+        assert page.base.startswith("http://[::1]:")
+        assert (await page.sign_in()).status == 200
+        status, text = await page.data("metrics")
+        assert status == 200 and "aiodist_" in text
 
 
 async def test_the_token_works_once_and_for_the_page_only() -> None:

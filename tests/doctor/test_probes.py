@@ -65,7 +65,7 @@ def test_addresses_that_the_environment_names() -> None:
     assert told({"MASTER_ADDR": "a", "AIODIST_HOST": "b"}) == Told("b", "AIODIST_HOST", "", "a")
     assert told({"MASTER_ADDR": "a", "AIODIST_STORE": "c:1"}).there == "c"
     assert told({"AIODIST_STORE": "etcd://joe:x@c:2379,d:2379/jobs"}).there == "c"
-    assert told({"AIODIST_STORE": "[fe80::1]:7"}).there == "fe80::1"
+    assert told({"AIODIST_STORE": "[fd80::1]:7"}).there == "fd80::1"
     assert told({"AIODIST_SOCKET_IFNAME": "lo"}) == Told("127.0.0.1", "AIODIST_SOCKET_IFNAME")
     assert "no network interface 'eth77'" in told({"AIODIST_SOCKET_IFNAME": "eth77"}).trouble
 

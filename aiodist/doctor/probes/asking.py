@@ -57,23 +57,25 @@ class Answer:
 
 
 def ask(
-    questions: Sequence[Question], limit: float, waiting: Callable[[str], object] = lambda name: None
+    questions: Sequence[Question],
+    limit: float,
+    waiting: Callable[[str, int, int], object] = lambda name, done, total: None,
 ) -> list[Answer]:
     """Ask all at once, and end all that is left of those who were asked → the answers, in the same order.
 
     Args:
         questions: each for a process of its own.
         limit: seconds that they have together.
-        waiting: called with the name of each whose answer is waited for.
+        waiting: called with the name of each whose answer is waited for, how many are there, and of how many.
     """
     deadline = time.monotonic() + limit
     asked: list[_Asked] = []
     try:
         for question in questions:
             asked.append(_Asked(question))  # noqa: PERF401 - those that were begun are to be ended
-        found = []
+        found: list[Answer] = []
         for one in asked:
-            waiting(one.name)
+            waiting(one.name, len(found), len(asked))
             found.append(one.answer(deadline, limit))
         return found
     finally:

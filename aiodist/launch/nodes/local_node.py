@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.place import Place
+from aiodist.net.sockets import join_address
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class LocalNode:
         newcomer = node_rank >= roster.initial
         seen = roster.members if newcomer else roster.members[: roster.initial]
         mine = roster.members[node_rank]
-        address = f"[{self.store_host}]" if ":" in self.store_host else self.store_host
         return Place(
             node_rank=node_rank,
             nnodes=len(seen),
@@ -44,7 +44,7 @@ class LocalNode:
             world_size=sum(member.nproc for member in seen),
             master_addr=self.master_addr,
             master_port=roster.master_port,
-            store=f"{address}:{roster.store_port}",
+            store=join_address(self.store_host, roster.store_port),
             job=self.access.job,
             secret=self.access.of_workers.secret,
             host=self.host,

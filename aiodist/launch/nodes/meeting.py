@@ -117,7 +117,7 @@ async def _host(config: LaunchConfig, access: StoreAccess, server: StoreServer, 
         await head.aclose()
         raise
     # What we are bound to may not be what the others' name for us means here.
-    named = config.master_addr.strip("[]") if local != server.host else server.host
+    named = config.master_addr if local != server.host else server.host
     place = LocalNode(0, named, config.master_addr, access, _name(config))
     return Nodes(place, roster, store, head, lease=config.node_timeout)
 
@@ -146,7 +146,7 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     except BaseException:
         await store.aclose()
         raise
-    local = LocalNode(id, config.master_addr.strip("[]"), config.master_addr, access, _name(config))
+    local = LocalNode(id, config.master_addr, config.master_addr, access, _name(config))
     return Nodes(local, roster, store, lease=config.node_timeout)
 
 

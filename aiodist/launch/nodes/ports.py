@@ -35,7 +35,7 @@ def bind_address(master_addr: str, local_addr: str | None = None) -> str | None:
     the operator says, comes before that. Never all addresses, unless `master_addr` says so.
     """
     try:
-        found = socket.getaddrinfo(master_addr.strip("[]"), None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(master_addr, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # what cannot be a name is a UnicodeError
         return None
     own = [str(address[0]) for family, _, _, _, address in found if _is_ours(family, str(address[0]))]
@@ -53,7 +53,7 @@ def about_port(address: str, master_addr: str) -> str:
             f"listening on {address}, which is what {master_addr} means here: no other host can come in. "
             "An address in --master-addr, or --local-addr on this node, opens it to them"
         )
-    if address in _EVERYWHERE and master_addr.strip("[]") not in _EVERYWHERE:
+    if address in _EVERYWHERE and master_addr not in _EVERYWHERE:
         return (
             f"listening on all addresses of this host, since {master_addr} is none of them. "
             "--local-addr on this node says on which"

@@ -19,6 +19,7 @@ from aiodist.launch.worker.output import Console, Relay
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.worker import Worker, spawn
 from aiodist.observe.leaving import LOG_DIR
+from aiodist.terminal import takes_colour
 
 _GRACE = 2.0  # seconds, at most, for what a worker left behind
 _MOST_KEPT = 16 << 20  # bytes of a stream that are kept for a dashboard, where nobody has asked for files
@@ -78,7 +79,7 @@ def _relays(
     relays = []
     for fd, bit, console in ((out, 1, context.out), (err, 2, context.err)):
         painted = prefix
-        if console.is_terminal and not os.environ.get("NO_COLOR"):
+        if prefix and takes_colour(console.is_terminal, os.environ):
             painted = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         relays.append(
             Relay(
