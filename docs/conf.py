@@ -11,7 +11,7 @@ sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 
 project = "aiodist"
 author = "the aiodist authors"
-copyright = author  # noqa: A001
+copyright = author
 
 extensions = [
     "myst_nb",

@@ -66,7 +66,10 @@ def shown(start: str, arrows: Iterable[Edge]) -> str:
     between: dict[tuple[str, str], list[str]] = {}
     for state, after, event in arrows:
         between.setdefault((state, after), []).append(event)
-    rows = [f"| {state} | {' · '.join(filter(None, events))} | {after} |" for (state, after), events in between.items()]
+    rows = [
+        f"| {state} | {' · '.join(filter(None, events))} | {after} |"
+        for (state, after), events in between.items()
+    ]
     return "\n".join([f"It begins in {start}.", "", "| From | When | To |", "|---|---|---|", *rows, ""])
 
 

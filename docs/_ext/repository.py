@@ -1,7 +1,7 @@
 """Links from pages to files of the repository that are no pages: the site shows them as names of files.
 
-`[a script](../examples/hello.py)` is a link on the repository's web view. The site has no such file, so there it
-becomes the link's text, with the path in brackets where the text does not say it.
+`[a script](../examples/hello.py)` is a link on the repository's web view. The site has no such file: there, the
+link's text is shown, with the path in brackets where the text does not say it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 
 
 class FilesOfTheRepository(SphinxTransform):
-    """Replaces links to existing files outside docs/. A link to a file that does not exist is left, and warns."""
+    """Replaces links to existing files outside docs/. Links to what does not exist are left, and warn."""
 
     default_priority = 4  # before anything looks links up
 

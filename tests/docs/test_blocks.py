@@ -132,7 +132,9 @@ def test_blocks_that_are_not_run_are_well_formed(block: Block, monkeypatch: pyte
 
 def scripts(page: str) -> dict[str, str]:
     """The blocks that are whole scripts, by their mark."""
-    return {block.mark: block.code for block in ALL if block.page == page and block.mark in ("before", "after")}
+    return {
+        block.mark: block.code for block in ALL if block.page == page and block.mark in ("before", "after")
+    }
 
 
 def run_script(path: Path, port: int) -> list[str]:

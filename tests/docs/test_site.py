@@ -12,7 +12,9 @@ import pytest
 
 from tests.docs.pages import DOCS, ROOT
 
-LOADS = re.compile(r"<(?:script|img|iframe|source|embed|object|video|audio)[^>]*? (?:src|data|srcset)=\"([^\"]+)")
+LOADS = re.compile(
+    r"<(?:script|img|iframe|source|embed|object|video|audio)[^>]*? (?:src|data|srcset)=\"([^\"]+)"
+)
 LINKS = re.compile(r"<link[^>]*? href=\"([^\"]+)\"")
 STYLES = re.compile(r"url\([\"']?([^)\"']+)|@import\s+[\"']([^\"']+)")
 
@@ -62,4 +64,6 @@ def test_what_would_be_foreign_is_seen() -> None:
     assert [*LOADS.findall(text), *LINKS.findall(text)] == ["https://a.example/x.js", "//b.example/x.css"]
     assert all(map(foreign, LOADS.findall(text) + LINKS.findall(text)))
     assert not foreign("_static/x.js") and not foreign("data:image/png;base64,AA")
-    assert STYLES.findall("a { background: url(https://c.example/x.woff) }")[0][0] == "https://c.example/x.woff"
+    assert (
+        STYLES.findall("a { background: url(https://c.example/x.woff) }")[0][0] == "https://c.example/x.woff"
+    )
