@@ -1,7 +1,7 @@
 """Links from pages to files of the repository that are no pages: the site shows them as names of files.
 
-`[a script](../examples/hello.py)` is a link on the repository's web view. The site has no such file: there, the
-link's text is shown, with the path in brackets where the text does not say it.
+`[a script](../examples/hello.py)` is a link on the repository's web view. The site has no such file: there
+the link's text is shown, with the path in brackets where the text does not say it.
 """
 
 from __future__ import annotations

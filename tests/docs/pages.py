@@ -35,7 +35,8 @@ ELSEWHERE = {
     "write-a-backend.md": "tests/integration/test_third_party.py",
 }
 _FENCE = re.compile(
-    r"(?:^<!-- set-up\n(?P<setup>.*?)^-->\n\n)?^```(?P<language>\w+)(?: (?P<mark>[^\n]*))?\n(?P<code>.*?)^```$",
+    r"(?:^<!-- set-up\n(?P<setup>.*?)^-->\n\n)?"
+    r"^```(?P<language>\w+)(?: (?P<mark>[^\n]*))?\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 

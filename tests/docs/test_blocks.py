@@ -94,7 +94,7 @@ def test_commands_run(block: Block, tmp_path: Path) -> None:
             (tmp_path / each.mark.removeprefix("file=")).write_text(each.code)
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        ["bash", "-e", "-c", block.code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        ["bash", "-e", "-c", block.code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=250
     )
     assert (ran.returncode != 0) == ("fails" in block.mark), ran.stdout + ran.stderr
     assert ran.stdout or ran.stderr
