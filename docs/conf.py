@@ -33,6 +33,7 @@ nb_execution_show_tb = True
 
 # The reference is what the docstrings say. `name` in a docstring is code.
 default_role = "code"
+smartquotes = False  # quotes in docstrings are of code
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

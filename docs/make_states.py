@@ -46,10 +46,10 @@ Of every link: those of channels and those of the control plane, over sockets an
 """
 
 LOOPS = """\
-## What all are told of a loop that does not turn
+## What all are told of a blocked event loop
 
 By those who see more than the others know (`control/liveness.py`). Besides, it is told again, as it is seen
-then, after each doubling of its time. Whoever hears that the loop turns forgets all this.
+then, after each doubling of its time. Who hears that the loop runs again forgets all this.
 """
 
 Edge = tuple[str, str, str]
