@@ -22,7 +22,7 @@ class GradientSync:
 
     Construction starts the broadcast of rank 0's values into all ranks' arrays; await the object once
     before the first step. Then, in each step, mark every gradient ready as soon as it is computed, in
-    any order; communication goes on while you compute the others. `finish` gives the averages.
+    any order; communication goes on while you compute the others. `finish` gives the averages::
 
         sync = await dist.GradientSync(pg, weights)
         for batch in batches:
@@ -37,7 +37,7 @@ class GradientSync:
 
     With `elastic=True` members may die and newcomers join at any moment. A step then counts only if all
     members say so; if one died, or a newcomer waits, `finish` forms the next epoch, gives
-    newcomers the values of those who were there, and returns an empty list: the step is done again.
+    newcomers the values of those who were there, and returns an empty list: the step is done again::
 
         pg = await dist.join()
         sync = await dist.GradientSync(pg, weights, elastic=True, state=[*velocity, step])

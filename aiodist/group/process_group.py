@@ -36,13 +36,16 @@ class ProcessGroup:
     Work is done (law 6): NumPy arrays and whatever shares memory with one. Ranks are group ranks.
 
     All operations take
-        timeout: seconds, or a timedelta; None takes the group's. When it passes, the group breaks.
-        async_op: False says "I await it here": a Work dropped un-awaited warns. True: "I hold the handle".
+
+    - timeout: seconds, or a timedelta; None takes the group's. When it passes, the group breaks.
+    - async_op: False says "I await it here": a Work dropped un-awaited warns. True: "I hold the handle".
+
     and raise
-        UsageError: at the call, before anything is sent and without taking a number.
-        GroupClosed: at the call, after `aclose`.
-        GroupBroken: from the Work: `PeerLost`, `CollectiveTimeout`, `CollectiveMismatch`, `GroupAborted`. The
-            group does no more work; tensors of failed in-place operations are undefined.
+
+    - UsageError: at the call, before anything is sent. The group is as before.
+    - GroupClosed: at the call, after `aclose`.
+    - GroupBroken: from the Work: `PeerLost`, `CollectiveTimeout`, `CollectiveMismatch`, `GroupAborted`. The
+      group does no more work; tensors of failed in-place operations are undefined.
 
     Attributes:
         rank: of this process in the group.

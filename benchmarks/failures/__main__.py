@@ -1,6 +1,6 @@
 """Inject faults, count what happens, and make the table of figures.
 
-Each test has a number; docs/failures.md lists them. Linux; rows 5 and 7 need root, for network
+Each test has a number; docs/failures-table.md lists them. Linux; rows 5 and 7 need root, for network
 namespaces, and are left out without. Figures of rows that are not run again are kept in the results file.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.failures.scale import Scale
 from benchmarks.failures.table import put_into, table
 from benchmarks.machine import facts
 
-PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
+PAGE = Path(__file__).parents[2] / "docs" / "failures-table.md"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -28,7 +28,7 @@ def test_each_has_its_variable_and_all_but_polling_are_agreed(field: str) -> Non
 
 @pytest.mark.parametrize("field", fields(Thresholds), ids=lambda field: field.name)
 def test_each_is_in_the_documentation_with_its_default(field: Field[int]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "environment.md").read_text()
     default = int(str(field.default))
     shown = str(default)
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):

@@ -1,4 +1,4 @@
-"""The fault tests of docs/failures.md, each once or twice: nothing may be wrong. No timings."""
+"""The fault tests of docs/failures-table.md, each once or twice: nothing may be wrong. No timings."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_nobody_but_the_package_brings_it(installed: Path, monkeypatch: pytest.M
 
 def shown(language: str) -> list[str]:
     """The page's blocks in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language} elsewhere\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_page_shows_this_very_project() -> None:

@@ -2,5 +2,5 @@
 
 The quick tests set each launcher's variables (`tests/integration/test_hello.py`). Here the launchers
 themselves run examples/hello.py and the digits training, unchanged, on one host and on two (network
-namespaces with names of their own), and a rank is killed. What comes of it is the table in docs/launchers.md.
+namespaces with names of their own), and a rank is killed. What comes of it is in docs/launchers-table.md.
 """

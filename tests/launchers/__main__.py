@@ -1,4 +1,4 @@
-"""`python -m tests.launchers [NAME …]`: run each launcher, and print the tables of docs/launchers.md."""
+"""`python -m tests.launchers [NAME …]`: run each launcher, and print docs/launchers-table.md's tables."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from aiodist.rendezvous.machine import DEFAULT_LIMIT, RETURN_GRACE, budget, sess
 from aiodist.wire.messages import MAX_FRAME
 
 PAGE = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```python elsewhere\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("code", BLOCKS)

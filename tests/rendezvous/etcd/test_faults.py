@@ -209,7 +209,7 @@ async def test_the_page_of_the_docs(etcd: Any, job: str, monkeypatch: pytest.Mon
     monkeypatch.setenv("AIODIST_SECRET", "hush")
     page = Path(__file__).parents[3] / "docs" / "etcd.md"
     names: dict[str, Any] = {"dist": dist, "np": np}
-    for code in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+    for code in re.findall(r"^```python elsewhere\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(code, str(page), "exec"), names)
     await names["meet"](etcd.url, 0, 1)
     url = f"{etcd.url}/{job}"  # its job has a name of its own

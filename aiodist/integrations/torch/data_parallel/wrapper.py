@@ -21,7 +21,7 @@ from aiodist.integrations.torch.data_parallel.buckets import GradBucket, buckets
 from aiodist.tensors import view
 from aiodist.types import ReduceOp
 
-Hook = Callable[[Any, GradBucket], Awaitable[torch.Tensor | None]]
+Hook = Callable[[Any, GradBucket], Awaitable["torch.Tensor | None"]]
 """Gives the average of a bucket's gradients over all ranks: in its buffer (None), or in another tensor."""
 
 _wrappers: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
@@ -31,7 +31,7 @@ _COMPARED = ("find_unused_parameters", "static_graph", "broadcast_buffers", "ela
 
 
 class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
-    """A module of which every rank has a copy, and whose gradients are averaged over all ranks.
+    """A module of which every rank has a copy, and whose gradients are averaged over all ranks::
 
         ddp = await dist.DistributedDataParallel(model, pg)
         for inputs, targets in loader:
