@@ -17,7 +17,8 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
-from aiodist.testing.spmd import check, launch
+from aiodist.testing.outcome import check
+from aiodist.testing.ranks import launch
 from tests.ports import free_port
 
 DOCS = Path(__file__).parents[1] / "docs"
