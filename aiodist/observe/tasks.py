@@ -45,8 +45,25 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> set[Task[Any]]:
 
 
 def _is_programs(task: Task[Any]) -> bool:
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code is None or whose(code.co_filename) is not Whose.ours
+    coroutine = task.get_coro()
+    return not hasattr(coroutine, "cr_code") or _outermost(coroutine) is not None
+
+
+def _outermost(coroutine: object) -> object:
+    """The coroutine itself, or the outermost of the program's in it if it is this library's; None where
+    there is none, as in the library's own tasks.
+
+    What a program is run by, such as `run`, has a coroutine around the program's.
+    """
+    of_library = False
+    while coroutine is not None:
+        code = getattr(coroutine, "cr_code", None)
+        owner = None if code is None else whose(code.co_filename)
+        if owner is Whose.program or (owner not in (None, Whose.ours) and not of_library):
+            return coroutine
+        of_library = of_library or owner is Whose.ours
+        _, coroutine = _step(coroutine)
+    return None
 
 
 def _order(task: Task[Any]) -> tuple[int, str]:
@@ -100,7 +117,7 @@ class _Tree:
             yield f"{indent}{name}: see above"
             return
         self._shown.add(task)
-        coroutine = task.get_coro()
+        coroutine = _outermost(task.get_coro()) or task.get_coro()
         yield f"{indent}{name}: {getattr(coroutine, '__qualname__', None) or type(coroutine).__name__}"
         calls = [str(Call.of(frame)) for frame in _chain(coroutine)]
         if len(calls) > MOST_CALLS:

@@ -58,7 +58,8 @@ class Inside:
         if error.__traceback__ is None:
             return None
         look = self._look
-        return pytest.ExceptionInfo.from_exception(error).getrepr(
+        info = pytest.ExceptionInfo.from_exc_info((type(error), error, error.__traceback__))
+        return info.getrepr(
             showlocals=look.showlocals,
             style=look.style,  # type: ignore[arg-type]
             tbfilter=False if look.full else _cut,

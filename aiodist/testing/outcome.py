@@ -85,7 +85,8 @@ def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bo
     if skips and all(one.report is not None and one.report.follows for one in wrong):
         _skip(min(skips, key=lambda outcome: outcome.order), len(skips) == len(outcomes))
     if wrong:
-        first, *others = wrong
+        first = min((one for one in wrong if _same(one, wrong[0])), key=lambda outcome: outcome.rank)
+        others = [one for one in wrong if one is not first]
         report = first.report
         failed = report is not None and report.kind == "failed"
         size = len(outcomes)
@@ -100,6 +101,13 @@ def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bo
             shown=report.shown if report else None,
             place=report.place if report else "",
         )
+
+
+def _same(one: Outcome, other: Outcome) -> bool:
+    """Whether two ranks have failed in the same line by the same: which was first says nothing then."""
+    if one.report is None or other.report is None:
+        return one is other
+    return (one.report.line, one.report.place) == (other.report.line, other.report.place)
 
 
 def _skip(first: Outcome, everywhere: bool) -> None:

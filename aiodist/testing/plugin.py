@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aiodist.errors import UsageError
 from aiodist.testing.outcome import RanksFailed
 
 if TYPE_CHECKING:
@@ -84,12 +85,15 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Have a test that failed on ranks show the first rank's traceback, and then what the others say."""
     report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, RanksFailed):
+    error = None if call.excinfo is None else call.excinfo.value
+    if isinstance(error, RanksFailed):
         if report.longrepr is not None:
-            report.longrepr = _shown(call.excinfo.value, report)
+            report.longrepr = _shown(error, report)
         debugger = item.config.pluginmanager.unregister(name="pdbinvoke")
         if debugger is not None:  # the rank itself has had one
             item.stash[_debugger] = debugger
+    elif isinstance(error, UsageError) and hasattr(getattr(item, "obj", None), "spmd_function"):
+        report.longrepr = _shown(RanksFailed(f"{type(error).__name__}: {error}"), report)
     return report
 
 

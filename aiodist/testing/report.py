@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import traceback
 import unittest
 from collections.abc import Iterator
@@ -67,11 +68,11 @@ def hides(file: str) -> bool:
 
 def kind_of(error: BaseException) -> str:
     """What an exception means for a test."""
-    if isinstance(error, unittest.SkipTest):
-        return "skipped"
-    if type(error).__module__ == "_pytest.outcomes":
-        return {"Skipped": "skipped", "XFailed": "xfailed"}.get(type(error).__name__, "failed")
-    return "failed"
+    outcomes: Any = sys.modules.get("_pytest.outcomes")
+    if outcomes is not None and isinstance(error, outcomes.XFailed):
+        return "xfailed"
+    skips = (unittest.SkipTest,) if outcomes is None else (unittest.SkipTest, outcomes.Skipped)
+    return "skipped" if isinstance(error, skips) else "failed"
 
 
 def follows(error: BaseException) -> bool:
@@ -84,6 +85,8 @@ def follows(error: BaseException) -> bool:
 def line_of(error: BaseException) -> str:
     """'ValueError: the batch is bad'; the first line of the message."""
     text = str(getattr(error, "message", "") or error).strip().partition("\n")[0]
+    if isinstance(error, (GroupAborted, PeerLost)):
+        text = text.partition(": ")[0]  # its reason is told by the rank that it names
     if isinstance(error, AssertionError) and text.startswith("assert "):
         return text  # as pytest does
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

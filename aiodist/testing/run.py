@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import sys
 import tempfile
 import unittest
@@ -100,8 +101,11 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
 def _itself(value: object, *, test: str) -> bytes:
     """The object that a method belongs to, for the ranks."""
     if isinstance(value, unittest.TestCase):
-        kept = {name: one for name, one in vars(value).items() if not name.startswith("_")}
-        return pickled((type(value), value._testMethodName, kept), "an attribute of the test case", test)
+        method = value._testMethodName
+        kept = {name: one for name, one in vars(value).items() if not name.startswith("_") and name != method}
+        for name, one in kept.items():
+            pickled(one, f"the attribute {name!r} of its test case", test)
+        return pickle.dumps((type(value), method, kept))
     for name, one in getattr(value, "__dict__", {}).items():
         pickled(one, f"the attribute {name!r} of its object", test)
     return pickled(value, "the object of its class", test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from aiodist.errors import name_ranks
 from aiodist.observe.ask import ask
@@ -36,5 +37,13 @@ def told(views: Sequence[RankView]) -> list[str]:
     """What each does, as lines."""
     lines: list[str] = []
     for view in sorted(views, key=lambda view: view.rank):
-        lines += ["", *rank_lines(view)]
+        lines += ["", *rank_lines(_without_server(view))]
     return lines[1:]
+
+
+def _without_server(view: RankView) -> RankView:
+    """The same, without the line of the server that the rank was forked from."""
+    if view.stacks is None:
+        return view
+    thread = tuple(line for line in view.stacks.thread if not line.startswith("<string>:"))
+    return replace(view, stacks=replace(view.stacks, thread=thread))

@@ -89,7 +89,7 @@ def _itself(pickled: bytes) -> Any:
 
 def main() -> None:
     """The rank's life."""
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIO) or hasattr(stream, "reconfigure"):
