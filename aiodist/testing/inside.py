@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aiodist.testing.plan import Look
-from aiodist.testing.report import hides
+from aiodist.testing.report import visible
 
 
 @functools.cache
@@ -26,7 +26,7 @@ def _config() -> pytest.Config:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
         config = get_config()
-        config.parse(["--assert=plain", "-c", os.devnull, f"--rootdir={os.sep}"])
+        config.parse(["--assert=plain", "--noconftest", "-c", os.devnull, f"--rootdir={os.sep}"])
     finally:
         if loads is None:
             del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
@@ -92,8 +92,10 @@ _kept: list[Any] = []
 
 def _cut(info: Any) -> Any:
     """The traceback without the frames that say nothing to the author of a test."""
-    kept = info.traceback.filter(lambda entry: not hides(str(entry.path)) and not entry.ishidden(info))
-    return kept or info.traceback
+    entries = list(info.traceback)
+    kept = visible([str(entry.path) for entry in entries])
+    told = {id(entry) for entry, keep in zip(entries, kept, strict=True) if keep and not entry.ishidden(info)}
+    return info.traceback.filter(lambda entry: id(entry) in told) or info.traceback
 
 
 @contextlib.contextmanager

@@ -79,7 +79,9 @@ def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bo
         one
         for one in outcomes
         if one not in skips
-        and (one.code != exits.get(one.rank, 0) or (reported and one.report is None and one.rank not in exits))
+        and (
+            one.code != exits.get(one.rank, 0) or (reported and one.report is None and one.rank not in exits)
+        )
     ]
     wrong.sort(key=lambda outcome: outcome.order)
     if skips and all(one.report is not None and one.report.follows for one in wrong):

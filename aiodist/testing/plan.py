@@ -172,7 +172,9 @@ class Finder(MetaPathFinder):
         self._places = places
         self._loader = loader
 
-    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """As the import system asks."""
         place = self._places.get(name)
         if place is None:

@@ -7,7 +7,7 @@ import pickle
 import sys
 import traceback
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from typing import Any
 from aiodist.callers import Whose, short_path, whose
 from aiodist.errors import GroupAborted, PeerClosed, PeerLost, name_ranks
 
-_TESTING = str(Path(__file__).parent / "_")[:-1]
-_WORKER = str(Path(__file__).with_name("worker.py"))
+_CHECKS = tuple(str(Path(__file__).with_name(name)) for name in ("conformance_", "issued.py", "programs.py"))
 TAIL = 30  # lines of the output of a rank that says nothing itself
 
 
@@ -59,11 +58,21 @@ class Report:
         return found
 
 
-def hides(file: str) -> bool:
-    """Whether a frame of a file says nothing to the author of a test."""
-    if file == _WORKER:
-        return True
-    return whose(file) in (Whose.ours, Whose.loop) and not file.startswith(_TESTING)
+def visible(files: Sequence[str]) -> list[bool]:
+    """Which frames of a traceback say something to the author of a test, by their files, outermost first.
+
+    Not the library's own, nor what they call; but those of the public checks, whose asserts are the test's.
+    """
+    ours = [whose(file) is Whose.ours and not file.startswith(_CHECKS) for file in files]
+    programs = [
+        place for place, file in enumerate(files) if whose(file) is Whose.program or file.startswith(_CHECKS)
+    ]
+    if not programs:
+        return [True] * len(files)
+    ends = len(files) if not any(ours[programs[-1] :]) else programs[-1] + 1
+    return [
+        place < ends and not ours[place] and whose(file) is not Whose.loop for place, file in enumerate(files)
+    ]
 
 
 def kind_of(error: BaseException) -> str:
@@ -105,9 +114,8 @@ def text_of(error: BaseException) -> str:
     """The traceback, with the program's frames only, where there are any."""
     told = traceback.TracebackException.from_exception(error)
     for one in _chained(told):
-        kept = [frame for frame in one.stack if not hides(frame.filename)]
-        if kept:
-            one.stack = traceback.StackSummary.from_list(kept)
+        kept = zip(one.stack, visible([frame.filename for frame in one.stack]), strict=True)
+        one.stack = traceback.StackSummary.from_list([frame for frame, keep in kept if keep])
     return "".join(told.format()).rstrip()
 
 

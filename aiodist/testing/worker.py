@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import io
 import json
 import os
 import pickle
@@ -16,9 +17,9 @@ import signal
 import sys
 import time
 import unittest
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from aiodist.testing import report as reports
 from aiodist.testing.plan import MAIN, Finder, Place, Plan
@@ -53,28 +54,17 @@ def _found(plan: Plan, rewriting: Any = None) -> Any:
     return getattr(found, "spmd_function", found)
 
 
-async def _run(plan: Plan, inside: Any, note: Callable[[BaseException], None]) -> None:
+async def _run(
+    plan: Plan, call: Callable[[ProcessGroup], Awaitable[None]], note: Callable[[BaseException], None]
+) -> None:
     import aiodist as dist
 
-    try:
-        function = _found(plan, inside.rewriting if inside else None)
-        given = {name: pickle.loads(value) for name, value in plan.arguments.items()}
-        first = [] if plan.itself is None else [_itself(plan.itself)]
-        own = inside.fixtures(plan.own) if inside else contextlib.nullcontext({})
-        async with await dist.init_process_group(plan.backend or None, timeout=LIMIT) as group:
-            try:
-                with own as made:
-                    await _call(function, [*first, group], {**given, **made})
-            except BaseException as error:
-                note(error)  # before the group is aborted, and the others fail, too
-                raise
-    except BaseException as error:
-        note(error)  # later than that, which counts, unless it was outside the function
-        raise
-
-
-async def _call(function: Any, first: list[Any], arguments: dict[str, Any]) -> None:
-    await function(*first, **arguments)
+    async with await dist.init_process_group(plan.backend or None, timeout=LIMIT) as group:
+        try:
+            await call(group)
+        except BaseException as error:
+            note(error)  # before the group is aborted, and the others fail, too
+            raise
 
 
 def _itself(pickled: bytes) -> Any:
@@ -92,7 +82,7 @@ def main() -> None:
     faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIO) or hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # a rank that is killed has said what it printed
     given = sys.argv[1:]
     if len(given) > 1:
@@ -142,16 +132,30 @@ class _Rank:
         debugger.install()
         self._debugger = debugger
         try:
-            dist.run(_run(plan, self._inside, self._note))
+            call = self._call()  # imported as pytest does, where no loop runs
+            dist.run(_run(plan, call, self._note))
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self._note(error)  # the loop's own
+            self._note(error)  # later than in the function, which counts, unless it was outside of it
             sys.exit(1)
         finally:
             if measured is not None:
                 measured.end(self._folder / f"coverage{self._rank}")
         Report("passed", time.monotonic_ns()).write(self._folder, self._rank)
+
+    def _call(self) -> Callable[[ProcessGroup], Awaitable[None]]:
+        """The function, with all that it is given but the group."""
+        plan, inside = self._plan, self._inside
+        function = _found(plan, inside.rewriting if inside else None)
+        given = {name: pickle.loads(value) for name, value in plan.arguments.items()}
+        first = [] if plan.itself is None else [_itself(plan.itself)]
+
+        async def call(group: ProcessGroup) -> None:
+            with inside.fixtures(plan.own) if inside else contextlib.nullcontext({}) as made:
+                await function(*first, group, **given, **made)
+
+        return call
 
     def _note(self, error: BaseException) -> None:
         if self._report is not None:
