@@ -13,10 +13,12 @@ from typing import Any
 
 from aiodist.callers import Whose, whose
 from aiodist.observe.frames import Call
+from aiodist.work import Work
 
 MOST_TASKS = 200  # that are shown; the rest is counted
 MOST_CALLS = 40  # of one task
 _TRIES = 20  # to list the tasks, while the loop makes others
+_AWAITS = ("__await__", "_as_step")  # of a Work
 _FAR = 8  # futures between a task and one that awaits it, such as a gather in a gather
 
 
@@ -119,12 +121,12 @@ class _Tree:
         self._shown.add(task)
         coroutine = _outermost(task.get_coro()) or task.get_coro()
         yield f"{indent}{name}: {getattr(coroutine, '__qualname__', None) or type(coroutine).__name__}"
-        calls = [str(Call.of(frame)) for frame in _chain(coroutine)]
+        calls, operation = _told(coroutine)
         if len(calls) > MOST_CALLS:
             yield f"{indent}  … and {len(calls) - MOST_CALLS} calls more"
         for line in calls[-MOST_CALLS:]:
             yield f"{indent}  {line}"
-        yield f"{indent}  {self._state(task)}"
+        yield f"{indent}  {operation if operation and task is not self._running else self._state(task)}"
         for below in self._below[task]:
             yield from self._of(below, f"{indent}    ")
 
@@ -143,6 +145,25 @@ def _awaited(task: Task[Any]) -> Future[Any] | None:
     """What a task waits for."""
     future: Future[Any] | None = getattr(task, "_fut_waiter", None)
     return future
+
+
+def _told(coroutine: object) -> tuple[list[str], str]:
+    """The calls that a coroutine is in, and the operation that it awaits; '' where that is none."""
+    calls: list[str] = []
+    for frame in _chain(coroutine):
+        awaited = frame.f_locals.get("self") if frame.f_code.co_name in _AWAITS else None
+        if isinstance(awaited, Work):
+            return calls, f"awaits {_operation(awaited)}"
+        calls.append(str(Call.of(frame)))
+    return calls, ""
+
+
+def _operation(work: Work[Any]) -> str:
+    named = f"{work.op} #{work.seq}"
+    if not work.call.message:
+        return named
+    peer = "anybody" if work.call.root < 0 else f"rank {work.call.root}"
+    return f"{named} {'from' if work.op.startswith('recv') else 'to'} {peer}"
 
 
 def _chain(coroutine: object) -> Iterator[FrameType]:

@@ -1,7 +1,7 @@
 """The pytest plugin: loaded by pytest wherever aiodist is installed. Costs nothing until it is used.
 
-It shows what `@spmd` tests fail with as if the first rank to fail had been this process, tells those tests how
-pytest was called, and brings one fixture.
+It shows what `@spmd` tests fail with as if the first rank to fail had been this process, tells those tests
+how pytest was called, and brings one fixture.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ async def launch(
         late = await _in_time(watches, timeout, terminal)
         doing: list[str] = []
         if late:
-            title, doing = await _ask(processes)
+            cause, doing = await _ask(processes)
             await asyncio.wait(watches, timeout=0.2 if doing else 3.0)  # for their output
             for process, watching in zip(processes, watches, strict=True):
                 if not watching.done():  # a rank may be over, and a process that it started hold its output
@@ -119,7 +119,7 @@ async def launch(
         outcomes = await asyncio.gather(*watches)
         put_in_order(outcomes)
         if late:
-            raise _hung(timeout, title, doing, outcomes)
+            raise _hung(timeout, cause, doing, outcomes)
         return outcomes
     finally:
         _signal(processes, signal.SIGKILL)
@@ -148,8 +148,11 @@ async def _in_time(watches: list[asyncio.Task[Outcome]], timeout: float, termina
         left = max(left, 0.1)
 
 
-async def _ask(processes: list[Process]) -> tuple[str, list[str]]:
-    """What the ranks do: in a line, and in full. Those that are not known yet print their stacks."""
+async def _ask(processes: list[Process]) -> tuple[list[str], list[str]]:
+    """What the ranks do: who is the cause, and all of it, as lines.
+
+    Those that are not known yet print their stacks.
+    """
     from aiodist.testing.stuck import seen, told, why
 
     pids = {process.pid: rank for rank, process in enumerate(processes) if process.returncode is None}
@@ -159,8 +162,9 @@ async def _ask(processes: list[Process]) -> tuple[str, list[str]]:
     return why(views), told(views) if len(known) == len(pids) else []
 
 
-def _hung(timeout: float, title: str, doing: list[str], outcomes: Sequence[Outcome]) -> RanksFailed:
-    head = f"no end within {timeout:g} s" + (f": {title}" if title else "")
+def _hung(timeout: float, cause: list[str], doing: list[str], outcomes: Sequence[Outcome]) -> RanksFailed:
+    head = f"no end within {timeout:g} s" + (f": {cause[0]}" if cause else "")
+    more = [f"  {line}" for line in cause[1:]]
     if not doing:
         doing = [f"── rank {one.rank} ──\n{one.output}" for one in outcomes]
     raised = [
@@ -168,7 +172,7 @@ def _hung(timeout: float, title: str, doing: list[str], outcomes: Sequence[Outco
         for one in outcomes
         if one.report is not None and one.report.kind == "failed"
     ]
-    return RanksFailed(head, "\n".join([*raised, *doing]))
+    return RanksFailed(head, "\n".join([*more, *raised, "", *doing]))
 
 
 async def _lines(rank: int, output: asyncio.StreamReader, say: Say | None) -> str:

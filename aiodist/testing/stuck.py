@@ -1,4 +1,4 @@
-"""What the ranks of a test do that does not end: operations, tasks and lines of each, and who is the cause."""
+"""What the ranks of a test do that does not end: operations, tasks and lines; and who is the cause."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def seen(pids: Mapping[int, int]) -> list[RankView]:
     return ask([view for view in look() if view.recording.pid in pids])
 
 
-def why(views: Sequence[RankView]) -> str:
-    """In a line: who is the cause, as far as that is seen; else which ranks have not ended."""
+def why(views: Sequence[RankView]) -> list[str]:
+    """Who is the cause, as far as that is seen, and more of it in lines; else which ranks have not ended."""
     verdicts = judge(jobs(views)[0], _SURE) if views else ()
     if verdicts:
-        return verdicts[0].title
+        return [verdicts[0].title, *verdicts[0].lines]
     busy = [view.rank for view in views if view.doing is not Doing.left]
-    return f"{name_ranks(busy)} had not ended" if busy else ""
+    return [f"{name_ranks(busy)} had not ended"] if busy else []
 
 
 def told(views: Sequence[RankView]) -> list[str]:

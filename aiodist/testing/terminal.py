@@ -3,8 +3,9 @@
     rank: pdb ──{"write": text} | {"read": true}──▶ test's process ──▶ the terminal
               ◀──────────{"line": text}───────────
 
-One rank at a time: the others wait at their `breakpoint()`. A rank has the terminal from a prompt until it goes
-on, so two ranks can be stepped by turns. Meanwhile no deadline passes: neither the test's nor an operation's.
+One rank at a time: the others wait at their `breakpoint()`. A rank has the terminal from a prompt until it
+goes on, so two ranks can be stepped by turns. Meanwhile no deadline passes: neither the test's nor an
+operation's.
 """
 
 from __future__ import annotations
