@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,7 +71,8 @@ class Inside:
     def fixtures(self, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Those that are wanted: the fixture's name by the argument's."""
         with contextlib.ExitStack() as kept:
-            yield {name: kept.enter_context(_OWN[kind]()) for name, kind in wanted.items()}
+            make: Mapping[str, Callable[[], Any]] = _OWN
+            yield {name: kept.enter_context(make[kind]()) for name, kind in wanted.items()}
 
 
 def _rewriting(config: pytest.Config, marked: tuple[str, ...]) -> Any:
