@@ -129,5 +129,9 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     Raises:
         SimulationStuck: it waits for something that will never happen.
     """
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
+    __tracebackhide__ = True  # pytest shows the caller
+    try:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(main)
+    except SimulationStuck as stuck:
+        raise stuck.with_traceback(None) from None  # it tells all; the loop's own calls tell nothing

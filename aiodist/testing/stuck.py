@@ -25,10 +25,10 @@ def seen(pids: Mapping[int, int]) -> list[RankView]:
 
 
 def why(views: Sequence[RankView]) -> list[str]:
-    """Who is the cause, as far as that is seen, and more of it in lines; else which ranks have not ended."""
+    """Who is the cause, as far as that is seen, and what to do; else which ranks have not ended."""
     verdicts = judge(jobs(views)[0], _SURE) if views else ()
     if verdicts:
-        return [verdicts[0].title, *verdicts[0].lines]
+        return [verdicts[0].title, *(line for line in verdicts[0].lines if line.startswith("→"))]
     busy = [view.rank for view in views if view.doing is not Doing.left]
     return [f"{name_ranks(busy)} had not ended"] if busy else []
 

@@ -102,6 +102,7 @@ def test_failing_rank_fails_the_test_with_its_traceback_first() -> None:
     assert lines[5].startswith("ranks 0 and 2: GroupAborted: rank 1 aborted the group (")
 
 
+@pytest.mark.slow("a time limit of four seconds")
 def test_hangs_are_killed_with_all_that_the_ranks_do_shown() -> None:
     with ThreadPoolExecutor(2) as threads:  # each takes seconds
         hang = threads.submit(failure, scene_rank_0_hangs)

@@ -194,7 +194,7 @@ FILES = {
             pass
 
 
-        @spmd(timeout=3)
+        @spmd(timeout=2)
         async def test_hang(pg):
             async def waits():
                 await pg.recv(np.zeros(3), 1 - pg.rank)
@@ -289,7 +289,7 @@ def test_what_passes_and_what_failures_say(library: Path) -> None:
         assert line.startswith(f"UsageError: test_{name}: ") and words in line
 
     hang = told["test_hang"].splitlines()
-    assert hang[1].startswith("no end within 3 s: ranks 0 and 1 wait for each other")
+    assert hang[1].startswith("no end within 2 s: ranks 0 and 1 wait for each other")
     for rank in range(2):
         start = next(number for number, line in enumerate(hang) if line.startswith(f"rank {rank}, "))
         its = "\n".join(hang[start : start + 16])
@@ -320,14 +320,13 @@ def test_lines_that_ranks_run_are_covered(library: Path) -> None:
     assert re.search(r"src/meanlib.py +8 +0 +2 +0 +100%", report.stdout), report.stdout
 
 
-@pytest.mark.slow("four runs of pytest")
+@pytest.mark.slow("three runs of pytest")
 def test_debugger_of_a_rank(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = run(library, "-q", "tests/test_stop.py::test_break", typed="p x\nc\np x\nc\n")
-    assert {"(rank 0) 7", "(rank 1) 17"} <= set(out.splitlines()), "each has the terminal in its turn"
-    assert "1 passed" in out
-    out = run(library, "-q", "--pdb", "tests/test_stop.py::test_raises", typed="p x\nc\n")
-    assert "rank 1: ValueError: bad" in out and "(rank 1) 17" in out
-    assert "1 failed" in out and "(Pdb)" not in out
+    out = run(library, "-q", "--pdb", "tests/test_stop.py", typed="p x\nc\n" * 3)
+    first, second = out.split("\nrank 1: ValueError: bad\n")
+    assert {"(rank 0) 7", "(rank 1) 17"} <= set(first.splitlines()), "each has the terminal in its turn"
+    assert "(rank 1) 17" in second.splitlines(), "where it was raised"
+    assert "1 failed, 1 passed" in out and "(Pdb)" not in out
     out = run(library, "-q", "-n", "1", "tests/test_stop.py::test_break")
     assert "it runs in a worker of pytest-xdist: run it without -n" in out
     monkeypatch.setenv("AIODIST_BREAKPOINT", "1")
