@@ -45,7 +45,7 @@ def scripts(page: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("page", "line", "code", "warns"),
-    [*blocks("work.md"), *blocks("porting-from-torch.md"), *blocks("testing.md")],
+    [*blocks("work.md"), *blocks("porting-from-torch.md")],
 )
 async def test_block(page: str, line: int, code: str, warns: bool) -> None:
     compiled = compile("\n" * line + code, str(DOCS / page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -62,6 +62,16 @@ async def test_block(page: str, line: int, code: str, warns: bool) -> None:
     with expected:
         await run_cluster(2, main)
         gc.collect()
+
+
+@pytest.mark.parametrize(("page", "line", "code", "warns"), blocks("testing.md"))
+def test_block_with_tests(page: str, line: int, code: str, warns: bool) -> None:
+    names = {"np": np, "asyncio": asyncio}
+    exec(compile("\n" * line + code, str(DOCS / page), "exec"), names)
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()  # type: ignore[operator]
 
 
 def run_script(path: Path, port: int) -> list[str]:

@@ -71,8 +71,7 @@ class Inside:
     def fixtures(self, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Those that are wanted: the fixture's name by the argument's."""
         with contextlib.ExitStack() as kept:
-            make: Mapping[str, Callable[[], Any]] = _OWN
-            yield {name: kept.enter_context(make[kind]()) for name, kind in wanted.items()}
+            yield {name: kept.enter_context(_OWN[kind]()) for name, kind in wanted.items()}
 
 
 def _rewriting(config: pytest.Config, marked: tuple[str, ...]) -> Any:
@@ -149,7 +148,7 @@ def _recwarn() -> Iterator[Any]:
         yield recorder
 
 
-_OWN = {
+_OWN: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "monkeypatch": _monkeypatch,
     "caplog": _caplog,
     "recwarn": _recwarn,

@@ -7,7 +7,6 @@ travel is named.
 from __future__ import annotations
 
 import inspect
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from aiodist.errors import UsageError
+from aiodist.testing.parcel import pack, unpack
 
 MAIN = "__main__"
 
@@ -86,13 +86,13 @@ class Plan:
     def write(self, folder: Path) -> Path:
         """Write it down → the file."""
         path = folder / "plan"
-        path.write_bytes(pickle.dumps(self))
+        path.write_bytes(pack(self))
         return path
 
     @classmethod
     def read(cls, path: Path) -> Plan:
         """The plan of a file."""
-        found = pickle.loads(path.read_bytes())
+        found = unpack(path.read_bytes())
         assert isinstance(found, cls)
         return found
 
@@ -104,7 +104,7 @@ def pickled(value: object, what: str, test: str) -> bytes:
         UsageError: it cannot leave this process.
     """
     try:
-        return pickle.dumps(value)
+        return pack(value)
     except Exception as error:  # whatever its __reduce__ raises
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise UsageError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import traceback
 import unittest
@@ -14,6 +13,7 @@ from typing import Any
 
 from aiodist.callers import Whose, short_path, whose
 from aiodist.errors import GroupAborted, PeerClosed, PeerLost, name_ranks
+from aiodist.testing.parcel import pack, unpack
 
 _CHECKS = tuple(str(Path(__file__).with_name(name)) for name in ("conformance_", "issued.py", "programs.py"))
 TAIL = 30  # lines of the output of a rank that says nothing itself
@@ -44,14 +44,14 @@ class Report:
     def write(self, folder: Path, rank: int) -> None:
         """Write it down, whole or not at all."""
         fresh = folder / f".{rank}.{os.getpid()}"
-        fresh.write_bytes(pickle.dumps(self))
+        fresh.write_bytes(pack(self))
         fresh.rename(folder / f"rank{rank}")
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> Report | None:
         """That of a rank, if it wrote one."""
         try:
-            found = pickle.loads((folder / f"rank{rank}").read_bytes())
+            found = unpack((folder / f"rank{rank}").read_bytes())
         except FileNotFoundError:
             return None
         assert isinstance(found, cls)

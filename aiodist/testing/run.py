@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pickle
 import sys
 import tempfile
 import unittest
@@ -17,10 +16,11 @@ from typing import Any
 from aiodist.errors import UsageError
 from aiodist.testing import measuring, terminal
 from aiodist.testing.hosts import Hosts
+from aiodist.testing.options import Options
 from aiodist.testing.outcome import check
+from aiodist.testing.parcel import pack
 from aiodist.testing.plan import Look, Plan, own_kind, pickled, places_of
 from aiodist.testing.ranks import WORKER, launch
-from aiodist.testing.spmd import Options
 from aiodist.testing.terminal import Terminal
 
 OVERRIDING = ("world_size", "transport", "timeout", "backend")
@@ -105,7 +105,7 @@ def _itself(value: object, *, test: str) -> bytes:
         kept = {name: one for name, one in vars(value).items() if not name.startswith("_") and name != method}
         for name, one in kept.items():
             pickled(one, f"the attribute {name!r} of its test case", test)
-        return pickle.dumps((type(value), method, kept))
+        return pack((type(value), method, kept))
     for name, one in getattr(value, "__dict__", {}).items():
         pickled(one, f"the attribute {name!r} of its object", test)
     return pickled(value, "the object of its class", test)

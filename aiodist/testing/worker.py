@@ -12,7 +12,6 @@ import importlib
 import io
 import json
 import os
-import pickle
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiodist.testing import report as reports
+from aiodist.testing.parcel import unpack
 from aiodist.testing.plan import MAIN, Finder, Place, Plan
 from aiodist.testing.report import Report
 from aiodist.testing.terminal import Debugger
@@ -68,7 +68,7 @@ async def _run(
 
 
 def _itself(pickled: bytes) -> Any:
-    value = pickle.loads(pickled)
+    value = unpack(pickled)
     if isinstance(value, tuple):  # a unittest.TestCase
         kind, name, attributes = value
         made: unittest.TestCase = kind(name)
@@ -148,7 +148,7 @@ class _Rank:
         """The function, with all that it is given but the group."""
         plan, inside = self._plan, self._inside
         function = _found(plan, inside.rewriting if inside else None)
-        given = {name: pickle.loads(value) for name, value in plan.arguments.items()}
+        given = {name: unpack(value) for name, value in plan.arguments.items()}
         first = [] if plan.itself is None else [_itself(plan.itself)]
 
         async def call(group: ProcessGroup) -> None:
