@@ -40,8 +40,14 @@ ALLOWED = {("__main__", "cli")}
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 OUTSIDE = {"__init__", "testing"}  # the shop window, which loads lazily; and what may see everything
 # The codec of objects pickles where both sides ask for it, and makes tensors of tensors. A command writes
-# pickles, and reads none, for torch's analyzer.
-GUESTS = {("wire/objects.py", "pickle"), ("wire/objects.py", "torch"), ("cli/trace.py", "pickle")}
+# pickles, and reads none, for torch's analyzer. A test hands its arguments to its own ranks, by a private
+# folder.
+GUESTS = {
+    ("wire/objects.py", "pickle"),
+    ("wire/objects.py", "torch"),
+    ("cli/trace.py", "pickle"),
+    ("testing/parcel.py", "pickle"),
+}
 
 
 def room(path: Path) -> str:

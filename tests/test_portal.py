@@ -26,7 +26,8 @@ from aiodist.group import ProcessGroup
 from aiodist.portal import Portal, SyncProcessGroup, SyncWork, init_process_group, loop_thread
 from aiodist.portal.facade import add_methods
 from aiodist.portal.loop_thread import Reply
-from aiodist.testing.spmd import check, launch
+from aiodist.testing.outcome import check
+from aiodist.testing.ranks import launch
 
 # Written out: ranks run this file as a script, and find nothing of the other tests.
 SLOW = pytest.mark.slow("more of the same")

@@ -13,10 +13,12 @@ from typing import Any
 
 from aiodist.callers import Whose, whose
 from aiodist.observe.frames import Call
+from aiodist.work import Work
 
 MOST_TASKS = 200  # that are shown; the rest is counted
 MOST_CALLS = 40  # of one task
 _TRIES = 20  # to list the tasks, while the loop makes others
+_AWAITS = ("__await__", "_as_step")  # of a Work
 _FAR = 8  # futures between a task and one that awaits it, such as a gather in a gather
 
 
@@ -45,8 +47,25 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> set[Task[Any]]:
 
 
 def _is_programs(task: Task[Any]) -> bool:
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code is None or whose(code.co_filename) is not Whose.ours
+    coroutine = task.get_coro()
+    return not hasattr(coroutine, "cr_code") or _outermost(coroutine) is not None
+
+
+def _outermost(coroutine: object) -> object:
+    """The coroutine itself, or the outermost of the program's in it if it is this library's; None where
+    there is none, as in the library's own tasks.
+
+    What a program is run by, such as `run`, has a coroutine around the program's.
+    """
+    of_library = False
+    while coroutine is not None:
+        code = getattr(coroutine, "cr_code", None)
+        owner = None if code is None else whose(code.co_filename)
+        if owner is Whose.program or (owner not in (None, Whose.ours) and not of_library):
+            return coroutine
+        of_library = of_library or owner is Whose.ours
+        _, coroutine = _step(coroutine)
+    return None
 
 
 def _order(task: Task[Any]) -> tuple[int, str]:
@@ -100,14 +119,14 @@ class _Tree:
             yield f"{indent}{name}: see above"
             return
         self._shown.add(task)
-        coroutine = task.get_coro()
+        coroutine = _outermost(task.get_coro()) or task.get_coro()
         yield f"{indent}{name}: {getattr(coroutine, '__qualname__', None) or type(coroutine).__name__}"
-        calls = [str(Call.of(frame)) for frame in _chain(coroutine)]
+        calls, operation = _told(coroutine)
         if len(calls) > MOST_CALLS:
             yield f"{indent}  … and {len(calls) - MOST_CALLS} calls more"
         for line in calls[-MOST_CALLS:]:
             yield f"{indent}  {line}"
-        yield f"{indent}  {self._state(task)}"
+        yield f"{indent}  {operation if operation and task is not self._running else self._state(task)}"
         for below in self._below[task]:
             yield from self._of(below, f"{indent}    ")
 
@@ -126,6 +145,25 @@ def _awaited(task: Task[Any]) -> Future[Any] | None:
     """What a task waits for."""
     future: Future[Any] | None = getattr(task, "_fut_waiter", None)
     return future
+
+
+def _told(coroutine: object) -> tuple[list[str], str]:
+    """The calls that a coroutine is in, and the operation that it awaits; '' where that is none."""
+    calls: list[str] = []
+    for frame in _chain(coroutine):
+        awaited = frame.f_locals.get("self") if frame.f_code.co_name in _AWAITS else None
+        if isinstance(awaited, Work):
+            return calls, f"awaits {_operation(awaited)}"
+        calls.append(str(Call.of(frame)))
+    return calls, ""
+
+
+def _operation(work: Work[Any]) -> str:
+    named = f"{work.op} #{work.seq}"
+    if not work.call.message:
+        return named
+    peer = "anybody" if work.call.root < 0 else f"rank {work.call.root}"
+    return f"{named} {'from' if work.op.startswith('recv') else 'to'} {peer}"
 
 
 def _chain(coroutine: object) -> Iterator[FrameType]:

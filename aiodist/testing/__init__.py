@@ -15,7 +15,8 @@ package, for its plugin.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from aiodist.testing.spmd import RanksFailed, spmd  # not later: the module would be found by this name
+from aiodist.testing.outcome import RanksFailed
+from aiodist.testing.spmd import spmd  # not later: the module would be found by this name
 
 if TYPE_CHECKING:
     from aiodist.testing.chaos import Chaos as Chaos

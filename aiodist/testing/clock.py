@@ -16,20 +16,24 @@ _NOBODYS = Context()  # timers have contexts of their own
 
 
 class SimulationStuck(RuntimeError):
-    """The error that nothing is ready and no timer is set: in real time this would wait for ever."""
+    """The error that nothing is ready and no timer is set: in real time this would wait for ever.
+
+    Its text lists the tasks: at which line each is, and what it waits for.
+    """
 
 
 class _JumpingSelector(selectors.DefaultSelector):
     """A selector that never sleeps: where nothing is ready it moves the clock to the next timer."""
 
     now = 0.0
+    tasks: Callable[[], tuple[str, ...]] = tuple  # who waits for what, as lines
 
     def select(self, timeout: float | None = None) -> Any:
         ready = super().select(0)
         if ready:
             return ready
         if timeout is None:
-            raise SimulationStuck("nothing is ready and no timer is set")
+            raise SimulationStuck("\n".join(["nothing is ready and no timer is set", *self.tasks()]))
         self.now += max(timeout, 0.0)
         return []
 
@@ -58,8 +62,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._clock = _JumpingSelector()
+        self._clock.tasks = self._told
         self._due: dict[float, _Due] = {}
         super().__init__(self._clock)
+
+    def _told(self) -> tuple[str, ...]:
+        from aiodist.observe.tasks import task_lines  # only for what is stuck
+
+        return task_lines(self)
 
     def time(self) -> float:
         """Virtual seconds."""
@@ -119,5 +129,9 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     Raises:
         SimulationStuck: it waits for something that will never happen.
     """
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
+    __tracebackhide__ = True  # pytest shows the caller
+    try:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(main)
+    except SimulationStuck as stuck:
+        raise stuck.with_traceback(None) from None  # it tells all; the loop's own calls tell nothing

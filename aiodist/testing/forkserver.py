@@ -229,6 +229,8 @@ def serve(number: int, driver: int) -> Callable[[], object]:
             importlib.import_module(name)
     for name in aiodist.__all__:
         getattr(aiodist, name)
+    if "pytest" in sys.modules:
+        importlib.import_module("aiodist.testing.inside").prepare()
     with socket.socket(fileno=number) as requests, selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
         try:

@@ -7,10 +7,7 @@ import sys
 
 import pytest
 
-from aiodist.cli import stacks
 from aiodist.cli.main import main
-from aiodist.cli.stacks import _lines, _why_not
-from tests.observe.made import a_rank, a_record
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="recorders have files on Linux")
 
@@ -47,29 +44,3 @@ def test_a_job_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     err = capsys.readouterr().err
     assert "there is no job" in err
     assert "\x1b" not in err and len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        ({"alive": False}, "it has ended"),
-        ({"left": 3.0}, "it has ended"),
-        ({"stopped": True}, "it is stopped by a signal or a debugger: `kill -CONT` lets it go on"),
-        ({"host": "elsewhere"}, "it is on another host: ask there"),
-        ({}, "it has not answered"),
-    ],
-)
-def test_why_nothing_is_told(more: dict[str, bool], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodist.observe.host.host_name", lambda: "host-a")
-    view = a_rank(0, **more)  # type: ignore[arg-type]
-    assert _why_not(view) == why
-    assert list(_lines(view))[-1] == f"  {why}"
-
-
-def test_what_pends_is_told_and_no_terminal_takes_orders() -> None:
-    group = a_record("\x1b[2J", 4, 10.0)
-    lines = list(_lines(a_rank(0, pending=[group], host="\x1b[31mhost")))
-    assert lines[0] == "rank 0, [31mhost:4000: waiting for 10 s"
-    assert lines[1].endswith("#4 at train.py:41 in main is pending for 10 s")
-    assert not any("\x1b" in line for line in lines)
-    assert stacks._indent("    x") == "    "

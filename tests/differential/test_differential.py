@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.testing.spmd import check, launch
+from aiodist.testing.outcome import check
+from aiodist.testing.ranks import launch
 from tests.levels import few
 
 pytest.importorskip("torch")

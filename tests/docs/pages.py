@@ -31,6 +31,7 @@ ELSEWHERE = {
     "porting-from-torch.md": "tests/docs/test_blocks.py",
     "security.md": "tests/conftest.py",
     "store.md": "tests/rendezvous/test_store_page.py",
+    "testing.md": "tests/docs/test_testing_page.py",
     "torch.md": "tests/integration/test_torch_backend.py",
     "write-a-backend.md": "tests/integration/test_third_party.py",
 }

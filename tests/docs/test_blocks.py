@@ -24,7 +24,8 @@ from aiodist.cli.main import COMMANDS
 from aiodist.cli.parser import Parser
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
-from aiodist.testing.spmd import check, launch
+from aiodist.testing.outcome import check
+from aiodist.testing.ranks import launch
 from tests.docs.pages import ALL, DOCS, ELSEWHERE, NAMED, PAGES, ROOT, Block
 from tests.ports import free_port
 

@@ -25,7 +25,7 @@ from aiodist.control.liveness import PATIENCE
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.channel_pair import turn_until
-from aiodist.testing.spmd import launch
+from aiodist.testing.ranks import launch
 from tests.levels import MORE, few
 
 # Each test with one of them in the quick run: it is noticed in the same way over the other.

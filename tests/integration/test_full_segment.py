@@ -19,7 +19,8 @@ from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
-from aiodist.testing.spmd import check, launch
+from aiodist.testing.outcome import check
+from aiodist.testing.ranks import launch
 from aiodist.transport import SocketEndpoint
 from aiodist.types import Kind
 from tests.levels import MORE, few

@@ -17,7 +17,8 @@ import aiodist as dist
 from aiodist.backends.cuda import library
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend
-from aiodist.testing.spmd import check, launch
+from aiodist.testing.outcome import check
+from aiodist.testing.ranks import launch
 from tests.backends.foreign.device_box import ForDevices, OnDevice
 from tests.levels import few
 from tests.third_party.aiodist_unix import UnixEngine

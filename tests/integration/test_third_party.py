@@ -25,7 +25,8 @@ from aiodist.backends.choice import parse
 from aiodist.backends.foreign import Engine
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
-from aiodist.testing.spmd import check, launch
+from aiodist.testing.outcome import check
+from aiodist.testing.ranks import launch
 from tests.levels import few
 from tests.third_party.aiodist_unix import UnixEngine
 

@@ -29,7 +29,8 @@ from aiodist.testing import spmd
 from aiodist.testing.channel_pair import Pair, Recorder, turn_until
 from aiodist.testing.conformance_channel import check_channel
 from aiodist.testing.conformance_store import check_store
-from aiodist.testing.spmd import Outcome, launch
+from aiodist.testing.outcome import Outcome
+from aiodist.testing.ranks import launch
 from aiodist.transport import FRAGMENT, Endpoint, Key, SocketEndpoint, stream
 from aiodist.wire.frame import Frame, Type, pack
 from tests.levels import few

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
-from aiodist.testing import run_cluster, run_virtual
+from aiodist.testing import SimulationStuck, run_cluster, run_virtual
 from aiodist.transport.memory import MemoryNetwork
 
 
@@ -107,6 +108,26 @@ def test_the_clock_of_a_virtual_cluster_is_the_networks() -> None:
 
     times = run_virtual(run_cluster(4, main, network=MemoryNetwork(delay=lambda src, dst: 5.0)))
     assert times == pytest.approx([10.0] * 4)  # two rounds of a dissemination barrier
+
+
+def test_a_virtual_cluster_that_is_stuck_lists_who_waits_for_what() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank < 2:
+            await pg.recv(np.zeros(2), pg.rank + 1)
+        else:
+            await asyncio.gather(pg.recv_object(None), asyncio.Event().wait())
+
+    with pytest.raises(SimulationStuck) as caught:
+        run_virtual(run_cluster(3, main))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "nothing is ready and no timer is set"
+    zero, one, two = (lines.index(f"rank {rank}: {main.__qualname__}") for rank in range(3))
+    here = inspect.getsourcelines(main)[1]
+    assert lines[zero + 1].endswith(f"test_cluster.py:{here + 2} in main")
+    assert lines[zero + 2] == "  awaits recv #0 from rank 1"
+    assert lines[one + 2] == "  awaits recv #0 from rank 2"
+    assert lines[two + 1].endswith(f"test_cluster.py:{here + 4} in main")
+    assert any("Event.wait" in line for line in lines[two:])
 
 
 def test_same_seed_same_run() -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing import RanksFailed, spmd
-from aiodist.testing.spmd import Outcome, check, launch
+from aiodist.testing.outcome import Outcome, check, put_in_order
+from aiodist.testing.ranks import launch
+from aiodist.testing.report import Report
 
 
 @pytest.mark.parametrize("word", ["one", "two"])
@@ -42,7 +47,7 @@ async def scene_rank_1_fails(pg: ProcessGroup) -> None:
     await pg.all_reduce(np.zeros(3))
 
 
-@spmd(world_size=2, timeout=10)
+@spmd(world_size=2, timeout=4)
 async def scene_rank_0_hangs(pg: ProcessGroup) -> None:
     if pg.rank == 0:
         await pg.recv(np.zeros(3), 1)
@@ -70,7 +75,7 @@ async def scene_rank_2_is_killed(pg: ProcessGroup) -> None:
     await pg.barrier()
 
 
-@spmd(world_size=1, timeout=10)
+@spmd(world_size=1, timeout=4)
 async def scene_child_holds_the_output(pg: ProcessGroup) -> None:
     if os.fork() == 0:
         signal.sigwait([signal.SIGUSR2])
@@ -85,27 +90,31 @@ def failure(test: Any, **arguments: Any) -> str:
 
 
 def test_failing_rank_fails_the_test_with_its_traceback_first() -> None:
-    text = failure(scene_rank_1_fails)
-    assert text.startswith("── rank 1 exited with 1 ──")
-    first = text.split("── rank ")[1]
-    assert "Traceback" in first
-    assert "ValueError: the batch is bad" in first
-    assert 'raise ValueError("the batch is bad")' in first
-    assert "GroupAborted: rank 1 aborted the group: ValueError: the batch is bad" in text
+    title, traceback, rest = failure(scene_rank_1_fails).partition("ValueError: the batch is bad")
+    assert title == "rank 1 of 3: "
+    assert traceback == "ValueError: the batch is bad"
+    lines = rest.splitlines()
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[2].endswith("in scene_rank_1_fails"), "it begins at the test's line"
+    assert lines[3].strip() == 'raise ValueError("the batch is bad")'
+    assert lines[4] == "ValueError: the batch is bad", "and ends there"
+    assert len(lines) == 6
+    assert lines[5].startswith("ranks 0 and 2: GroupAborted: rank 1 aborted the group (")
 
 
-@pytest.mark.slow("a time limit of ten seconds")
-def test_hangs_are_killed_with_stacks_shown() -> None:
+@pytest.mark.slow("a time limit of four seconds")
+def test_hangs_are_killed_with_all_that_the_ranks_do_shown() -> None:
     with ThreadPoolExecutor(2) as threads:  # each takes seconds
         hang = threads.submit(failure, scene_rank_0_hangs)
         outlived = threads.submit(failure, scene_child_holds_the_output)
-        text = hang.result()
-    assert text.startswith("no end within 10 s")
-    assert "── rank 0 exited with -9 ──" in text
-    assert "── rank 1 exited with -9 ──" in text
-    assert "stuck_in_here" in text
-    assert "most recent call first" in text
-    assert outlived.result().startswith("no end within 10 s")
+        lines = hang.result().splitlines()
+    assert lines[0].startswith("no end within 4 s: recv #0 from rank 1 in world")
+    assert lines[0].endswith("for rank 1")
+    first, second = (next(n for n, line in enumerate(lines) if line.startswith(f"rank {r},")) for r in (0, 1))
+    assert any("recv #0 from 1 at test_spmd.py:" in line for line in lines[first:second])
+    assert any("in scene_rank_0_hangs" in line for line in lines[first:second])
+    assert any("test_spmd.py:" in line and "in stuck_in_here" in line for line in lines[second:])
+    assert outlived.result().startswith("no end within 4 s")
 
 
 def test_expected_exit_codes() -> None:
@@ -113,23 +122,62 @@ def test_expected_exit_codes() -> None:
 
 
 def test_other_exit_code_fails() -> None:
-    assert failure(scene_rank_1_exits_with, code=4).startswith("── rank 1 exited with 4 ──")
+    text = failure(scene_rank_1_exits_with, code=4)
+    assert text.startswith("rank 1 of 2 exited with 4 before its function had returned")
 
 
 def test_rank_that_dies_silently_comes_before_those_that_raise_because_of_it() -> None:
-    text = failure(scene_rank_2_is_killed)
-    assert text.startswith("── rank 2 exited with -9 ──")
-    assert text.count("PeerLost: lost rank 2") >= 2
+    lines = failure(scene_rank_2_is_killed).splitlines()
+    assert lines[0] == "rank 2 of 3 was killed by SIGKILL"
+    assert lines[1].startswith("ranks 0 and 1: PeerLost: lost rank 2 (")
+    assert len(lines) == 2
 
 
 def test_first_to_fail_comes_first() -> None:
-    outcomes = [Outcome(0, 1, "later", 3), Outcome(1, 0, "fine", 1), Outcome(2, -9, "first", 2)]
+    def raised(line: str, follows: bool = False) -> Report:
+        return Report("failed", line=line, text=f"Traceback: {line}", place="a.py:7", follows=follows)
+
+    outcomes = [
+        Outcome(0, 1, "", 3, raised("PeerLost", follows=True)),
+        Outcome(1, 0, "fine", 1),
+        Outcome(2, -9, "last\nwords", 2),
+        Outcome(3, 1, "", 4, raised("PeerLost", follows=True)),
+    ]
     with pytest.raises(RanksFailed) as caught:
         check(outcomes, {})
-    assert str(caught.value) == "── rank 2 exited with -9 ──\nfirst\n── rank 0 exited with 1 ──\nlater"
-    check(outcomes, {0: 1, 2: -9})
-    with pytest.raises(RanksFailed, match="rank 1 exited with 0"):
-        check(outcomes, {0: 1, 1: 5, 2: -9})
+    assert str(caught.value).splitlines() == [
+        "rank 2 of 4 was killed by SIGKILL",
+        "last",
+        "words",
+        "ranks 0 and 3: PeerLost (a.py:7)",
+    ]
+    check(outcomes, {0: 1, 2: -9, 3: 1})
+    with pytest.raises(RanksFailed, match="rank 1 of 4 exited with 0"):
+        check(outcomes, {0: 1, 1: 5, 2: -9, 3: 1})
+
+
+def test_who_fails_by_itself_comes_before_whom_that_reached() -> None:
+    outcomes = [
+        Outcome(0, 1, "", 1, Report("failed", when=5, line="GroupAborted", follows=True)),
+        Outcome(1, 1, "", 2, Report("failed", when=9, line="ValueError: bad", place="a.py:7")),
+        Outcome(2, 1, "", 3, Report("failed", when=8, line="KeyError: 1", place="a.py:9")),
+    ]
+    put_in_order(outcomes)
+    assert [outcome.order for outcome in outcomes] == [3, 2, 1]
+
+
+def test_a_test_is_skipped_if_a_rank_skips_it_and_none_fails() -> None:
+    skips = Outcome(0, 1, "", 1, Report("skipped", when=5, line="no device"))
+    follows = Outcome(1, 1, "", 2, Report("failed", when=6, line="GroupAborted", follows=True))
+    fails = Outcome(1, 1, "", 2, Report("failed", when=7, line="ValueError: bad"))
+    with pytest.raises(pytest.skip.Exception, match=r"^rank 0: no device$"):
+        check([skips, follows], {}, reported=True)
+    with pytest.raises(pytest.skip.Exception, match=r"^no device$"):
+        check([skips, replace(skips, rank=1)], {}, reported=True)
+    with pytest.raises(RanksFailed, match="rank 1 of 2: ValueError: bad"):
+        check([skips, fails], {}, reported=True)
+    with pytest.raises(pytest.xfail.Exception, match=r"^rank 0: known$"):
+        check([replace(skips, report=Report("xfailed", line="known")), follows], {}, reported=True)
 
 
 async def test_launch_gives_code_output_and_order() -> None:
@@ -149,10 +197,92 @@ async def test_cancelled_launch_leaves_nothing() -> None:
         await task
 
 
-def test_function_must_take_the_group() -> None:
-    async def wrong(group: ProcessGroup) -> None:
+async def no_group(group: ProcessGroup) -> None:
+    pass
+
+
+async def many(pg: ProcessGroup, *args: int) -> None:
+    pass
+
+
+async def generator(pg: ProcessGroup) -> Any:
+    yield pg
+
+
+def plain(pg: ProcessGroup) -> None:
+    pass
+
+
+class Tests:
+    @spmd
+    async def method(self, pg: ProcessGroup, word: str = "default") -> None:
         pass
 
-    with pytest.raises(TypeError, match="must take the process group as its first argument, `pg`"):
-        spmd()(wrong)
+    async def without_group(self, word: str) -> None:
+        pass
+
+
+async def outer() -> Any:
+    async def inner(pg: ProcessGroup) -> None:
+        pass
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (no_group, "no_group must take the process group as its first argument, `pg`; it has (group)"),
+        (Tests.without_group, "must take the process group after `self`, `pg`; it has (self, word)"),
+        (many, "many: ranks are given arguments by name, and *args"),
+        (generator, "generator has a yield: a test is no generator"),
+        (plain, "plain is no coroutine function: write `async def plain(pg, …)`"),
+        (lambda pg: None, "<lambda> is no coroutine function"),
+        (asyncio.run(outer()), "outer.<locals>.inner is defined inside a function, where the processes"),
+        (staticmethod(no_group), "@spmd stands below @staticmethod on no_group"),
+        (Tests, "@spmd wants an async function, got Tests: decorate each test, not a class"),
+        (Tests.method, "Tests.method has @spmd twice"),
+    ],
+)
+def test_functions_that_ranks_could_not_call(function: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(words)) as caught:
+        spmd()(function)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"world_size": 0}, "world_size=0 must be the number of processes, 1 or more"),
+        ({"world_size": True}, "world_size=True must be"),
+        ({"timeout": 0}, "timeout=0 must be seconds, more than 0"),
+        ({"transport": "udp"}, "transport='udp' must be 'auto', 'shm' or 'tcp'"),
+        ({"hosts": 3}, "hosts=3 must be from 1 to world_size, 2"),
+        ({"exits": {2: -9}}, "exits=[2] must be exit codes by rank, and ranks go to 1"),
+        ({"backend": None}, "backend=None must be a string"),
+    ],
+)
+def test_options_without_a_meaning(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        spmd(**given)
+
+
+def test_names_that_are_nearly_right() -> None:
+    with pytest.raises(TypeError, match="spmd has no argument 'nprocs': write world_size=…"):
+        spmd(nprocs=0)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="no argument 'wait': it takes world_size, transport, timeout, exits"):
+        spmd(wait=3)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="scene_child_holds_the_output: world_size='4' must be the number"):
+        scene_child_holds_the_output(world_size="4")
+    with pytest.raises(TypeError, match="takes its arguments by name"):
+        scene_rank_1_exits_with(3)
+
+
+def test_what_pytest_sees() -> None:
     assert list(inspect.signature(scene_rank_1_exits_with).parameters) == ["code"]
+    assert list(inspect.signature(Tests.method).parameters) == ["self", "word"]
+
+
+async def test_not_inside_a_loop() -> None:
+    with pytest.raises(UsageError, match="scene_rank_1_fails was called where an event loop runs"):
+        scene_rank_1_fails()

@@ -15,7 +15,8 @@ import pytest
 from aiodist.rendezvous import WatchEvent
 from aiodist.rendezvous.etcd import gateway
 from aiodist.rendezvous.etcd.store import EtcdStore
-from aiodist.testing.spmd import check, launch
+from aiodist.testing.outcome import check
+from aiodist.testing.ranks import launch
 from tests.rendezvous.meeting import rendezvous
 
 CLIENTS = 3

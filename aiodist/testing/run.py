@@ -1,0 +1,126 @@
+"""One run of an `@spmd` test: from its arguments to its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+import unittest
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aiodist.errors import UsageError
+from aiodist.testing import measuring, terminal
+from aiodist.testing.hosts import Hosts
+from aiodist.testing.options import Options
+from aiodist.testing.outcome import check
+from aiodist.testing.parcel import pack
+from aiodist.testing.plan import Look, Plan, own_kind, pickled, places_of
+from aiodist.testing.ranks import WORKER, launch
+from aiodist.testing.terminal import Terminal
+
+OVERRIDING = ("world_size", "transport", "timeout", "backend")
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What surrounds the tests: pytest, if it runs them.
+
+    Args:
+        look: how it shows failures; None: it does not.
+        debugging: a context in which a debugger has the terminal.
+        why_not: why there is no terminal for it; '' where there is one.
+    """
+
+    look: Look | None = None
+    debugging: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    why_not: str = ""
+
+
+def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, Any], *itself: Any) -> None:
+    """Run a function on ranks, and raise what the test's outcome is; nothing where it passed."""
+    name = function.__qualname__
+    if asyncio._get_running_loop() is not None:
+        raise UsageError(f"{name} was called where an event loop runs", hint="Call it from a plain function")
+    options = replace(options, **{one: arguments[one] for one in OVERRIDING if one in arguments})
+    options.check(name)
+    plugin = sys.modules.get("aiodist.testing.plugin")
+    around = Around() if plugin is None else plugin.around()
+    own = {one: kind for one, value in arguments.items() if (kind := own_kind(value)) is not None}
+    with tempfile.TemporaryDirectory(prefix="aiodist-spmd-") as made, contextlib.ExitStack() as kept:
+        folder = Path(made)
+        prefixes: list[list[str]] = []
+        env = {"AIODIST_TRANSPORT": options.transport, **options.env}
+        if options.hosts > 1:
+            places = kept.enter_context(Hosts(options.hosts))
+            size = options.world_size
+            prefixes = [places.enter(rank * options.hosts // size) for rank in range(size)]
+            env = {**places.env, **env}
+        screen = _terminal(folder, around)
+        plan = Plan(
+            function.__module__,
+            name,
+            places_of(function),
+            tuple(sys.path),
+            arguments={
+                one: pickled(value, f"the argument {one!r}", name)
+                for one, value in arguments.items()
+                if one not in own
+            },
+            own=own,
+            itself=_itself(*itself, test=name) if itself else None,
+            backend=options.backend,
+            look=around.look,
+            coverage=measuring.measured(),
+            terminal=screen.path,
+            breaks=terminal.breaks(),
+        )
+        try:
+            outcomes = asyncio.run(
+                launch(
+                    [*WORKER, str(plan.write(folder))],
+                    options.world_size,
+                    timeout=options.timeout,
+                    env=env,
+                    prefixes=prefixes,
+                    folder=folder,
+                    say=lambda rank, line: _say(screen, rank, line),
+                    terminal=screen,
+                )
+            )
+        finally:
+            measuring.take_over(folder)
+            screen.say_rest()
+        check(outcomes, options.exits, reported=True)
+
+
+def _itself(value: object, *, test: str) -> bytes:
+    """The object that a method belongs to, for the ranks."""
+    if isinstance(value, unittest.TestCase):
+        method = value._testMethodName
+        kept = {name: one for name, one in vars(value).items() if not name.startswith("_") and name != method}
+        for name, one in kept.items():
+            pickled(one, f"the attribute {name!r} of its test case", test)
+        return pack((type(value), method, kept))
+    for name, one in getattr(value, "__dict__", {}).items():
+        pickled(one, f"the attribute {name!r} of its object", test)
+    return pickled(value, "the object of its class", test)
+
+
+def _terminal(folder: Path, around: Around) -> Terminal:
+    def read() -> str:
+        return sys.stdin.readline()
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    return Terminal(folder, around.debugging, read, write, around.why_not)
+
+
+def _say(screen: Terminal, rank: int, line: str) -> None:
+    screen.say(f"rank {rank}: {line}\n")
