@@ -58,6 +58,7 @@ class Callee:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._connection = Connection(loop, line, self._take, self._lost, _nothing)
+        self._connection.taken = self._look_again
 
     async def aclose(self, patience: float) -> None:
         """Stop what runs, say so to the caller, and say goodbye; within so many seconds."""
@@ -75,6 +76,11 @@ class Callee:
             self._lost("")
 
     # What comes.
+
+    def _look_again(self) -> None:
+        """Look for the next call of who asks one thing after the other, once all are answered."""
+        while not (len(self._serving) or self._connection.overdue()) and self._connection.poll():
+            pass
 
     def _take(self, one: Frame) -> None:
         kind, number, body = one
@@ -171,6 +177,7 @@ class Callee:
                 if self._connection.full:
                     await self._connection.until_room()
                 self._answer(served, Says.RESULT, answer)
+            self._look_again()
         except _Refused as why:
             self._answer(served, Says.REFUSED, str(why).encode())
         except asyncio.CancelledError as error:

@@ -91,6 +91,10 @@ class Caller:
             self._set_timer()
         return asked
 
+    def poll(self) -> bool:
+        """Look for the answer of the only call for some microseconds; whether the loop has to turn then."""
+        return len(self.asking) == 1 and self._connection.poll() and self._connection.overdue()
+
     def abandon(self, asked: Asked) -> None:
         """Wait for a call no more, and have the other side stop it. May be repeated."""
         if self.asking.abandon(asked):

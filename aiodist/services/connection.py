@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from aiodist.errors import WireError
+from aiodist.net.polling import Poller
 from aiodist.transport.line import Line
 from aiodist.wire.calls import Frame, Frames, Says, frame
 
@@ -28,6 +29,7 @@ class Connection:
 
     Attributes:
         over: it has ended.
+        taken: called when what came together was taken, and what was sent meanwhile has left.
         last: the number of the last call that the other side has taken, as its goodbye says.
     """
 
@@ -41,11 +43,14 @@ class Connection:
     ) -> None:
         self.over = False
         self.last = 0
+        self.taken: Callable[[], object] = _nothing
         self._loop = loop
         self._line = line
         self._take = take
         self._ended = ended
         self._frames = Frames()
+        self._poller = Poller(loop)
+        self._polling = False
         self._held: list[bytes] | None = None
         self._writers: list[asyncio.Future[None]] = []
         self._drained = drained
@@ -79,6 +84,24 @@ class Connection:
         if more:
             self._held = []
             self._loop.call_soon(self._flush)
+
+    def poll(self) -> bool:
+        """Look for frames for some microseconds, if that promises something; whether some came.
+
+        Who asks one thing after the other has its answers so without sleeping in between. Asked by several
+        in one turn of the loop, nobody polls: what they send leaves together.
+        """
+        if self.over or self._polling or self._held is not None or not self._poller.only(self):
+            return False
+        self._polling = True
+        try:
+            return self._poller.poll(self._line.look)
+        finally:
+            self._polling = False
+
+    def overdue(self) -> bool:
+        """Whether who polled with success has to let the loop turn."""
+        return self._poller.overdue()
 
     def close(self, last: int = 0) -> None:
         """Say goodbye, and end it when all that was sent has left.
@@ -129,6 +152,7 @@ class Connection:
             self._end(f"protocol error: {error.message}")
         finally:
             self._flush()
+        self.taken()
 
     def _end(self, why: str) -> None:
         if not self.over:
@@ -146,3 +170,7 @@ class Connection:
             if not written.done():
                 written.set_result(None)
         self._drained()
+
+
+def _nothing() -> None:
+    pass

@@ -196,6 +196,8 @@ class Switchboard:
         answer: asyncio.Future[Outcome] = self._loop.create_future()
         asked = caller.ask(kind, name.encode(), payload, deadline, answer)
         try:
+            if caller.poll():
+                await asyncio.sleep(0)
             return await answer
         except asyncio.CancelledError:
             caller.abandon(asked)

@@ -39,6 +39,10 @@ class Line(ABC):
     def start(self) -> None:
         """Deliver from now on, not from inside this call."""
 
+    def look(self) -> bool:
+        """Deliver now, from inside this call, what has arrived; whether anything had."""
+        return False
+
     @property
     @abstractmethod
     def waiting(self) -> int:
@@ -73,7 +77,7 @@ class SocketLine(Line):
         self._loop = loop
         self._out = BufferedSocket(loop, sock, self._readable, self._has_drained, self._broken)
         self._leftover = leftover
-        self._over = False
+        self._started = self._over = False
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -103,13 +107,18 @@ class SocketLine(Line):
     def _begin(self) -> None:
         if self._over:
             return
+        self._started = True
         leftover, self._leftover = self._leftover, b""
         if leftover:
             self.received(leftover)
         if not self._over:
             self._out.watch()
 
-    def _readable(self) -> None:
+    def look(self) -> bool:
+        return self._started and not self._over and self._readable()
+
+    def _readable(self) -> bool:
+        """Read once; whether there was something, or nothing more will be."""
         try:
             data = self._out.read()
         except OSError as error:
@@ -119,11 +128,14 @@ class SocketLine(Line):
         except WireError as error:
             self._end(f"protocol error: {error.message}")
         else:
+            if data is None:
+                return False
             if data:
                 self.received(data)
                 self._out.watch_rest()
-            elif data is not None:
+            else:
                 self._end(NO_GOODBYE)
+        return True
 
     def _has_drained(self) -> None:
         if self._over:
