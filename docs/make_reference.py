@@ -38,6 +38,7 @@ CLASSES = {
         all_reduce broadcast reduce all_gather reduce_scatter gather scatter all_to_all
         barrier monitored_barrier send recv
         all_gather_object gather_object broadcast_object scatter_object send_object recv_object
+        handler call stream send_message messages together
         coalesce empty new_group split drain issued_count statistics abort aclose
         check_rebuild rebuild shrink grow agree pending_joins newcomers_here
         """
@@ -98,7 +99,7 @@ SECTIONS = {
         AiodistError UsageError RendezvousError RendezvousTimeout AuthenticationError
         StoreReplaced StoreFull LeaseLost GroupClosed PeerClosed GroupBroken
         PeerLost CollectiveTimeout CollectiveMismatch GroupAborted Tampered Evicted
-        QuorumLost WireError BackendUnavailable
+        QuorumLost CallError CallNotRun CallUnknown CallTimeout RemoteError WireError BackendUnavailable
         """
     ),
     "Testing": tuple(f"testing.{name}" for name in aiodist.testing.__all__),

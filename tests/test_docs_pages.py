@@ -43,7 +43,8 @@ def scripts(page: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("page", "line", "code", "warns"), [*blocks("work.md"), *blocks("porting-from-torch.md")]
+    ("page", "line", "code", "warns"),
+    [*blocks("work.md"), *blocks("porting-from-torch.md"), *blocks("services.md")],
 )
 async def test_block(page: str, line: int, code: str, warns: bool) -> None:
     compiled = compile("\n" * line + code, str(DOCS / page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
