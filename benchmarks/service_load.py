@@ -203,7 +203,7 @@ async def main(port: int, turns: int, seconds: float, kills: int) -> None:
         workers = [[*here, "--worker", f"{folder}/{number}"] for number in range(WORKERS)]
         async with (
             aiohttp.ClientSession() as session,
-            running([*agent, str(EXAMPLE), "--port", str(port)], *workers) as processes,
+            running([*agent, str(EXAMPLE), str(port)], *workers) as processes,
         ):
 
             async def listening() -> bool:

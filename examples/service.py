@@ -1,17 +1,17 @@
 """An HTTP service whose workers die and come back while it serves: the nearest rows of a table.
 
-    aiodist run --nproc-per-node 4 --max-restarts 100 examples/service.py --port 8080
+    aiodist run --nproc-per-node 4 --max-restarts 100 examples/service.py 8080
     curl 'localhost:8080/nearest?row=17&count=3'
 
 Rank 0 takes requests and asks every worker for the nearest rows of its part of the table. Kill a worker at
 any moment: its part goes to another one, and the launcher starts it again.
 """
 
-import argparse
 import asyncio
 import functools
 import itertools
 import os
+import sys
 
 import numpy as np
 from aiohttp import web
@@ -82,6 +82,4 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8080)
-    dist.run(main(parser.parse_args().port))
+    dist.run(main(int(sys.argv[1])))

@@ -6,9 +6,9 @@ numbers, submits, life, and how the group ends. `epochs` takes it from there.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -31,6 +31,7 @@ from aiodist.work import Work
 _ALL_REDUCE = Kind.all_reduce
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ProcessGroup:
@@ -517,6 +518,10 @@ class ProcessGroup:
 
     # ── services: calls between two processes ────────────────────────────────────────────────────────
 
+    @overload
+    def handler(self, function: F, *, name: str | None = None, limit: int | None = None) -> F: ...
+    @overload
+    def handler(self, *, name: str | None = None, limit: int | None = None) -> Callable[[F], F]: ...
     def handler(self, function: Any = None, *, name: str | None = None, limit: int | None = None) -> Any:
         """Let other ranks call a function here: a decorator, bare or with arguments, or a plain call.
 

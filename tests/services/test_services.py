@@ -106,7 +106,9 @@ async def test_results_errors_and_names() -> None:
             await pg.call(1, "power", object())
         with pytest.raises(dist.UsageError, match="at most"):
             await pg.call(1, "power", np.zeros(MAX_PAYLOAD + 1, np.uint8))
-        for wrong, how in [(3, {}), (len, {"limit": 0}), (len, {"name": ""}), (lambda: 0, {})]:
+        wrongs: list[tuple[Any, dict[str, Any]]]
+        wrongs = [(3, {}), (len, {"limit": 0}), (len, {"name": ""}), (lambda: 0, {})]
+        for wrong, how in wrongs:
             with pytest.raises(dist.UsageError):
                 pg.handler(wrong, **how)
 
