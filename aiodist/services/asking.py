@@ -44,7 +44,7 @@ class Asked:
         abandoned: nobody waits for it any more.
     """
 
-    __slots__ = ("abandoned", "deadline", "kind", "nbytes", "number", "untold", "waiter")
+    __slots__ = ("abandoned", "credit", "deadline", "kind", "nbytes", "number", "untold", "waiter")
 
     def __init__(self, number: int, kind: Says, nbytes: int, deadline: float, waiter: Any) -> None:
         self.number = number
@@ -53,6 +53,7 @@ class Asked:
         self.deadline = deadline
         self.waiter = waiter
         self.abandoned = False
+        self.credit = PARTS  # bytes of parts that may come
         self.untold = 0  # bytes of parts that were taken, and not granted anew yet
 
     def took(self, nbytes: int) -> int:
@@ -61,6 +62,7 @@ class Asked:
         if self.untold < PARTS // 2:
             return 0
         granted, self.untold = self.untold, 0
+        self.credit += granted
         return granted
 
 
@@ -105,11 +107,14 @@ class Asking:
         self._bytes -= asked.nbytes
         return asked
 
-    def part(self, number: int) -> Asked:
-        """The call that a part is of. `WireError` where it is none of a stream."""
+    def part(self, number: int, nbytes: int) -> Asked:
+        """The call that a part is of. `WireError` where it is none of a stream, or nobody granted it."""
         asked = self._calls.get(number)
         if asked is None or asked.kind is not Says.STREAM:
             raise WireError(f"a part of call {number}, which is no stream")
+        if asked.credit <= 0:
+            raise WireError(f"a part of call {number} that was not granted")
+        asked.credit -= nbytes + PART_COST
         return asked
 
     def abandon(self, asked: Asked) -> bool:

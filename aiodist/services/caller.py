@@ -131,7 +131,7 @@ class Caller:
             if self._rooms:
                 self._let_in()
         elif kind == Says.PART:
-            asked = self.asking.part(number)
+            asked = self.asking.part(number, len(body))
             if not asked.abandoned:
                 asked.waiter.part(body)
         else:

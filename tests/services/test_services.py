@@ -17,7 +17,7 @@ from aiodist.services import handlers
 from aiodist.services.asking import CALLS, PARTS
 from aiodist.services.mailbox import MESSAGES
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.wire.calls import MAX_PAYLOAD
+from aiodist.wire.calls import MAX_PAYLOAD, Says, frame
 
 
 @dataclass
@@ -413,3 +413,32 @@ async def test_subgroups_name_processes_by_their_own_ranks() -> None:
         return result
 
     assert await run_cluster(3, main) == [None, 2, 1]
+
+
+async def test_nonsense_ends_a_connection_and_the_next_call_makes_another() -> None:
+    go = asyncio.Event()
+
+    def server(pg: ProcessGroup) -> None:
+        @pg.handler
+        async def waits(value: int) -> int:
+            if value:
+                await go.wait()
+            return value
+
+    async def client(pg: ProcessGroup) -> None:
+        for nonsense in [
+            b"\xff" * 20,
+            frame(Says.RESULT, 1),
+            frame(Says.CALL, 1, b""),
+            frame(Says.CANCEL, 99),
+        ]:
+            task = asyncio.create_task(pg.call(1, "waits", 5))
+            assert await pg.call(1, "waits", 0) == 0
+            services, uid, _rank, _limit = pg._calls._towards(1, None)
+            caller = services._peers[uid].caller
+            assert caller is not None
+            caller._connection._line.write(nonsense)
+            with pytest.raises(dist.CallUnknown, match="without goodbye"):
+                await task
+
+    await cluster(server, client)

@@ -84,7 +84,7 @@ def test_numbers_are_taken_once() -> None:
     with pytest.raises(WireError):
         Asking().answered(1)
     with pytest.raises(WireError):
-        Asking().part(1)
+        Asking().part(1, 0)
 
 
 def test_more_than_a_window_is_refused() -> None:
@@ -125,5 +125,17 @@ def test_credit_is_given_back_whole(sizes: list[int]) -> None:
             if granted := asked.took(waiting.pop(0)):
                 serving.grant(asked.number, granted)
         served.spend(size)
+        assert asking.part(asked.number, size) is asked
         waiting.append(size)
         assert sum(waiting) <= 2 * PARTS + PART_COST
+
+
+def test_parts_that_nobody_granted_are_refused() -> None:
+    asking = Asking()
+    asked = asking.ask(Says.STREAM, 0, math.inf, None)
+    assert asking.part(asked.number, 2 * PARTS) is asked
+    with pytest.raises(WireError, match="not granted"):
+        asking.part(asked.number, 0)
+    call = asking.ask(Says.CALL, 0, math.inf, None)
+    with pytest.raises(WireError, match="no stream"):
+        asking.part(call.number, 0)
