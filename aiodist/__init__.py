@@ -26,9 +26,10 @@ _HOME = {
     "aiodist.backends.registry": "register_backend",
     "aiodist.ddp": "GradientSync",
     "aiodist.errors": """
-        AiodistError AuthenticationError BackendUnavailable CollectiveMismatch CollectiveTimeout Evicted
-        GroupAborted GroupBroken GroupClosed LeaseLost PeerClosed PeerLost QuorumLost RendezvousError
-        RendezvousTimeout StoreFull StoreReplaced Tampered UsageError WireError
+        AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallUnknown
+        CollectiveMismatch CollectiveTimeout Evicted GroupAborted GroupBroken GroupClosed LeaseLost
+        PeerClosed PeerLost QuorumLost RemoteError RendezvousError RendezvousTimeout StoreFull StoreReplaced
+        Tampered UsageError WireError
     """,
     "aiodist.functional.collectives": """
         all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single

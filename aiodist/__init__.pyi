@@ -7,6 +7,10 @@ from aiodist.ddp import GradientSync as GradientSync
 from aiodist.errors import AiodistError as AiodistError
 from aiodist.errors import AuthenticationError as AuthenticationError
 from aiodist.errors import BackendUnavailable as BackendUnavailable
+from aiodist.errors import CallError as CallError
+from aiodist.errors import CallNotRun as CallNotRun
+from aiodist.errors import CallTimeout as CallTimeout
+from aiodist.errors import CallUnknown as CallUnknown
 from aiodist.errors import CollectiveMismatch as CollectiveMismatch
 from aiodist.errors import CollectiveTimeout as CollectiveTimeout
 from aiodist.errors import Evicted as Evicted
@@ -17,6 +21,7 @@ from aiodist.errors import LeaseLost as LeaseLost
 from aiodist.errors import PeerClosed as PeerClosed
 from aiodist.errors import PeerLost as PeerLost
 from aiodist.errors import QuorumLost as QuorumLost
+from aiodist.errors import RemoteError as RemoteError
 from aiodist.errors import RendezvousError as RendezvousError
 from aiodist.errors import RendezvousTimeout as RendezvousTimeout
 from aiodist.errors import StoreFull as StoreFull

@@ -18,6 +18,11 @@
     │   ├── Tampered (WireError)         somebody between two processes altered what one sent the other
     │   ├── Evicted                      the others went on without this process
     │   └── QuorumLost                   too few are left to go on
+    ├── CallError                        a call to another rank's handler has no result
+    │   ├── CallNotRun                   … it has not run, and never will: call again, or another rank
+    │   ├── CallUnknown                  … it may have run, or may run in part; nobody knows
+    │   │   └── CallTimeout (TimeoutError)   … when its time was over
+    │   └── RemoteError                  … the handler raised; carries the name of the type, and the text
     ├── WireError                        bytes that are not this protocol
     └── BackendUnavailable               the backend's library or hardware is not here
 
@@ -29,6 +34,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from aiodist.sanitize import one_line
 
 
 def name_ranks(ranks: Sequence[int], total: int = 0) -> str:
@@ -337,6 +344,55 @@ class Evicted(GroupBroken):
 
 class QuorumLost(GroupBroken):
     """Too few members are left, or can be reached, to form the next epoch: this process must not go on."""
+
+
+class CallError(AiodistError):
+    """A call to a handler of another rank, or a message to it, did not end with a result.
+
+    Attributes:
+        rank: that was called, in the group on which it was called.
+        name: of the handler; "a message" for a message.
+        cause: why, in words.
+    """
+
+    def __init__(self, rank: int, name: str, cause: str, *, hint: str = "") -> None:
+        super().__init__(self._words(rank, name, cause), hint=hint)
+        self.rank = rank
+        self.name = name
+        self.cause = cause
+
+    @staticmethod
+    def _words(rank: int, name: str, cause: str) -> str:
+        return f"calling {name} on rank {rank}: {cause}"
+
+
+class CallNotRun(CallError):
+    """The call has not run, and never will: there is no such handler, the arguments do not fit, its time was
+    over before it began, or the rank is lost or cannot be reached. Make it again, there or elsewhere."""
+
+
+class CallUnknown(CallError):
+    """The call was sent, and its outcome is not known: it may have run, or run in part. The rank died, left
+    or stopped it. Make it again only if it may run twice."""
+
+
+class CallTimeout(CallUnknown, TimeoutError):
+    """A call was sent and not answered in time. The rank was told to stop it."""
+
+
+class RemoteError(CallError):
+    """The handler raised. No class is built of what it raised: its name and its text are all that travels.
+
+    Attributes:
+        type_name: of the exception's class: "KeyError", "package.module.Class".
+        text: its text there.
+    """
+
+    def __init__(self, rank: int, name: str, type_name: str, text: str) -> None:
+        shown = one_line(type_name, 200), one_line(text)
+        super().__init__(rank, name, f"it raised {': '.join(filter(None, shown))}")
+        self.type_name = type_name
+        self.text = text
 
 
 class WireError(AiodistError):

@@ -9,7 +9,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 _SMALL, _LARGE = (0, _KIB), (_MIB, ALL[1])
 _REDUCE = ("all_reduce",)
 _MESSAGES = ("p2p",)
-_REQUESTS = ("32 objects", "256 objects", "32 tensors", "256 tensors")
+_REQUESTS = tuple(f"{count} {what}" for what in ("objects", "tensors", "calls") for count in (32, 256))
 _STAGED = Floor("passes-staged")
 
 SMALL: tuple[Bar, ...] = (

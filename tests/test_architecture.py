@@ -24,7 +24,7 @@ FLOORS: list[set[str]] = [
     {"runtime"},
     {"observe"},
     {"group"},
-    {"membership", "backends"},
+    {"membership", "backends", "services"},
     {"control", "transport", "work"},
     {"shm", "kernels", "tensors", "rendezvous"},
     {"recorder"},

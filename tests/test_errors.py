@@ -14,6 +14,10 @@ import pytest
 from aiodist import errors
 from aiodist.errors import (
     AiodistError,
+    CallError,
+    CallNotRun,
+    CallTimeout,
+    CallUnknown,
     CollectiveMismatch,
     CollectiveTimeout,
     Evicted,
@@ -22,6 +26,7 @@ from aiodist.errors import (
     PeerClosed,
     PeerLost,
     QuorumLost,
+    RemoteError,
     RendezvousTimeout,
     Tampered,
     UsageError,
@@ -182,9 +187,14 @@ EVERY: list[AiodistError] = [
     RendezvousTimeout("rank 2 did not come", missing=[2], hint="Start it"),
     PeerClosed([2, 1]),
     *(
+        kind(2, "lookup", "why", hint="what to do")
+        for kind in (CallError, CallNotRun, CallUnknown, CallTimeout)
+    ),
+    RemoteError(2, "lookup", "KeyError", "'a'"),
+    *(
         kind("what happened", hint="what to do")
         for kind in (vars(errors)[name] for name in drawn())
-        if not issubclass(kind, GroupBroken | RendezvousTimeout | PeerClosed)
+        if not issubclass(kind, GroupBroken | RendezvousTimeout | PeerClosed | CallError)
     ),
 ]
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.membership.motions import Ready
+from aiodist.services.switchboard import Switchboard
 
 G = TypeVar("G")
 
@@ -17,6 +18,10 @@ class Regrouping(Protocol):
     @property
     def uids(self) -> Sequence[bytes]:
         """The members' uids, by rank."""
+
+    @property
+    def services(self) -> Switchboard | None:
+        """The services of this process, which outlive epochs; None where it has none."""
 
     def call(self, ready: Ready, timeout: float) -> Awaitable[Any]:
         """Begin a call for the next epoch, or take up the one that is under way → its group.

@@ -6,9 +6,9 @@ numbers, submits, life, and how the group ends. `epochs` takes it from there.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -16,16 +16,22 @@ from numpy.typing import DTypeLike
 from aiodist.backends.base import Array
 from aiodist.group import arguments as check
 from aiodist.group.batch import Batch
+from aiodist.group.calls import Calls
 from aiodist.group.changes import Changes
 from aiodist.group.core import GroupCore
 from aiodist.group.objects import Objects
 from aiodist.group.requests import Op, exchange, receiving, request, sending
 from aiodist.group.subgroups import Subgroups
+from aiodist.group.together import together
+from aiodist.services.stream import Stream
 from aiodist.timeouts import Timeout
 from aiodist.types import NO_ROOT, Kind, ReduceOp
 from aiodist.work import Work
 
 _ALL_REDUCE = Kind.all_reduce
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ProcessGroup:
@@ -77,6 +83,7 @@ class ProcessGroup:
         self._objects = Objects(core)
         self._subgroups = Subgroups(core, type(self))
         self._changes = Changes(core)
+        self._calls = Calls(core)
         core.start(self)
 
     @property
@@ -511,6 +518,126 @@ class ProcessGroup:
             → the object.
         """
         return self._objects.recv(src, tag, allow_pickle, timeout, async_op)
+
+    # ── services: calls between two processes ────────────────────────────────────────────────────────
+
+    @overload
+    def handler(self, function: F, *, name: str | None = None, limit: int | None = None) -> F: ...
+    @overload
+    def handler(self, *, name: str | None = None, limit: int | None = None) -> Callable[[F], F]: ...
+    def handler(self, function: Any = None, *, name: str | None = None, limit: int | None = None) -> Any:
+        """Let other ranks call a function here: a decorator, bare or with arguments, or a plain call.
+
+            @pg.handler
+            async def lookup(key): ...
+
+            @pg.handler(name="scan", limit=4)
+            async def scan_all(prefix): yield ...
+
+        Handlers belong to the process and outlive `rebuild`. One of the same name takes the other's place. A
+        call waits up to a second for a handler that is not registered yet.
+
+        Args:
+            function: plain, async, or an async generator function, whose parts `stream` gives. A plain one
+                runs on the event loop, so it had better be quick.
+            name: by which it is called; its own by default.
+            limit: calls of it that run at once in this process, 256 by default; the next ones wait. A plain
+                function runs alone.
+
+        Returns:
+            The function.
+
+        Raises:
+            UsageError: others cannot call it.
+        """
+        return self._calls.handler(function, name, limit)
+
+    async def call(self, rank: int, handler: Any, *args: Any, timeout: Timeout = None) -> Any:
+        """Call a handler of one rank → its result. Nothing collective: only these two processes take part.
+
+        The call goes to the process that has the rank in this group, also while the group is rebuilt, and
+        when another rank has died. It runs at most once. Up to 256 calls, and 128 MiB of arguments, are
+        under way to one process; the next ones wait. Cancelling stops the handler, and so does the timeout.
+
+        Args:
+            rank: group rank; this one's, too.
+            handler: its name, or its function, of which only the name travels.
+            args: as in `all_gather_object`, and dataclasses: they travel as dictionaries of their fields,
+                and become one again where the handler's annotation names the class. 128 MiB at most.
+            timeout: seconds until the answer; None takes the group's.
+
+        Returns:
+            → what the handler returned. Where `handler` is a function whose annotation names a dataclass,
+            that is built.
+
+        Raises:
+            CallNotRun: it has not run, and never will: no such handler, or the rank is lost.
+            CallUnknown: it was sent, and nobody knows whether it ran; `CallTimeout`: in time.
+            RemoteError: the handler raised.
+            UsageError: the arguments cannot be sent; nothing was.
+            GroupClosed: this process has left the job.
+        """
+        return await self._calls.call(rank, handler, args, timeout)
+
+    def stream(self, rank: int, handler: Any, *args: Any, timeout: Timeout = None) -> Stream:
+        """Call a handler of one rank that yields: `async for part in pg.stream(rank, "scan", prefix)`.
+
+        About a MiB of parts comes before it is taken; then the handler waits. Leaving the loop stops it.
+
+        Args:
+            rank, handler, args: as in `call`.
+            timeout: seconds until the next part, each time; None takes the group's.
+
+        Returns:
+            An async iterator, also an async context manager. The call is made when it is first asked for a
+            part; that raises as `call`.
+        """
+        return self._calls.stream(rank, handler, args, timeout)
+
+    async def send_message(self, rank: int, message: Any, *, timeout: Timeout = None) -> None:
+        """Put a message into the mailbox of one rank, from which `messages` takes it.
+
+        Returns when it is there. A full mailbox (1024 messages, 64 MiB) lets senders wait. Messages of one
+        task arrive in its order.
+
+        Args:
+            rank: group rank; this one's, too.
+            message: as the arguments of `call`.
+            timeout: seconds; None takes the group's.
+
+        Raises:
+            CallNotRun: it is not there; CallUnknown: nobody knows whether it is.
+        """
+        await self._calls.send_message(rank, message, timeout)
+
+    def messages(self) -> AsyncIterator[tuple[int | None, Any]]:
+        """The messages that other ranks send: `async for sender, message in pg.messages()`.
+
+        The mailbox belongs to the process and outlives `rebuild`. Any number of tasks may take messages;
+        each goes to one of them. Cancelling one loses nothing. They end when this process leaves the job.
+
+        Returns:
+            An async iterator of (sender, message); the sender's rank in this group, None where it is no
+            member of it.
+        """
+        return self._calls.messages()
+
+    def together(self, steps: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Run steps to their end, also where the task that awaits them is cancelled meanwhile.
+
+            total = await pg.together(both(pg, a, b))   # two collectives; the others count on both
+
+        Peers wait for each collective that was agreed on. A handler that is cancelled between two of them
+        (its caller left, say) would let them wait for the second. The cancellation comes when the steps have
+        ended. Each step is bounded by its own timeout.
+
+        Args:
+            steps: a coroutine.
+
+        Returns:
+            → what the steps return. Where they raise after the cancellation, that is its cause.
+        """
+        return together(steps)
 
     # ── batches, memory ──────────────────────────────────────────────────────────────────────────────
 

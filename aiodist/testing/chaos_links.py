@@ -13,6 +13,7 @@ from aiodist.errors import PeerLost
 from aiodist.group.epochs.job import Job
 from aiodist.transport import ControlLink
 from aiodist.transport.control_link import MemoryControl
+from aiodist.transport.line import Line, MemoryLine
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.memory_link import MemoryLink
 from aiodist.transport.peers import Peer
@@ -150,6 +151,15 @@ class ChaosEndpoint(MemoryEndpoint):
         self._chaos.linked(self.process, mine)
         self._chaos.linked(remote.process, theirs)
         remote.process.context.run(remote.on_control, self.rank, theirs)
+        return mine
+
+    async def dial_line(self, rank: int) -> Line:
+        self._check_open()
+        remote = await self._reach(rank)
+        mine, theirs = MemoryLine(), MemoryLine()
+        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, None)
+        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, None)
+        remote.process.context.run(remote.on_line, self.rank, theirs)
         return mine
 
     async def _reach(self, rank: int) -> ChaosEndpoint:

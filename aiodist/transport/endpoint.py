@@ -42,6 +42,7 @@ from aiodist.transport import dialing
 from aiodist.transport.base import Route
 from aiodist.transport.control_link import ControlLink, SocketControl
 from aiodist.transport.greeting import Greeting
+from aiodist.transport.line import Line, SocketLine
 from aiodist.transport.link import Waking
 from aiodist.transport.listening import listen_tcp, listen_unix, not_mine, unix_address
 from aiodist.transport.local_handshake import Me
@@ -52,7 +53,7 @@ from aiodist.transport.stream import StreamLink
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 
 Mode = Literal["tcp", "shm", "auto"]
-AnyLink = StreamLink | SocketControl
+AnyLink = StreamLink | SocketControl | SocketLine
 
 NEWS = 0.5
 """Seconds in which it is known, of a process of this host, that it has ended, or what it lacks."""
@@ -236,6 +237,20 @@ class SocketEndpoint(Endpoint):
         assert isinstance(control, SocketControl)
         return control
 
+    async def dial_line(self, rank: int) -> Line:
+        self._check_open()
+        dialing = self._spawn(self._persist(rank, Purpose.service, routed=False))
+        try:
+            await asyncio.wait([dialing])
+        except asyncio.CancelledError:
+            dialing.cancel()
+            raise
+        if dialing.cancelled():
+            raise ConnectionAbortedError("the epoch ended meanwhile")
+        line = dialing.result()
+        assert isinstance(line, SocketLine)
+        return line
+
     def kill(self) -> None:
         self._listener.close()
         self._refusals.rest()
@@ -375,6 +390,8 @@ class SocketEndpoint(Endpoint):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if purpose is Purpose.control:
             return self._control(sock, rank, greeting.leftover)
+        if purpose is Purpose.service:
+            return SocketLine(self._loop, sock, greeting.leftover)
         theirs = self.peer_segments.get(rank) if greeting.is_unix else None
         if theirs is not None and self.segment is not None:
             mapped = MappedLink(
@@ -430,6 +447,8 @@ class SocketEndpoint(Endpoint):
             link = self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
             if isinstance(link, SocketControl):
                 self.on_control(theirs.rank, link)
+            elif isinstance(link, SocketLine):
+                self.on_line(theirs.rank, link)
             elif peer.ended or peer.receiver.link is not None:
                 link.kill()
             else:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import PeerLost
 from aiodist.transport.control_link import ControlLink, MemoryControl
+from aiodist.transport.line import Line, MemoryLine
 from aiodist.transport.memory_link import MemoryLink
 from aiodist.transport.peers import Endpoint, Peer
 from aiodist.transport.pipe import Delay
@@ -70,6 +71,16 @@ class MemoryEndpoint(Endpoint):
         self._controls.add(mine)
         remote._controls.add(theirs)
         remote.on_control(self.rank, theirs)
+        return mine
+
+    async def dial_line(self, rank: int) -> Line:
+        self._check_open()
+        await asyncio.sleep(self._network.seconds(self.rank, rank))
+        remote = self._network.endpoints.get(rank)
+        if remote is None or remote._closing or self._closing:
+            raise PeerLost([rank], "it is not in the network")
+        mine, theirs = MemoryLine.pair(self._loop, self.rank, rank, self._network.delay)
+        remote.on_line(self.rank, theirs)
         return mine
 
     def kill(self) -> None:

@@ -14,6 +14,7 @@ from aiodist.net.traffic import Traffic
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import Key, Observer, Route, Taker
 from aiodist.transport.control_link import ControlLink
+from aiodist.transport.line import Line
 from aiodist.transport.link import Waking
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.sending import Outgoing
@@ -76,6 +77,7 @@ class Endpoint(ABC):
         card: what peers must know to dial (msgpack-able, secret-free). Complete once the endpoint exists.
         observer: told what comes from peers; set it before the first channel is asked for.
         on_control: called as (rank, link) for each control link that a peer dialed.
+        on_line: called as (rank, line) for each line that a peer dialed.
         takers: of the contexts whose groups take eager messages themselves; `retire` takes them out.
         exposed: whether any process that reaches it over the network may pose as a rank, for want of a secret
             and TLS.
@@ -94,6 +96,7 @@ class Endpoint(ABC):
         self.card: dict[str, Any] = {}
         self.observer: Observer = Silent()
         self.on_control: Callable[[int, ControlLink], None] = _refuse_control
+        self.on_line: Callable[[int, Line], None] = _refuse_line
         self._loop = loop
         self._eager_budget = eager_budget
         self._peers: dict[int, Peer] = {}
@@ -156,6 +159,11 @@ class Endpoint(ABC):
     def link_control(self, rank: int) -> Awaitable[ControlLink]:
         """Dial a control link to `rank`. Raises `PeerLost` if that cannot be done, and another `GroupBroken`
         where that is this process's own fault."""
+
+    @abstractmethod
+    async def dial_line(self, rank: int) -> Line:
+        """Dial a line to `rank`, which outlives both endpoints. `OSError` or `AiodistError` if that cannot be
+        done."""
 
     # Channels.
 
@@ -347,3 +355,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 def _refuse_control(rank: int, link: ControlLink) -> None:
     link.kill()
+
+
+def _refuse_line(rank: int, line: Line) -> None:
+    line.kill()

@@ -83,14 +83,12 @@ class Purpose(enum.IntEnum):
     store = 1
     data = 2
     control = 3
+    service = 4
 
 
-# What a listener accepts: the store's port serves the store; a rank's port serves both kinds of links.
-_ACCEPTS = {
-    Purpose.store: (Purpose.store,),
-    Purpose.data: (Purpose.data, Purpose.control),
-    Purpose.control: (Purpose.data, Purpose.control),
-}
+# What a listener accepts: the store's port serves the store; a rank's port serves the links of ranks.
+_LINKS = (Purpose.data, Purpose.control, Purpose.service)
+_ACCEPTS = {Purpose.store: (Purpose.store,), **dict.fromkeys(_LINKS, _LINKS)}
 
 
 class _Kind(enum.IntEnum):

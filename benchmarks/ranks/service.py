@@ -14,7 +14,7 @@ import numpy as np
 import aiodist as dist
 from aiodist.bench.cases import WrongResultError
 
-KINDS = ("objects", "tensors")
+KINDS = ("objects", "tensors", "calls")
 _LENGTH = 64  # elements of a tensor
 _ROOM = 1 << 16  # bytes read at once
 
@@ -114,6 +114,31 @@ class GroupTensors:
             await self._pg.send(answered, 0, number)
 
 
+class GroupCalls:
+    """Calls of a handler by name."""
+
+    def __init__(self, pg: dist.ProcessGroup) -> None:
+        self._pg = pg
+        self._served = 0
+        self._awaited: asyncio.Future[None] | None = None
+        pg.handler(self._answer, name="answer")
+
+    async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self._served -= 1
+        if not self._served and self._awaited is not None:
+            self._awaited.set_result(None)
+        return answer(asked)
+
+    async def ask(self, number: int) -> None:
+        check(number, (await self._pg.call(1, "answer", request(number)))["value"])
+
+    async def serve(self, count: int) -> None:
+        self._served += count  # some may have come before
+        if self._served:
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
+
+
 class StreamService:
     """One stream of asyncio: msgpack, and a number that tells which answer is to which request.
 
@@ -186,4 +211,6 @@ class StreamService:
 
 def group_service(pg: dist.ProcessGroup, kind: str, at_once: int) -> Service:
     """A group's service of a kind."""
+    if kind == "calls":
+        return GroupCalls(pg)
     return GroupObjects(pg) if kind == "objects" else GroupTensors(pg, at_once)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from aiodist.group.epochs.world import Settings
 from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
+from aiodist.services.switchboard import Switchboard
 from aiodist.transport import Endpoint
 
 T = TypeVar("T")
@@ -53,6 +54,10 @@ class Job:
     finished: tuple[int, int] | None = None
     hasty: bool = False
 
+    def __post_init__(self) -> None:
+        if self.settings.services is None:
+            self.settings = replace(self.settings, services=Switchboard(self.uid))
+
     async def store_of(self, record: Record) -> Store:
         """The store that a record's members meet at."""
         known = (record.store, record.host) == (self.store_address, self.store_host)
@@ -80,6 +85,8 @@ class Job:
         outlive this.
         """
         try:
+            if self.settings.services is not None:
+                await self.settings.services.aclose()
             await self._settle()
         finally:
             await self.leave()

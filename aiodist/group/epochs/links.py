@@ -25,6 +25,7 @@ class Links:
         unable: called as (rank, error) where this process lacks something for a link that was torn.
 
     Attributes:
+        on_lost: called as (rank, cause) for each rank that is lost.
         closed: no links are taken any more.
     """
 
@@ -41,6 +42,7 @@ class Links:
         self._size = size
         self._up: asyncio.Future[None] = self._loop.create_future()
         self.closed = False
+        self.on_lost: Callable[[int, str], None] = _nothing
         self._mending = Mending(
             endpoint.rank,
             endpoint.link_control,
@@ -148,4 +150,10 @@ class Links:
     def _lost(self, rank: int) -> None:
         """Wait no more for a rank that is lost before all links are up, noticed here or told by others."""
         self._endpoint.drop(rank)
-        self.fail(PeerLost([rank], self._control.core.lost.get(rank, "it is lost")))
+        cause = self._control.core.lost.get(rank, "it is lost")
+        self.fail(PeerLost([rank], cause))
+        self.on_lost(rank, cause)
+
+
+def _nothing(_rank: int, _cause: str) -> None:
+    pass

@@ -70,6 +70,7 @@ from aiodist.membership.presence import LATEST
 from aiodist.membership.record import Number, Record
 from aiodist.net.shortage import shortage
 from aiodist.rendezvous import Store
+from aiodist.services.switchboard import Switchboard
 
 logger = logging.getLogger("aiodist.group.regroup")
 
@@ -207,6 +208,7 @@ class Regroup:
             deadline: of that call; seconds of the loop's clock.
         """
         await candidate.settled()
+        self._world.serve()
         try:
             if self.group.rank == 0:
                 with contextlib.suppress(RendezvousError):
@@ -301,6 +303,11 @@ class Regroup:
     def uids(self) -> Sequence[bytes]:
         """The members' uids, by rank."""
         return self._world.uids
+
+    @property
+    def services(self) -> Switchboard | None:
+        """See `Regrouping.services`."""
+        return self.job.settings.services
 
     async def agree(self, group: GroupCore, flag: bool, timeout: float) -> bool:
         """See `ProcessGroup.agree`."""

@@ -49,7 +49,9 @@ from aiodist.net.traffic import Traffic
 from aiodist.recorder import Recorder
 from aiodist.recorder.layout import SIZE
 from aiodist.rendezvous.events import MAX_MISSING
+from aiodist.services.switchboard import Place, Switchboard
 from aiodist.transport import Endpoint
+from aiodist.transport.line import Line
 
 logger = logging.getLogger("aiodist.group.world")
 
@@ -68,7 +70,7 @@ _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 _FEW, _USUAL, _EACH = 64, 1024, 4
 """Ranks that need no more descriptors than a process usually has; that many; how many each more may take."""
 
-PROTOCOL = 7  # of what groups say to each other; a job that mixes numbers is refused
+PROTOCOL = 8  # of what groups say to each other; a job that mixes numbers is refused
 
 
 class Gathers(Protocol):
@@ -103,6 +105,7 @@ class Settings:
         recorder: this process's; None: each world has one of its own (simulations).
         look: called ten times a second, in a thread, with the number of the loop's beats, and a function that
             says how the connections go.
+        services: this process's, which outlive the epoch; None: it has none.
     """
 
     name: str
@@ -122,6 +125,7 @@ class Settings:
     local_rank: int = UNSAID
     recorder: Recorder | None = None
     look: Looks = _ignore
+    services: Switchboard | None = None
 
 
 class World:
@@ -164,6 +168,7 @@ class World:
         self._watchdog: Watchdog | None = None
         self._links = Links(endpoint, self._control, size, self._engine.unable)
         self._ended = False
+        endpoint.on_line = self._accept_line
 
     async def link(self, store: Gathers, host: str | None = None) -> ProcessGroup:
         """Meet the others and connect to them; the group that comes of it has yet to do its first operation.
@@ -230,6 +235,23 @@ class World:
         self.store_hosts = [rank for rank, card in enumerate(cards) if card["hosts"]]
         self._endpoint.introduce({rank: card["endpoint"] for rank, card in enumerate(cards)})
         return cards
+
+    def serve(self) -> None:
+        """Make this world, whose members have met, the one in which services find each other."""
+        services = self._settings.services
+        if services is not None:
+            place = Place(self.uids, self._endpoint.dial_line)
+            services.enter(place)
+            self._links.on_lost = partial(services.lose, place)
+            for rank, cause in self._control.core.lost.items():
+                services.lose(place, rank, cause)
+
+    def _accept_line(self, rank: int, line: Line) -> None:
+        services = self._settings.services
+        if services is None or self._ended or rank >= len(self.uids):
+            line.kill()
+        else:
+            services.accept(self.uids[rank], line)
 
     def _look(self, turns: int) -> None:
         self._settings.look(turns, self._endpoint.traffic)

@@ -1,0 +1,110 @@
+"""The part of a group with calls between two processes: a rank of the group becomes a process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiodist.errors import UsageError, shown
+from aiodist.group import arguments as check
+from aiodist.group.core import GroupCore
+from aiodist.services import records
+from aiodist.services.handlers import checked
+from aiodist.services.stream import Stream
+from aiodist.services.switchboard import Switchboard
+from aiodist.timeouts import Timeout
+
+
+class Calls:
+    """The calls of a group, which belong to the process, and not to the group.
+
+    Args:
+        core: of the group.
+    """
+
+    def __init__(self, core: GroupCore) -> None:
+        self._core = core
+        self._roster = core.roster
+
+    def handler(self, function: Any, name: str | None, limit: int | None) -> Any:
+        """See `ProcessGroup.handler`."""
+        handlers = self._services().handlers
+        if function is None:
+            return lambda function: self.handler(function, name, limit)
+        handlers.register(function, name, limit)
+        return function
+
+    async def call(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Any:
+        """See `ProcessGroup.call`."""
+        services, uid, rank, limit = self._towards(rank, timeout)
+        if type(handler) is str:
+            return await services.call(uid, rank, checked(handler), args, limit, None)
+        name, build = self._known(services, handler, stream=False)
+        return await services.call(uid, rank, name, args, limit, build)
+
+    def stream(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Stream:
+        """See `ProcessGroup.stream`."""
+        services, uid, rank, limit = self._towards(rank, timeout)
+        if type(handler) is str:
+            return services.stream(uid, rank, checked(handler), args, limit, None)
+        name, build = self._known(services, handler, stream=True)
+        return services.stream(uid, rank, name, args, limit, build)
+
+    async def send_message(self, rank: int, message: Any, timeout: Timeout) -> None:
+        """See `ProcessGroup.send_message`."""
+        services, uid, rank, limit = self._towards(rank, timeout)
+        await services.send_message(uid, rank, message, limit)
+
+    def messages(self) -> AsyncIterator[tuple[int | None, Any]]:
+        """See `ProcessGroup.messages`."""
+        services, ranks = self._services(), {uid: rank for rank, uid in enumerate(self._uids())}
+        return Messages(services, ranks)
+
+    # ── how ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _services(self) -> Switchboard:
+        self._core.check_here(closed_is_wrong=False)  # a group whose place another took still names processes
+        regroup = self._core.family.regroup
+        services = None if regroup is None else regroup.services
+        if services is None:
+            raise UsageError(f"group '{self._roster.name}' belongs to no job whose processes call each other")
+        services.check_open()
+        return services
+
+    def _uids(self) -> list[bytes]:
+        """The members' uids, in group order."""
+        regroup = self._core.family.regroup
+        assert regroup is not None
+        return [regroup.uids[rank] for rank in self._roster.ranks]
+
+    def _towards(self, rank: Any, timeout: Timeout) -> tuple[Switchboard, bytes, int, float]:
+        services = self._services()
+        rank = check.group_rank(rank, self._roster.size, "rank")
+        regroup = self._core.family.regroup
+        assert regroup is not None
+        return services, regroup.uids[self._roster.ranks[rank]], rank, self._core.limit(timeout)
+
+    def _known(
+        self, services: Switchboard, function: Any, *, stream: bool
+    ) -> tuple[str, records.Build | None]:
+        """The name of a handler that was given as a function, and what builds its result."""
+        if not callable(function):
+            raise UsageError(f"a handler is named by its name or its function, got {shown(function)}")
+        return services.handlers.name(function), records.returned(function, stream=stream)
+
+
+class Messages:
+    """The messages that come, as (sender, message); see `ProcessGroup.messages`."""
+
+    def __init__(self, services: Switchboard, ranks: dict[bytes, int]) -> None:
+        self._services = services
+        self._ranks = ranks
+
+    def __aiter__(self) -> Messages:
+        return self
+
+    async def __anext__(self) -> tuple[int | None, Any]:
+        taken = await self._services.take()
+        if taken is None:
+            raise StopAsyncIteration
+        return self._ranks.get(taken[0]), taken[1]

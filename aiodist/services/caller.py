@@ -1,0 +1,180 @@
+"""What this process asks of another, on the connection that it has dialed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import Protocol
+
+from aiodist.errors import WireError
+from aiodist.services.asking import Asked, Asking
+from aiodist.services.connection import Connection
+from aiodist.services.outcomes import LATE, LEAVES, LEFT, LOST, Outcome
+from aiodist.transport.line import Line
+from aiodist.wire import calls
+from aiodist.wire.calls import ENDS, Frame, Says
+
+
+class Waiter(Protocol):
+    """Who waits for the answer of a stream."""
+
+    def part(self, body: bytes | bytearray) -> None:
+        """A part has come."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """Nothing more comes."""
+
+
+class Caller:
+    """The calls of this process at another.
+
+    Args:
+        loop: the event loop.
+        line: that this process dialed; owned.
+
+    Attributes:
+        asking: the calls without an answer.
+        over: the connection has ended.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line) -> None:
+        self.asking = Asking()
+        self._loop = loop
+        self._rooms: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._connection = Connection(loop, line, self._take, self._lost, self._let_in)
+
+    @property
+    def over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._connection.over
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a call may be sent now, before nobody who waits."""
+        return not self._rooms and self._fits(nbytes)
+
+    async def room(self, nbytes: int) -> None:
+        """Return when a call with so many bytes may be sent, or the connection has ended."""
+        first = False
+        while not self.over and not (self._fits(nbytes) if first else self.has_room(nbytes)):
+            let_in: asyncio.Future[None] = self._loop.create_future()
+            one = nbytes, let_in
+            if first:
+                self._rooms.appendleft(one)
+            else:
+                self._rooms.append(one)
+            try:
+                await let_in
+            except asyncio.CancelledError:
+                if one in self._rooms:
+                    self._rooms.remove(one)
+                self._let_in()
+                raise
+            first = True
+
+    def ask(
+        self,
+        kind: Says,
+        name: bytes,
+        payload: bytes,
+        deadline: float,
+        waiter: asyncio.Future[Outcome] | Waiter,
+    ) -> Asked:
+        """Send a call, which there is room for. Deadlines of streams are their waiters' matter."""
+        asking, nbytes = self.asking, len(payload)
+        left = math.inf if deadline == math.inf else max(0.0, deadline - self._loop.time())
+        asked = asking.ask(kind, nbytes, deadline, waiter)
+        before = calls.asking(kind, asked.number, left, name, nbytes)
+        self._connection.send(before, payload, more=len(asking) > 1)
+        if self._timer is None or asking.due < self._timer.when():
+            self._set_timer()
+        return asked
+
+    def poll(self) -> bool:
+        """Look for the answer of the only call for some microseconds; whether the loop has to turn then."""
+        return len(self.asking) == 1 and self._connection.poll() and self._connection.overdue()
+
+    def abandon(self, asked: Asked) -> None:
+        """Wait for a call no more, and have the other side stop it. May be repeated."""
+        if self.asking.abandon(asked):
+            self._connection.send(calls.frame(Says.CANCEL, asked.number))
+
+    def took(self, asked: Asked, nbytes: int) -> None:
+        """Note that a part was taken, so that others may come."""
+        granted = asked.took(nbytes)
+        if granted and not asked.abandoned and not self.over:
+            self._connection.send(calls.grant(asked.number, granted))
+
+    def close(self) -> None:
+        """Say goodbye; what is not answered never will be."""
+        self._connection.close()
+        self._lost(LEFT)
+
+    def lose(self, why: str) -> None:
+        """End the connection: the process is lost."""
+        if not self.over:
+            self._connection.kill()
+            self._lost(why)
+
+    # Inside.
+
+    def _fits(self, nbytes: int) -> bool:
+        return self.asking.has_room(nbytes) and not self._connection.full
+
+    def _take(self, one: Frame) -> None:
+        kind, number, body = one
+        if kind in ENDS:
+            asked = self.asking.answered(number)
+            if not asked.abandoned:
+                _tell(asked, (kind, body))
+            if self._rooms:
+                self._let_in()
+        elif kind == Says.PART:
+            asked = self.asking.part(number, len(body))
+            if not asked.abandoned:
+                asked.waiter.part(body)
+        else:
+            raise WireError(f"a frame of kind {kind} from the side that was dialed")
+
+    def _lost(self, why: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for asked in self.asking:
+            self.asking.answered(asked.number)
+            if not asked.abandoned:
+                unseen = not why and asked.number > self._connection.last > 0
+                _tell(asked, (Says.REFUSED, LEAVES.encode()) if unseen else (LOST, why))
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Let those in that wait for room, as far as there is some; all of them at the end."""
+        while self._rooms and (self.over or self._fits(self._rooms[0][0])):
+            let_in = self._rooms.popleft()[1]
+            if not let_in.done():
+                let_in.set_result(None)
+                if not self.over:
+                    return  # it will ask, and then there is room for the next, or not
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.asking.due < math.inf and not self.over:
+            self._timer = self._loop.call_at(self.asking.due, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for asked in self.asking.expired(self._loop.time()):
+            self.abandon(asked)
+            _tell(asked, (LATE, None))
+        self._set_timer()
+
+
+def _tell(asked: Asked, outcome: Outcome) -> None:
+    waiter = asked.waiter
+    if asked.kind is Says.STREAM:
+        waiter.ended(outcome)
+    elif not waiter.done():
+        waiter.set_result(outcome)

@@ -1,0 +1,74 @@
+"""Arguments and results as bytes; large ones off the event loop (law 7)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiodist.errors import UsageError
+from aiodist.services import records
+from aiodist.services.outcomes import too_large
+from aiodist.wire import objects
+from aiodist.wire.calls import MAX_PAYLOAD
+
+LARGE = 1 << 20
+"""Bytes from which on a thread encodes and decodes."""
+
+_MANY = 4096  # items that are looked at: with more of them it is large
+_PLAIN = frozenset((int, float, bool, type(None)))
+
+
+def encode(value: Any) -> bytes:
+    """A value as bytes, dataclasses by their fields.
+
+    Raises:
+        UsageError: something in it cannot be sent, or it is too large.
+    """
+    try:
+        payload = objects.encode(value)
+    except UsageError:
+        taken_apart = records.plain(value)
+        payload = objects.encode(taken_apart)
+    if len(payload) > MAX_PAYLOAD:
+        raise UsageError(
+            too_large("what is to be sent", len(payload), MAX_PAYLOAD),
+            hint="Send it in parts (pg.stream), or as a tensor (pg.send)",
+        )
+    return payload
+
+
+def is_bulky(value: Any) -> bool:
+    """Whether a value may be large, as far as a quick look shows."""
+    looked, rest = 0, [value]
+    while rest:
+        one = rest.pop()
+        kind = type(one)
+        if kind in _PLAIN:
+            continue
+        if kind in (bytes, str):
+            if len(one) >= LARGE:
+                return True
+        elif kind in (list, tuple, dict):
+            looked += len(one)
+            if looked >= _MANY:
+                return True
+            rest += one.values() if kind is dict else one
+        else:
+            nbytes = getattr(one, "nbytes", 0)
+            if isinstance(nbytes, int) and nbytes >= LARGE:
+                return True
+    return False
+
+
+async def encoded(value: Any) -> bytes:
+    """`encode`, in a thread where the value is large; it must not be changed meanwhile."""
+    if is_bulky(value):
+        return await asyncio.to_thread(encode, value)
+    return encode(value)
+
+
+async def decoded(payload: bytes | bytearray | memoryview) -> Any:
+    """What was encoded, in a thread where it is large. `WireError` where it was not."""
+    if len(payload) >= LARGE:
+        return await asyncio.to_thread(objects.decode, payload)
+    return objects.decode(payload)

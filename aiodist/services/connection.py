@@ -1,0 +1,176 @@
+"""Frames over a line: what a turn of the loop sends leaves together, and a full line lets writers wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiodist.errors import WireError
+from aiodist.net.polling import Poller
+from aiodist.transport.line import Line
+from aiodist.wire.calls import Frame, Frames, Says, frame
+
+HIGH = 4 << 20
+"""Bytes that wait to be written before writers have to wait."""
+
+_JOINED = 64 << 10  # pieces up to here are put together
+
+
+class Connection:
+    """Frames over a line, which it owns.
+
+    Args:
+        loop: the event loop.
+        line: not started.
+        take: called with each frame; what is sent in it leaves when all frames that came with it were taken.
+            It may raise `WireError`, which ends the connection.
+        ended: called once, with the reason, unless this side ended it. '' where the peer said goodbye.
+        drained: called when all that waited to be written has left.
+
+    Attributes:
+        over: it has ended.
+        taken: called when what came together was taken, and what was sent meanwhile has left.
+        last: the number of the last call that the other side has taken, as its goodbye says.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        line: Line,
+        take: Callable[[Frame], None],
+        ended: Callable[[str], None],
+        drained: Callable[[], None],
+    ) -> None:
+        self.over = False
+        self.last = 0
+        self.taken: Callable[[], object] = _nothing
+        self._loop = loop
+        self._line = line
+        self._take = take
+        self._ended = ended
+        self._frames = Frames()
+        self._poller = Poller(loop)
+        self._polling = False
+        self._held: list[bytes] | None = None
+        self._writers: list[asyncio.Future[None]] = []
+        self._drained = drained
+        line.received, line.ended, line.drained = self._received, self._end, self._has_drained
+        line.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be written that the next has to wait."""
+        return self._line.waiting > HIGH
+
+    async def until_room(self) -> None:
+        """Return when not too much waits to be written, or nothing can be written any more."""
+        while self.full and not self.over:
+            written: asyncio.Future[None] = self._loop.create_future()
+            self._writers.append(written)
+            await written
+
+    def send(self, *pieces: bytes, more: bool = False) -> None:
+        """Send pieces of frames.
+
+        Args:
+            more: others may follow in this turn of the loop, and had better leave with them.
+        """
+        if self.over:
+            return
+        if self._held is not None:
+            self._held += pieces
+            return
+        self._write(pieces)
+        if more:
+            self._held = []
+            self._loop.call_soon(self._flush)
+
+    def poll(self) -> bool:
+        """Look for frames for some microseconds, if that promises something; whether some came.
+
+        Who asks one thing after the other has its answers so without sleeping in between. Asked by several
+        in one turn of the loop, nobody polls: what they send leaves together.
+        """
+        if self.over or self._polling or self._held is not None or not self._poller.only(self):
+            return False
+        self._polling = True
+        try:
+            return self._poller.poll(self._line.look)
+        finally:
+            self._polling = False
+
+    def overdue(self) -> bool:
+        """Whether who polled with success has to let the loop turn."""
+        return self._poller.overdue()
+
+    def close(self, last: int = 0) -> None:
+        """Say goodbye, and end it when all that was sent has left.
+
+        Args:
+            last: number of the last call that was taken here.
+        """
+        if not self.over:
+            self._flush()
+            self._line.write(frame(Says.GOODBYE, last))
+            self._stop()
+            self._line.close()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if not self.over:
+            self._stop()
+            self._line.kill()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self._write(held)
+
+    def _write(self, pieces: tuple[bytes, ...] | list[bytes]) -> None:
+        if len(pieces) == 1:
+            self._line.write(pieces[0])
+        elif sum(map(len, pieces)) <= _JOINED:
+            self._line.write(b"".join(pieces))
+        else:
+            for piece in pieces:
+                self._line.write(piece)
+
+    def _received(self, data: bytes) -> None:
+        if self._held is None:
+            self._held = []
+        try:
+            for one in self._frames.feed(data):
+                if self.over:
+                    return
+                if one[0] == Says.GOODBYE:
+                    self.last = one[1]
+                    self.kill()
+                    self._ended("")
+                    return
+                self._take(one)
+        except WireError as error:
+            self._end(f"protocol error: {error.message}")
+        finally:
+            self._flush()
+        self.taken()
+
+    def _end(self, why: str) -> None:
+        if not self.over:
+            self.kill()
+            self._ended(why)
+
+    def _stop(self) -> None:
+        self.over = True
+        self._held = None
+        self._has_drained()
+
+    def _has_drained(self) -> None:
+        writers, self._writers = self._writers, []
+        for written in writers:
+            if not written.done():
+                written.set_result(None)
+        self._drained()
+
+
+def _nothing() -> None:
+    pass

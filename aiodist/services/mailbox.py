@@ -1,0 +1,107 @@
+"""Messages that came, until somebody takes them. A full mailbox lets senders wait, each in its order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+MESSAGES = 1024
+"""Messages that wait to be taken, at most; the next ones wait at their senders' expense."""
+
+BYTES = 64 << 20
+"""Bytes of them, at most; more only where it is a single message's."""
+
+
+class Letter(NamedTuple):
+    """A message, still encoded.
+
+    Args:
+        sender: uid of the process that sent it.
+        payload: its bytes.
+        taken_in: called when it is in the mailbox, which is what its sender waits for.
+    """
+
+    sender: bytes
+    payload: bytes | bytearray | memoryview
+    taken_in: Callable[[], object]
+
+
+class Mailbox:
+    """The messages of one process that nobody has taken yet.
+
+    Attributes:
+        closed: none will come any more.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._inside: deque[Letter] = deque()
+        self._outside: deque[Letter] = deque()
+        self._bytes = 0
+        self._takers: deque[asyncio.Future[None]] = deque()
+
+    def offer(self, letter: Letter) -> None:
+        """Take a message in, now or when there is room."""
+        self._outside.append(letter)
+        self._let_in()
+
+    def withdraw(self, letter: Letter) -> bool:
+        """Forget a message whose sender does not want it sent any more; False where it is inside."""
+        try:
+            self._outside.remove(letter)
+        except ValueError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Take no more in: who waits for one is told when all that are inside are taken."""
+        self.closed = True
+        self._outside.clear()
+        for taker in self._takers:
+            if not taker.done():
+                taker.set_result(None)
+
+    async def take(self) -> Letter | None:
+        """The next message; None where none will come any more. Nothing is lost where it is cancelled."""
+        while not self._inside:
+            if self.closed:
+                return None
+            taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._takers.append(taker)
+            try:
+                await taker
+            except asyncio.CancelledError:
+                if taker in self._takers:
+                    self._takers.remove(taker)
+                self._wake()  # the message that it was woken for is another's
+                raise
+        letter = self._inside.popleft()
+        self._bytes -= len(letter.payload)
+        self._let_in()
+        return letter
+
+    def put_back(self, letter: Letter) -> None:
+        """Have a message taken again, first of all."""
+        self._inside.appendleft(letter)
+        self._bytes += len(letter.payload)
+        self._wake()
+
+    def _let_in(self) -> None:
+        while self._outside and not self.closed:
+            size = len(self._outside[0].payload)
+            if self._inside and (len(self._inside) >= MESSAGES or self._bytes + size > BYTES):
+                return
+            letter = self._outside.popleft()
+            self._inside.append(letter)
+            self._bytes += size
+            letter.taken_in()
+            self._wake()
+
+    def _wake(self) -> None:
+        while self._takers and self._inside:
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                return

@@ -1,0 +1,72 @@
+"""How a call ended, and the error that its caller gets for it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist.errors import (
+    AiodistError,
+    CallError,
+    CallNotRun,
+    CallTimeout,
+    CallUnknown,
+    PeerLost,
+    RemoteError,
+)
+from aiodist.sanitize import one_line
+from aiodist.wire import objects
+from aiodist.wire.calls import MAX_TEXT, Says, read_text
+
+LOST, LATE = -1, -2
+"""Kinds of outcomes that no frame says: the connection ended (body: why, as text), the deadline passed."""
+
+LEAVES = "its process leaves the job"
+"""Why nothing more runs at a process that closes its group."""
+
+LEFT = "this process leaves the job"
+"""Why this process waits for no answer any more."""
+
+Outcome = tuple[int, Any]
+"""Kind, and the answer's body."""
+
+
+def error_of(outcome: Outcome, rank: int, name: str, timeout: float) -> CallError:
+    """The error for an outcome that is no result.
+
+    Args:
+        rank: that was called.
+        name: of what was called, for people.
+        timeout: seconds that were allowed.
+    """
+    kind, body = outcome
+    if kind == Says.RAISED:
+        try:
+            kind_name, text = objects.decode(body)
+            return RemoteError(rank, name, str(kind_name)[:200], str(text)[:MAX_TEXT])
+        except (AiodistError, TypeError, ValueError):
+            return RemoteError(rank, name, "Exception", "what it raised cannot be read")
+    if kind == Says.REFUSED:
+        return CallNotRun(rank, name, one_line(read_text(body)))
+    if kind == Says.DROPPED:
+        return CallUnknown(rank, name, f"it was stopped there: {one_line(read_text(body))}")
+    if kind == LATE:
+        return CallTimeout(rank, name, f"no answer within {timeout:g} s")
+    error = CallUnknown(rank, name, body or f"rank {rank} has left the job")
+    error.__cause__ = PeerLost([rank], body) if body not in ("", LEFT) else None
+    return error
+
+
+def raised(error: BaseException) -> bytes:
+    """The body that tells of an exception: its type's name and its text."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be made)"
+    return objects.encode([name[:200], text[:MAX_TEXT].encode("utf-8", "replace").decode()])
+
+
+def too_large(what: str, nbytes: int, most: int) -> str:
+    """The words for something that is larger than it may be."""
+    return f"{what} takes {nbytes} bytes; at most {most} are allowed"

@@ -1,0 +1,131 @@
+"""Dataclasses as what travels: dictionaries of their fields. Pure.
+
+The sender takes any dataclass apart. The receiver makes one only where its own annotations name the class: so
+no name of a class travels, and what is built is what the receiver's program says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Union
+
+Build = Callable[[Any], Any]
+
+_STREAMS = ("AsyncIterator", "AsyncGenerator", "AsyncIterable")
+
+
+class Misfit(ValueError):
+    """The error that a value does not have the fields of the dataclass that it is to become."""
+
+
+def plain(value: Any) -> Any:
+    """A value in which each dataclass is a dictionary of its fields, also in lists, tuples and dicts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    kind = type(value)
+    if kind is list:
+        return [plain(item) for item in value]
+    if kind is tuple:
+        return tuple(plain(item) for item in value)
+    if kind is dict:
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def parameters(function: Callable[..., Any]) -> list[tuple[int, Build]]:
+    """What has to be built of a function's positional arguments: (place, builder), by its annotations."""
+    hints = _hints(function)
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+    built = ((place, builder(hints.get(name))) for place, name in enumerate(names))
+    return [(place, build) for place, build in built if build is not None]
+
+
+def returned(function: Any, *, stream: bool) -> Build | None:
+    """What has to be built of a function's result, or of each part of its stream, by its annotation."""
+    hint = _hints(function).get("return")
+    if stream:
+        name = getattr(typing.get_origin(hint), "__name__", "")
+        hint = typing.get_args(hint)[0] if name in _STREAMS and typing.get_args(hint) else None
+    return builder(hint)
+
+
+def builder(hint: Any) -> Build | None:
+    """What makes a value of the annotated type of what travelled; None where that is the value itself."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _record(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        rest = [arg for arg in args if arg is not type(None)]
+        inner = builder(rest[0]) if len(rest) == 1 else None
+        return None if inner is None else _optional(inner)
+    if origin is list and args:
+        inner = builder(args[0])
+        return None if inner is None else _each(inner, list)
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        inner = builder(args[0])
+        return None if inner is None else _each(inner, tuple)
+    if origin is dict and len(args) == 2:
+        inner = builder(args[1])
+        return None if inner is None else _values(inner)
+    return None
+
+
+def _record(cls: type) -> Build:
+    hints = _hints(cls)
+    fields = {one.name: one for one in dataclasses.fields(cls) if one.init}
+    inner: dict[str, Build] = {}
+    ready = False
+
+    def build(value: Any) -> Any:
+        nonlocal ready
+        if type(value) is not dict:
+            raise Misfit(f"it is to be a {cls.__name__}, and came as {type(value).__name__}")
+        if not ready:  # only now: a class may have fields of its own type
+            inner.update({name: make for name in fields if (make := builder(hints.get(name))) is not None})
+            ready = True
+        unknown = [name for name in value if name not in fields]
+        if unknown:
+            raise Misfit(f"{cls.__name__} has no field {str(unknown[0])[:50]!r}")
+        made = {name: inner[name](item) if name in inner else item for name, item in value.items()}
+        try:
+            return cls(**made)
+        except TypeError as error:  # a field without a default is missing
+            raise Misfit(str(error)) from None
+
+    return build
+
+
+def _optional(inner: Build) -> Build:
+    return lambda value: None if value is None else inner(value)
+
+
+def _each(inner: Build, kind: type) -> Build:
+    def build(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise Misfit(f"it is to be a {kind.__name__}, and came as {type(value).__name__}")
+        return kind(inner(item) for item in value)
+
+    return build
+
+
+def _values(inner: Build) -> Build:
+    def build(value: Any) -> Any:
+        if type(value) is not dict:
+            raise Misfit(f"it is to be a dict, and came as {type(value).__name__}")
+        return {key: inner(item) for key, item in value.items()}
+
+    return build
+
+
+def _hints(annotated: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(annotated)
+    except Exception:  # names that only a type checker knows
+        return {}

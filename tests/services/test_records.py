@@ -1,0 +1,82 @@
+"""Dataclasses travel as their fields, and are built where the receiver's annotation says so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from aiodist.services.records import Misfit, builder, parameters, plain, returned
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 2
+
+
+@dataclass
+class Path:
+    name: str
+    points: list[Point]
+    ends: tuple[Point, ...] = ()
+    by_name: dict[str, Point] = field(default_factory=dict)
+    inner: Path | None = None
+
+
+WHOLE = Path("a", [Point(1)], (Point(3, 4),), {"b": Point(5)}, Path("c", []))
+
+
+def test_there_and_back() -> None:
+    flat = plain([WHOLE])
+    assert flat[0]["points"] == [{"x": 1, "y": 2}]
+    make = builder(list[Path])
+    assert make is not None
+    assert make(flat) == [WHOLE]
+
+
+def test_what_a_function_says() -> None:
+    async def find(key: str, near: Point | None, path: Path) -> Path:
+        raise NotImplementedError
+
+    async def walk(path: Path) -> AsyncIterator[Point]:
+        yield path.points[0]
+
+    assert [place for place, _ in parameters(find)] == [1, 2]
+    assert dict(parameters(find))[1](None) is None
+    assert dict(parameters(find))[1]({"x": 8}) == Point(8)
+    assert returned(find, stream=False) is not None
+    part = returned(walk, stream=True)
+    assert part is not None
+    assert part({"x": 3, "y": 4}) == Point(3, 4)
+    assert returned(print, stream=False) is None
+    assert parameters(max) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([1], "came as list"),
+        ({"x": 1, "z": 2}, "has no field 'z'"),
+        ({"y": 1}, "missing 1 required"),
+    ],
+)
+def test_misfits(value: object, words: str) -> None:
+    make = builder(Point)
+    assert make is not None
+    with pytest.raises(Misfit, match=words):
+        make(value)
+
+
+@pytest.mark.parametrize("hint", [list[Point], tuple[Point, ...], dict[str, Point]])
+def test_misfits_of_containers(hint: object) -> None:
+    make = builder(hint)
+    assert make is not None
+    with pytest.raises(Misfit, match="came as int"):
+        make(3)
+
+
+@pytest.mark.parametrize("hint", [int, list[int], dict, None, "Unknown", tuple[int, str], int | str])
+def test_what_needs_no_building(hint: object) -> None:
+    assert builder(hint) is None

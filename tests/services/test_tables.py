@@ -1,0 +1,141 @@
+"""The tables of calls at both ends count alike, whatever happens in whichever order."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist.errors import WireError
+from aiodist.services.asking import CALLS, PART_COST, PARTS, WINDOW, Asked, Asking
+from aiodist.services.serving import Served, Serving
+from aiodist.wire.calls import Says
+
+
+@given(st.integers(0, 1 << 32), st.integers(20, 400))
+def test_what_may_be_asked_may_be_served(seed: int, steps: int) -> None:
+    """A pair of ends, whose frames arrive in order after any time: nobody refuses what the other may do."""
+    rng = random.Random(seed)
+    asking, serving = Asking(), Serving()
+    there: list[tuple[str, Asked]] = []  # under way to the side that serves
+    back: list[int] = []
+    asked: list[Asked] = []
+    served: dict[int, Served] = {}
+    for _ in range(steps):
+        match rng.randrange(5):
+            case 0 | 1:
+                nbytes = rng.choice([0, 10, WINDOW // 3, WINDOW, 2 * WINDOW])
+                if asking.has_room(nbytes):
+                    one = asking.ask(Says.CALL, nbytes, rng.random(), None)
+                    asked.append(one)
+                    there.append(("call", one))
+            case 2:
+                if asked:
+                    one = rng.choice(asked)
+                    if asking.abandon(one):
+                        there.append(("cancel", one))
+                    assert not asking.abandon(one)
+            case 3:
+                if there:
+                    what, one = there.pop(0)
+                    if what == "call":
+                        served[one.number] = serving.begin(one.number, one.kind, one.nbytes, one.deadline)
+                    else:
+                        stopped = serving.cancel(one.number)
+                        assert stopped is served.get(one.number)
+                        assert stopped is None or stopped.stopped
+            case 4:
+                if served:
+                    number = rng.choice(list(served))
+                    assert serving.ended(served[number])
+                    assert not serving.ended(served.pop(number))
+                    back.append(number)
+                if back:
+                    one = asking.answered(back.pop(0))
+                    asked.remove(one)
+    assert len(serving) == len(served)
+    assert {one.number for one in asking} == {one.number for one in asked}
+
+
+def test_a_window_of_calls() -> None:
+    asking = Asking()
+    calls = [asking.ask(Says.CALL, 0, 1.0, None) for _ in range(CALLS)]
+    assert not asking.has_room(0)
+    asking.abandon(calls[0])
+    assert not asking.has_room(0)  # it may still run there
+    asking.answered(calls[0].number)
+    assert asking.has_room(WINDOW)
+    assert not asking.has_room(WINDOW + 1)
+
+
+def test_numbers_are_taken_once() -> None:
+    serving = Serving()
+    served = serving.begin(5, Says.CALL, 0, 1.0)
+    assert serving.ended(served)
+    for number in (5, 4):
+        with pytest.raises(WireError):
+            serving.begin(number, Says.CALL, 0, 1.0)
+    with pytest.raises(WireError):
+        serving.cancel(6)
+    assert serving.cancel(5) is None
+    with pytest.raises(WireError):
+        Asking().answered(1)
+    with pytest.raises(WireError):
+        Asking().part(1, 0)
+
+
+def test_more_than_a_window_is_refused() -> None:
+    serving = Serving()
+    serving.begin(1, Says.CALL, 2 * WINDOW, 1.0)  # a single one may be of any size
+    with pytest.raises(WireError):
+        serving.begin(2, Says.CALL, 1, 1.0)
+    serving = Serving()
+    for number in range(CALLS):
+        serving.begin(number + 1, Says.MESSAGE, 0, 1.0)
+    with pytest.raises(WireError):
+        serving.begin(CALLS + 1, Says.MESSAGE, 0, 1.0)
+
+
+@given(st.lists(st.floats(0, 10), max_size=30), st.floats(0, 10))
+def test_deadlines(deadlines: list[float], now: float) -> None:
+    asking, serving = Asking(), Serving()
+    for number, deadline in enumerate(deadlines):
+        asking.ask(Says.CALL, 0, deadline, None)
+        serving.begin(number + 1, Says.CALL, 0, deadline)
+    assert asking.due == serving.due == min(deadlines, default=math.inf)
+    late = [one.number for one in asking.expired(now)]
+    assert late == [one.number for one in serving.expired(now)]
+    assert late == [number + 1 for number, deadline in enumerate(deadlines) if deadline <= now]
+    assert serving.due == min((deadline for deadline in deadlines if deadline > now), default=math.inf)
+    assert serving.expired(now) == []  # each is stopped once
+
+
+@given(st.lists(st.integers(0, PARTS), max_size=200))
+def test_credit_is_given_back_whole(sizes: list[int]) -> None:
+    asking, serving = Asking(), Serving()
+    asked = asking.ask(Says.STREAM, 0, math.inf, None)
+    served = serving.begin(asked.number, Says.STREAM, 0, math.inf)
+    waiting: list[int] = []
+    for size in sizes:
+        while served.credit <= 0:  # its consumer takes what is there, and the handler goes on
+            assert waiting
+            if granted := asked.took(waiting.pop(0)):
+                serving.grant(asked.number, granted)
+        served.spend(size)
+        assert asking.part(asked.number, size) is asked
+        waiting.append(size)
+        assert sum(waiting) <= 2 * PARTS + PART_COST
+
+
+def test_parts_that_nobody_granted_are_refused() -> None:
+    asking = Asking()
+    asked = asking.ask(Says.STREAM, 0, math.inf, None)
+    assert asking.part(asked.number, 2 * PARTS) is asked
+    with pytest.raises(WireError, match="not granted"):
+        asking.part(asked.number, 0)
+    call = asking.ask(Says.CALL, 0, math.inf, None)
+    with pytest.raises(WireError, match="no stream"):
+        asking.part(call.number, 0)
