@@ -27,8 +27,8 @@ _HOME = {
     "aiodist.ddp": "GradientSync",
     "aiodist.errors": """
         AiodistError AuthenticationError BackendUnavailable CollectiveMismatch CollectiveTimeout Evicted
-        GroupAborted GroupBroken GroupClosed LeaseLost PeerClosed PeerLost QuorumLost RendezvousError
-        RendezvousTimeout StoreFull StoreReplaced Tampered UsageError WireError
+        ForgottenAwait GroupAborted GroupBroken GroupClosed LeaseLost PeerClosed PeerLost QuorumLost
+        RendezvousError RendezvousTimeout StoreFull StoreReplaced Tampered UsageError WireError
     """,
     "aiodist.functional.collectives": """
         all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
-import gc
 import inspect
 import re
 from pathlib import Path
@@ -32,7 +30,7 @@ def blocks(page: str) -> list[Any]:
     for match in FENCE.finditer(text):
         if match[1] not in SCRIPTS:
             line = text[: match.start(2)].count("\n")
-            found.append(pytest.param(page, line, match[2], match[1] == " warns", id=f"{page}:{line}"))
+            found.append(pytest.param(page, line, match[2], id=f"{page}:{line}"))
     return found
 
 
@@ -42,10 +40,8 @@ def scripts(page: str) -> dict[str, str]:
     return {match[1].strip(): match[2] for match in FENCE.finditer(text) if match[1] in SCRIPTS}
 
 
-@pytest.mark.parametrize(
-    ("page", "line", "code", "warns"), [*blocks("work.md"), *blocks("porting-from-torch.md")]
-)
-async def test_block(page: str, line: int, code: str, warns: bool) -> None:
+@pytest.mark.parametrize(("page", "line", "code"), [*blocks("work.md"), *blocks("porting-from-torch.md")])
+async def test_block(page: str, line: int, code: str) -> None:
     compiled = compile("\n" * line + code, str(DOCS / page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
     async def main(pg: ProcessGroup) -> None:
@@ -56,10 +52,7 @@ async def test_block(page: str, line: int, code: str, warns: bool) -> None:
         if inspect.iscoroutine(made):
             await made
 
-    expected = pytest.warns(RuntimeWarning, match="was never awaited") if warns else contextlib.nullcontext()
-    with expected:
-        await run_cluster(2, main)
-        gc.collect()
+    await run_cluster(2, main)
 
 
 def run_script(path: Path, port: int) -> list[str]:

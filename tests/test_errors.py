@@ -17,6 +17,7 @@ from aiodist.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     Evicted,
+    ForgottenAwait,
     GroupAborted,
     GroupBroken,
     PeerClosed,
@@ -181,10 +182,11 @@ EVERY: list[AiodistError] = [
     *(error.during("all_reduce", 7, "world") for error, _, _ in BROKEN),
     RendezvousTimeout("rank 2 did not come", missing=[2], hint="Start it"),
     PeerClosed([2, 1]),
+    ForgottenAwait([("barrier", "train.py", 7, 3)]),
     *(
         kind("what happened", hint="what to do")
         for kind in (vars(errors)[name] for name in drawn())
-        if not issubclass(kind, GroupBroken | RendezvousTimeout | PeerClosed)
+        if not issubclass(kind, GroupBroken | RendezvousTimeout | PeerClosed | ForgottenAwait)
     ),
 ]
 

@@ -37,7 +37,8 @@ class ProcessGroup:
 
     All operations take
         timeout: seconds, or a timedelta; None takes the group's. When it passes, the group breaks.
-        async_op: False says "I await it here": a Work dropped un-awaited warns. True: "I hold the handle".
+        async_op: False says "I await it here": a Work dropped un-awaited is an error at the group's end.
+            True: "I hold the handle".
     and raise
         UsageError: at the call, before anything is sent and without taking a number.
         GroupClosed: at the call, after `aclose`.
@@ -625,6 +626,7 @@ class ProcessGroup:
         group that was rebuilt closes its successor, so that one `async with` holds through all epochs.
 
         Raises:
+            ForgottenAwait: operations were never awaited; see `Work`. Everything is closed all the same.
             GroupBroken: the group, or one closed with it, broke while operations were in flight, and nobody
                 has awaited any of those that failed. Everything is closed all the same. Any other error of an
                 operation that nobody awaited, likewise. After an `abort` of this process nothing is raised.

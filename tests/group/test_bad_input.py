@@ -134,14 +134,3 @@ async def test_closed_group_is_refused() -> None:
             child.barrier()
 
     await run_cluster(2, main)
-
-
-async def test_un_awaited_work_warns_and_a_held_one_does_not() -> None:
-    async def main(pg: ProcessGroup) -> None:
-        with pytest.warns(RuntimeWarning, match="barrier #1 was never awaited"):
-            pg.barrier()
-            await pg.drain()
-        pg.barrier(async_op=True)
-        await pg.drain()
-
-    await run_cluster(1, main)
