@@ -220,7 +220,8 @@ class Call:
         """The call as a user writes it: 'all_reduce(float32[3, 4], SUM)'."""
         if self.kind in (Kind.barrier, Kind.new_group):
             return f"{self.kind.name}({self.detail})"
-        parts = [f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"]
+        extents = ", ".join(map(str, self.shape))
+        parts = [f"{self.dtype.name}[{extents}]" if self.shape else f"a single {self.dtype.name}"]
         if self.reduce is not None:
             parts.append(self.reduce.name)
         if self.root != NO_ROOT:

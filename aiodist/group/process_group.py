@@ -18,6 +18,7 @@ from aiodist.group import arguments as check
 from aiodist.group.batch import Batch
 from aiodist.group.changes import Changes
 from aiodist.group.core import GroupCore
+from aiodist.group.entering import Entering
 from aiodist.group.objects import Objects
 from aiodist.group.requests import Op, exchange, receiving, request, sending
 from aiodist.group.subgroups import Subgroups
@@ -565,7 +566,7 @@ class ProcessGroup:
         timeout: Timeout = None,
         name: str = "",
         use_local_synchronization: bool = False,
-    ) -> Awaitable[Self | None]:
+    ) -> Entering[Self | None]:
         """Make a group of some of this group's ranks. All members of this group call it, in the same order.
 
         It takes its number in the call, like every collective, and returns when all have called.
@@ -577,13 +578,14 @@ class ProcessGroup:
             use_local_synchronization: only the new group's members call, and wait for each other alone.
 
         Returns:
-            An awaitable of the new group; of None on ranks that are no members.
+            What gives the new group when it is awaited or entered (`async with`); None on ranks that are no
+            members.
         """
-        return self._subgroups.new_group(ranks, timeout, name, use_local_synchronization)
+        return Entering(self._subgroups.new_group(ranks, timeout, name, use_local_synchronization))
 
     def split(
         self, color: int | None, key: int = 0, *, timeout: Timeout = None, name: str = ""
-    ) -> Awaitable[Self | None]:
+    ) -> Entering[Self | None]:
         """Divide the group: ranks that give the same color form a group. All members call it.
 
         Args:
@@ -593,9 +595,10 @@ class ProcessGroup:
             name: for people.
 
         Returns:
-            An awaitable of this rank's new group; of None where `color` is None.
+            What gives this rank's new group when it is awaited or entered (`async with`); None where `color`
+            is None.
         """
-        return self._subgroups.split(color, key, timeout, name)
+        return Entering(self._subgroups.split(color, key, timeout, name))
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
 
