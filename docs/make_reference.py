@@ -97,7 +97,7 @@ SECTIONS = {
         """
         AiodistError UsageError RendezvousError RendezvousTimeout AuthenticationError
         StoreReplaced StoreFull LeaseLost GroupClosed PeerClosed GroupBroken
-        PeerLost CollectiveTimeout CollectiveMismatch GroupAborted Tampered Evicted
+        PeerLost CollectiveTimeout CollectiveMismatch GroupAborted Tampered Evicted ForgottenAwait
         QuorumLost WireError BackendUnavailable
         """
     ),

@@ -119,7 +119,9 @@ def request(
         return Request(kind, NO_DATA)
     counts = None if sizes is None else check.counts(sizes, here.size, "sizes")
     renew: Callable[[Any], Any] | None = None
-    if out is None and not names.listed:
+    if not (roles.cut or roles.gets(here.rank, member)):
+        pass  # it is only read here
+    elif out is None and not names.listed:
         tensor, renew = _renewed(tensor, names.tensor, written=not roles.cut)
     elif roles.source is Parts.EACH and roles.root_gives:  # scatter's `out` is what all ranks pass
         out, renew = _renewed(out, names.out, written=True)
@@ -139,7 +141,12 @@ def _renewed(tensor: Any, name: str, written: bool) -> tuple[Any, Callable[[Any]
     if renew is None:
         return tensor, None
     array = check.readable(tensor, name)
-    return (np.array(array) if written else array), renew
+    try:
+        return (np.array(array) if written else array), renew
+    except MemoryError:
+        raise UsageError(
+            f"no memory for a new value of {name}: {array.nbytes} bytes", hint="Pass a writable array"
+        ) from None
 
 
 def _made(

@@ -62,7 +62,7 @@ async def test_it_is_raised_at_the_end_with_its_line_and_count(
             await group.aclose()
         ((op, file, line, count),) = caught.value.origins
         assert op.startswith("all_") and count == 3
-        assert (file, line) == (__file__, forget.__code__.co_firstlineno + 1)  # type: ignore[attr-defined]
+        assert (file, line) == (__file__, forget.__code__.co_firstlineno + 1)
         await group.aclose()  # said once
 
     await run_cluster(2, main)
