@@ -71,7 +71,7 @@ def __getattr__(name: str) -> object:
         return import_module(f"aiodist.{name}")
     module = _MODULE_OF.get(name)
     if module is None:
-        torchs = "" if name.startswith("_") else import_module("aiodist.torch_names").hint(name)
+        torchs = "" if name.startswith("_") else import_module("aiodist.torch_names").hint(name, _MODULE_OF)
         raise AttributeError(f"module 'aiodist' has no attribute {name!r}{torchs}")
     found: object = getattr(import_module(module), name)
     globals()[name] = found

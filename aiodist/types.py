@@ -100,10 +100,14 @@ def check_dtype(dtype: np.dtype[np.generic]) -> int:
     return code
 
 
+_WORDS = {"MEAN": "AVG", "AVERAGE": "AVG", "ADD": "SUM", "MUL": "PRODUCT", "PROD": "PRODUCT"}
+
+
 def _name_like(op: object) -> str:
     """The name of an op of ours that another library's op bears, as torch's do."""
     try:
-        name = getattr(op, "name", None)
+        name = op.upper() if isinstance(op, str) else getattr(op, "name", None)
+        name = _WORDS.get(name, name) if isinstance(name, str) else name
     except Exception:  # whatever it is
         name = None
     return name if isinstance(name, str) and name in ReduceOp.__members__ else "SUM"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
+
+from aiodist.torch_names import argument_hint
 
 G = TypeVar("G")
 P = ParamSpec("P")
@@ -57,8 +60,17 @@ class Entering(Coroutine[Any, Any, G], AbstractAsyncContextManager[G, None]):
 def entered(function: Callable[P, Coroutine[Any, Any, G]]) -> Callable[P, Entering[G]]:
     """Have a coroutine function that makes a group return what can be entered, too."""
 
+    known = inspect.signature(function).parameters
+
     @functools.wraps(function)
     def enter(*args: P.args, **kwargs: P.kwargs) -> Entering[G]:
-        return Entering(function(*args, **kwargs))
+        try:
+            making = function(*args, **kwargs)
+        except TypeError as error:
+            meant = argument_hint(kwargs, known)
+            if not meant:
+                raise
+            raise TypeError(f"{str(error).partition('. Did you')[0]}{meant}") from None
+        return Entering(making)
 
     return enter

@@ -29,6 +29,10 @@ from aiodist.work import Work
 _ALL_REDUCE = Kind.all_reduce
 
 
+def _with_sender(sender: int, obj: Any) -> tuple[int, Any]:
+    return sender, obj
+
+
 class ProcessGroup:
     """A fixed set of processes that communicate. Made by `init_process_group` and `new_group`.
 
@@ -510,6 +514,22 @@ class ProcessGroup:
             → the object.
         """
         return self._objects.recv(src, tag, allow_pickle, timeout, async_op)
+
+    def recv_object_from(
+        self,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        allow_pickle: bool = False,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[tuple[int, Any]]:
+        """Receive an object as `recv_object` does, and say who sent it.
+
+        Returns:
+            → the sender's group rank, and the object.
+        """
+        return self._objects.receive(src, tag, allow_pickle, timeout, async_op, _with_sender)
 
     # ── batches, memory ──────────────────────────────────────────────────────────────────────────────
 
