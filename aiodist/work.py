@@ -189,7 +189,6 @@ class Work(Generic[T]):
         result: Any = None,
         seq: int | None = None,
         noted: Entry | None = None,
-        origin: Entry | None = None,
     ) -> None:
         """Make the handle.
 
@@ -201,7 +200,6 @@ class Work(Generic[T]):
             result: what the operation gives if it ends well, where that is known.
             seq: the number, where `call` is only one like it.
             noted: how the operation is written down (`Track.note`); None: it is made of others, which are.
-            origin: how the first of those is written down.
         """
         self._issuer = issuer
         self._call = call
@@ -217,7 +215,7 @@ class Work(Generic[T]):
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._take_back: Callable[[], None] | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
-        self._origin: Entry | None = noted or origin
+        self._origin = noted
 
     @property
     def group(self) -> Any:
@@ -524,6 +522,10 @@ class Work(Generic[T]):
     def _forget_failure(self) -> None:
         """Note no failure any more: nobody wants the result."""
         self._issuer = Issuer(self._issuer.loop, self._issuer.track, None, self._issuer.group)
+
+    def _begins_with(self, first: Work[Any]) -> None:
+        """Note the first of the operations that it is made of: the line that issued both."""
+        self._origin = first._origin
 
     def _not_begun(self, what: str) -> UsageError:
         return UsageError(

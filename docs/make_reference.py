@@ -37,7 +37,8 @@ CLASSES = {
         """
         all_reduce broadcast reduce all_gather reduce_scatter gather scatter all_to_all
         barrier monitored_barrier send recv
-        all_gather_object gather_object broadcast_object scatter_object send_object recv_object recv_object_from
+        all_gather_object gather_object broadcast_object scatter_object send_object
+        recv_object recv_object_from
         coalesce empty new_group split drain issued_count statistics abort aclose
         check_rebuild rebuild shrink grow agree pending_joins newcomers_here
         """

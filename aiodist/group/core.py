@@ -476,7 +476,8 @@ class GroupCore:
             rest: waits for it, carries out the others, and gives the result.
             async_op: the user's.
         """
-        work: Work[Any] = Work(self.issuer, first.call, async_op, origin=first._origin)
+        work = self.work(first.call, async_op)
+        work._begins_with(first)
         self.batches.follow(first, work, partial(self._steps.carry_out, work, rest))
         return work
 

@@ -119,14 +119,16 @@ def request(
         return Request(kind, NO_DATA)
     counts = None if sizes is None else check.counts(sizes, here.size, "sizes")
     renew: Callable[[Any], Any] | None = None
-    if not (roles.cut or roles.gets(here.rank, member)):
-        pass  # it is only read here
-    elif out is None and not names.listed:
-        tensor, renew = _renewed(tensor, names.tensor, written=not roles.cut)
-    elif roles.source is Parts.EACH and roles.root_gives:  # scatter's `out` is what all ranks pass
-        out, renew = _renewed(out, names.out, written=True)
+    of_scatter = roles.source is Parts.EACH and roles.root_gives  # whose `out` is what all ranks pass
+    lead = out if of_scatter else tensor
+    plain = type(lead) is np.ndarray and lead.flags.writeable  # as usual: no more is asked of it
+    if not (plain or names.listed) and (roles.cut or roles.gets(here.rank, member)):
+        if of_scatter:
+            out, renew = _renewed(out, names.out, written=True)
+        elif out is None:
+            tensor, renew = _renewed(tensor, names.tensor, written=not roles.cut)
     made = _made(kind, here, tensor, out, member, counts, op, names)
-    if made.result is not None:
+    if renew is not None and made.result is not None:
         made.convert = renew
     return made
 
