@@ -27,6 +27,13 @@ def renewal(obj: Any) -> Callable[[Array], Any] | None:
         return _scalar
     if isinstance(obj, bool | int | float | complex):
         return _number
+    try:
+        return _foreign(obj)
+    except Exception:  # whatever foreign objects raise when they are asked: `view` says what is wrong
+        return None
+
+
+def _foreign(obj: Any) -> Callable[[Array], Any] | None:
     if torch_of(obj) or not hasattr(obj, "__dlpack__"):
         return None
     jax: Any = sys.modules.get("jax")  # a program that holds such an array has imported it
