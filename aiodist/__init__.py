@@ -27,9 +27,9 @@ _HOME = {
     "aiodist.ddp": "GradientSync",
     "aiodist.errors": """
         AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallUnknown
-        CollectiveMismatch CollectiveTimeout Evicted GroupAborted GroupBroken GroupClosed LeaseLost
-        PeerClosed PeerLost QuorumLost RemoteError RendezvousError RendezvousTimeout StoreFull StoreReplaced
-        Tampered UsageError WireError
+        CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted GroupBroken GroupClosed
+        LeaseLost PeerClosed PeerLost QuorumLost RemoteError RendezvousError RendezvousTimeout StoreFull
+        StoreReplaced Tampered UsageError WireError
     """,
     "aiodist.functional.collectives": """
         all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single
@@ -72,7 +72,7 @@ def __getattr__(name: str) -> object:
         return import_module(f"aiodist.{name}")
     module = _MODULE_OF.get(name)
     if module is None:
-        torchs = "" if name.startswith("_") else import_module("aiodist.torch_names").hint(name)
+        torchs = "" if name.startswith("_") else import_module("aiodist.torch_names").hint(name, _MODULE_OF)
         raise AttributeError(f"module 'aiodist' has no attribute {name!r}{torchs}")
     found: object = getattr(import_module(module), name)
     globals()[name] = found

@@ -14,6 +14,7 @@ from aiodist.errors import CallUnknown as CallUnknown
 from aiodist.errors import CollectiveMismatch as CollectiveMismatch
 from aiodist.errors import CollectiveTimeout as CollectiveTimeout
 from aiodist.errors import Evicted as Evicted
+from aiodist.errors import ForgottenAwait as ForgottenAwait
 from aiodist.errors import GroupAborted as GroupAborted
 from aiodist.errors import GroupBroken as GroupBroken
 from aiodist.errors import GroupClosed as GroupClosed

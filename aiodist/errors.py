@@ -23,6 +23,7 @@
     │   ├── CallUnknown                  … it may have run, or may run in part; nobody knows
     │   │   └── CallTimeout (TimeoutError)   … when its time was over
     │   └── RemoteError                  … the handler raised; carries the name of the type, and the text
+    ├── ForgottenAwait                   operations were never awaited; says which, and at which lines
     ├── WireError                        bytes that are not this protocol
     └── BackendUnavailable               the backend's library or hardware is not here
 
@@ -104,6 +105,30 @@ def _restore(kind: type[AiodistError], args: tuple[Any, ...], state: dict[str, A
 
 class UsageError(AiodistError, ValueError):
     """The call has no meaning as it stands. Raised before anything is sent; no number was taken."""
+
+
+class ForgottenAwait(AiodistError):
+    """Operations were neither awaited nor held nor drained: what was read of their tensors may be wrong.
+
+    Raised when the group is closed. Where another error ends it, that one carries this text as a note.
+
+    Attributes:
+        origins: (operation, file, line, how often) of each line that forgot; the file is '' where no line of
+            the program issued it.
+    """
+
+    def __init__(self, origins: Sequence[tuple[str, str, int, int]]) -> None:
+        self.origins = tuple(origins)
+        super().__init__(
+            f"never awaited: {'; '.join(_forgotten(*origin) for origin in origins[:10])}"
+            + (f"; and {len(origins) - 10} more lines" if len(origins) > 10 else ""),
+            hint="Write `await` before the call, or async_op=True to hold its handle",
+        )
+
+
+def _forgotten(op: str, file: str, line: int, count: int) -> str:
+    times = "" if count == 1 else f" ({count} times)"
+    return f"{op} at {file}:{line}{times}" if file else f"{op}, issued by no line of the program{times}"
 
 
 class RendezvousError(AiodistError):

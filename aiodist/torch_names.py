@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection, Mapping
+
 _AVAILABLE = "is_backend_available('{}')"
 _COALESCE = "`async with pg.coalesce():`"
 _SPLIT = "`await pg.split(color, key)` or new_subgroups: rows and columns are groups"
@@ -31,6 +34,38 @@ HERE = {
 """torch's name → ours, and how it is used."""
 
 
-def hint(name: str) -> str:
-    """The name to write for one that is not here, for the end of a sentence; '' for names of nobody."""
-    return f"; torch's {name} is here {HERE[name]}" if name in HERE else ""
+ARGUMENTS = {
+    **dict.fromkeys(("world", "size", "nprocs", "num_processes", "n", "np"), "world_size"),
+    **dict.fromkeys(("url", "address", "addr", "init", "method"), "init_method"),
+    **dict.fromkeys(("process_id", "rank_id", "my_rank"), "rank"),
+    **dict.fromkeys(("name", "group"), "group_name"),
+    **dict.fromkeys(("device", "gpu"), "device_id"),
+}
+"""A word for an argument of `init_process_group` → ours."""
+
+
+def hint(name: str, known: Collection[str] = ()) -> str:
+    """The name to write for one that is not here, for the end of a sentence; '' for names of nobody.
+
+    Args:
+        known: names that are here.
+    """
+    if name in HERE:
+        return f"; torch's {name} is here {HERE[name]}"
+    close = _closest(name, known)
+    return f"; did you mean {close}?" if close else ""
+
+
+def argument_hint(names: Collection[str], known: Collection[str]) -> str:
+    """The same for the names of arguments, some of which nobody knows."""
+    unknown = [name for name in names if name not in known]
+    meant = [ARGUMENTS.get(name, "") or _closest(name, known) for name in unknown]
+    found = [name for name in meant if name in known]
+    return f"; did you mean {' and '.join(f'{name}=' for name in found)}?" if found else ""
+
+
+def _closest(name: str, known: Collection[str]) -> str:
+    """The known name that was meant, perhaps: the same but for case and underscores, or nearly so."""
+    plain: Mapping[str, str] = {one.replace("_", "").lower(): one for one in known}
+    spelled = name.replace("_", "").lower()
+    return next((plain[one] for one in difflib.get_close_matches(spelled, plain, 1, 0.75)), "")

@@ -100,10 +100,14 @@ def check_dtype(dtype: np.dtype[np.generic]) -> int:
     return code
 
 
+_WORDS = {"MEAN": "AVG", "AVERAGE": "AVG", "ADD": "SUM", "MUL": "PRODUCT", "PROD": "PRODUCT"}
+
+
 def _name_like(op: object) -> str:
     """The name of an op of ours that another library's op bears, as torch's do."""
     try:
-        name = getattr(op, "name", None)
+        name = op.upper() if isinstance(op, str) else getattr(op, "name", None)
+        name = _WORDS.get(name, name) if isinstance(name, str) else name
     except Exception:  # whatever it is
         name = None
     return name if isinstance(name, str) and name in ReduceOp.__members__ else "SUM"
@@ -220,7 +224,8 @@ class Call:
         """The call as a user writes it: 'all_reduce(float32[3, 4], SUM)'."""
         if self.kind in (Kind.barrier, Kind.new_group):
             return f"{self.kind.name}({self.detail})"
-        parts = [f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"]
+        extents = ", ".join(map(str, self.shape))
+        parts = [f"{self.dtype.name}[{extents}]" if self.shape else f"a single {self.dtype.name}"]
         if self.reduce is not None:
             parts.append(self.reduce.name)
         if self.root != NO_ROOT:

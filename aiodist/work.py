@@ -17,8 +17,8 @@ from threading import get_ident
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from aiodist.callers import calling_line, warn_of_line
 from aiodist.errors import GroupBroken, UsageError
+from aiodist.forgotten import Forgotten, Origin
 from aiodist.net.turn import Turn
 from aiodist.recorder import Entry, Pending, Track
 from aiodist.timeouts import seconds
@@ -106,11 +106,10 @@ class Issuer:
         turn: the present turn of the loop.
         thread, running: the loop's thread, and whether it runs: in that thread no other does, then.
         track: where their operations are written down.
-        traces: whether Works note the lines that made them, which costs 2 to 10 % of a small operation: in
-            asyncio's debug mode, and once one was dropped that nobody had awaited.
+        forgotten: those whose handles were dropped un-awaited.
     """
 
-    __slots__ = ("failures", "group", "loop", "running", "thread", "traces", "track", "trouble", "turn")
+    __slots__ = ("failures", "forgotten", "group", "loop", "running", "thread", "track", "trouble", "turn")
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class Issuer:
         self.trouble: Callable[[int], str] = _no_trouble
         self.thread = get_ident()
         self.running = loop.is_running
-        self.traces = loop.get_debug()
+        self.forgotten = Forgotten(loop)
 
     def here(self) -> bool:
         """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
@@ -152,7 +151,9 @@ class Work(Generic[T]):
     `await work` gives the result. Until then the operation borrows the tensors that it was given: do not
     write to them, nor read those that it writes, before the Work is done, also if your await was
     cancelled. The Work keeps them alive. A Work that fails has stopped touching them. A failure that nobody
-    is told, by `await`, `result` or `exception`, is raised when the group is closed.
+    is told, by `await`, `result` or `exception`, is raised when the group is closed. A Work that
+    is dropped and was neither awaited, nor held (`async_op=True`), nor followed by `drain`, is a forgotten
+    await: closing the group raises `ForgottenAwait`.
 
     Attributes:
         op: the operation's name, 'all_reduce'.
@@ -170,8 +171,8 @@ class Work(Generic[T]):
         "_error",
         "_held_back",
         "_issuer",
-        "_line",
         "_noted",
+        "_origin",
         "_result",
         "_seq",
         "_state",
@@ -214,7 +215,7 @@ class Work(Generic[T]):
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._take_back: Callable[[], None] | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
-        self._line = calling_line() if issuer.traces and not held else None
+        self._origin = noted
 
     @property
     def group(self) -> Any:
@@ -431,15 +432,10 @@ class Work(Generic[T]):
         return f"<Work {self.op} #{self.seq} {state}>"
 
     def __del__(self) -> None:
-        if not self._awaited:
-            self._issuer.traces = True
-            warn_of_line(
-                f"{self.op} #{self.seq} was never awaited; write `await` before the call, "
-                "or async_op=True to hold its handle",
-                self._line,
-                "PYTHONASYNCIODEBUG=1 shows the line",
-                self,
-            )
+        if not self._awaited and not isinstance(self._error, GroupBroken):
+            issuer, now = self._issuer, self._issuer.track.now()
+            *_, line, issued = self._origin or (0, now)
+            issuer.forgotten.note(Origin(self.op, *issuer.track.lines.place(line)), issued, now)
 
     # ── for the one who carries it out ───────────────────────────────────────────────────────────────
 
@@ -530,6 +526,10 @@ class Work(Generic[T]):
     def _forget_failure(self) -> None:
         """Note no failure any more: nobody wants the result."""
         self._issuer = Issuer(self._issuer.loop, self._issuer.track, None, self._issuer.group)
+
+    def _begins_with(self, first: Work[Any]) -> None:
+        """Note the first of the operations that it is made of: the line that issued both."""
+        self._origin = first._origin
 
     def _not_begun(self, what: str) -> UsageError:
         return UsageError(

@@ -32,7 +32,7 @@ FLOORS: list[set[str]] = [
     {"environment", "wire", "schedules"},
     {"types"},
     {"roles"},
-    {"timeouts", "callers", "torch_names"},
+    {"timeouts", "callers", "forgotten", "torch_names"},
     {"errors"},
     {"sanitize", "terminal"},
 ]

@@ -21,6 +21,7 @@ from aiodist.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     Evicted,
+    ForgottenAwait,
     GroupAborted,
     GroupBroken,
     PeerClosed,
@@ -186,6 +187,7 @@ EVERY: list[AiodistError] = [
     *(error.during("all_reduce", 7, "world") for error, _, _ in BROKEN),
     RendezvousTimeout("rank 2 did not come", missing=[2], hint="Start it"),
     PeerClosed([2, 1]),
+    ForgottenAwait([("barrier", "train.py", 7, 3)]),
     *(
         kind(2, "lookup", "why", hint="what to do")
         for kind in (CallError, CallNotRun, CallUnknown, CallTimeout)
@@ -194,7 +196,7 @@ EVERY: list[AiodistError] = [
     *(
         kind("what happened", hint="what to do")
         for kind in (vars(errors)[name] for name in drawn())
-        if not issubclass(kind, GroupBroken | RendezvousTimeout | PeerClosed | CallError)
+        if not issubclass(kind, GroupBroken | RendezvousTimeout | PeerClosed | CallError | ForgottenAwait)
     ),
 ]
 

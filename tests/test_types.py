@@ -76,7 +76,7 @@ F32 = np.dtype(np.float32)
     ("call", "words"),
     [
         (Call(Kind.all_reduce, 0, F32, (3, 4), ReduceOp.SUM), "all_reduce(float32[3, 4], SUM)"),
-        (Call(Kind.broadcast, 0, F32, (), None, 2), "broadcast(float32[], src=2)"),
+        (Call(Kind.broadcast, 0, F32, (), None, 2), "broadcast(a single float32, src=2)"),
         (Call(Kind.reduce, 0, F32, (5,), ReduceOp.MAX, 1), "reduce(float32[5], MAX, dst=1)"),
         (Call(Kind.send, 0, F32, (5,), None, 1), "send(float32[5], dst=1)"),
         (Call(Kind.recv, 0, F32, (5,), None, 1), "recv(float32[5], src=1)"),

@@ -12,8 +12,21 @@ from aiodist.environment import switch
 from aiodist.errors import UsageError
 
 # mpirun's words for it, and those of other launchers and of torch.
-_WORKERS = ("-n", "-np", "--np", "--nprocs", "--num-procs", "--num-processes", "--world-size")
-_HABITS = dict.fromkeys(_WORKERS, "--nproc-per-node") | {"--num-machines": "--nnodes"}
+_WORKERS = (
+    *("-n", "-np", "-p", "--np", "--nprocs", "--procs", "--nproc", "--num-procs", "--num-processes"),
+    *("--processes", "--world-size", "--size", "--ranks", "--num-ranks", "--workers", "--nworkers"),
+    *(
+        "--num-workers",
+        "--nprocs-per-node",
+        "--num-procs-per-node",
+        "--ntasks",
+        "--ntasks-per-node",
+        "--gpus",
+    ),
+)
+_HABITS = dict.fromkeys(_WORKERS, "--nproc-per-node") | dict.fromkeys(
+    ("-N", "--num-machines", "--num-nodes", "--nodes"), "--nnodes"
+)
 
 
 DESCRIBE = "\0describe"

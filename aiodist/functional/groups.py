@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from aiodist.errors import UsageError, shown
@@ -10,6 +10,7 @@ from aiodist.functional.handles import Group, GroupMember, NonMember, group_rank
 from aiodist.group import ProcessGroup
 from aiodist.group import arguments as check
 from aiodist.group.default import default_group
+from aiodist.group.entering import Entering
 from aiodist.group.requests import given
 from aiodist.timeouts import Timeout, seconds
 
@@ -39,7 +40,7 @@ def new_group(
     group_desc: str | None = None,
     device_id: Any = None,
     sort_ranks: bool = True,
-) -> Coroutine[Any, Any, Made]:
+) -> Entering[Made]:
     """Make a group of some of the world's ranks; all ranks of the world call it, in the same order.
 
     Args:
@@ -52,7 +53,7 @@ def new_group(
         sort_ranks: must be True: members are in ascending order.
 
     Returns:
-        An awaitable of the group, or of `GroupMember.NON_GROUP_MEMBER`.
+        What gives the group, or `GroupMember.NON_GROUP_MEMBER`, when it is awaited or entered.
     """
     world = default_group()
     _check_backend(world, backend)
@@ -60,15 +61,14 @@ def new_group(
         raise UsageError("sort_ranks=False is not supported", hint="Order ranks by `split(color, key)`")
     chosen = check.members(ranks, world.size)
     if use_local_synchronization and world.rank not in chosen:
-        return _outside()
-    return _named(
-        world.new_group(
-            chosen,
-            timeout=timeout,
-            name=check.text(group_desc, "group_desc"),
-            use_local_synchronization=use_local_synchronization,
-        )
+        return Entering(_outside())
+    making = world.new_group(
+        chosen,
+        timeout=timeout,
+        name=check.text(group_desc, "group_desc"),
+        use_local_synchronization=use_local_synchronization,
     )
+    return Entering(_named(making))
 
 
 async def _outside() -> Made:

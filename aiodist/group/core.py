@@ -27,6 +27,7 @@ from aiodist.errors import (
     PeerLost,
     UsageError,
 )
+from aiodist.forgotten import Origin, error_of
 from aiodist.group import arguments as check
 from aiodist.group.batch import Batches
 from aiodist.group.composed import Steps
@@ -212,11 +213,20 @@ class GroupCore:
 
     async def drain(self) -> None:
         """See `ProcessGroup.drain`."""
+        await self.settle()
+        self.issuer.forgotten.drained(self._track.now())
+
+    async def settle(self) -> None:
+        """Do the same, where the program has not asked for it: a forgotten await stays one."""
         if self.batches.mine():
             raise UsageError(
                 "drain() inside coalesce() would wait for what begins at its end",
                 hint="Leave the block first",
             )
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        """Return when nothing is in flight."""
         await self._flight.drain()
         while tasks := self._steps.pending():
             await asyncio.wait(tasks)
@@ -228,10 +238,11 @@ class GroupCore:
             over = GroupBroken(f"epoch {self.roster.epoch} has ended", hint="Make the group anew")
             self.break_group(over, tell=False)
         self.failures.forget()
-        await self.drain()
+        await self._end_all()
 
     def succeed(self, old: GroupCore) -> None:
         """Take the place of an earlier epoch's group: closing that one, or one before it, closes this one."""
+        self.issuer.forgotten = old.issuer.forgotten
         self.lineage = old.lineage
         self.lineage.latest = self
 
@@ -255,7 +266,7 @@ class GroupCore:
             # Peers may wait in any group: a world that ends by an exception takes all with it.
             for group in self._ending():
                 group.abort(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-        await self.aclose()
+        await self._close_all(error)
 
     async def aclose(self) -> None:
         """See `ProcessGroup.aclose`."""
@@ -263,15 +274,33 @@ class GroupCore:
         if latest is not self:
             await latest.aclose()
             return
+        await self._close_all(sys.exception())
+
+    async def _close_all(self, leaving: BaseException | None) -> None:
+        """Close the group and all that end with it, and raise what nobody was told.
+
+        Args:
+            leaving: the error that the program handles or leaves by: a note tells of forgotten awaits then,
+                and no error of theirs takes its place.
+        """
         groups = self._ending()
         await self.close()
         if any(group.failures for group in groups):
             await asyncio.sleep(0)  # awaiting tasks are woken in this turn of the loop
-        errors = [group.failures.take() for group in groups]
-        for error in errors:
-            if error is not None:
-                error.add_note("Raised by aclose(): nobody awaited the operation that failed.")
-                raise error.with_traceback(None)
+        forgotten: dict[Origin, int] = {}
+        for group in groups:
+            forgotten |= group.issuer.forgotten.take()
+            group.issuer.forgotten.end(excused=leaving is not None)
+        wrong = error_of(forgotten)
+        failures = [failure for group in groups if (failure := group.failures.take()) is not None]
+        for error in (*failures[:1], *([] if leaving is None else [leaving])):
+            if wrong is not None:
+                error.add_note(f"Beside this: {wrong}")
+        if failures:
+            failures[0].add_note("Raised by aclose(): nobody awaited the operation that failed.")
+            raise failures[0].with_traceback(None)
+        if wrong is not None and leaving is None:
+            raise wrong
 
     async def close(self) -> None:
         """Close this epoch's group, and all that end with it; raise none of their failures."""
@@ -289,7 +318,7 @@ class GroupCore:
                         await group.close()
                 self.backend.close_receives(self._closed_here)
                 self._flight.bound(self.timeout)
-                await self.drain()
+                await self._end_all()
             except asyncio.CancelledError:
                 for group in self._ending():
                     group.abort("closing the group was cancelled")
@@ -459,6 +488,7 @@ class GroupCore:
             async_op: the user's.
         """
         work = self.work(first.call, async_op)
+        work._begins_with(first)
         self.batches.follow(first, work, partial(self._steps.carry_out, work, rest))
         return work
 

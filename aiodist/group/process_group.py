@@ -19,6 +19,7 @@ from aiodist.group.batch import Batch
 from aiodist.group.calls import Calls
 from aiodist.group.changes import Changes
 from aiodist.group.core import GroupCore
+from aiodist.group.entering import Entering
 from aiodist.group.objects import Objects
 from aiodist.group.requests import Op, exchange, receiving, request, sending
 from aiodist.group.subgroups import Subgroups
@@ -34,6 +35,10 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _with_sender(sender: int, obj: Any) -> tuple[int, Any]:
+    return sender, obj
+
+
 class ProcessGroup:
     """A fixed set of processes that communicate. Made by `init_process_group` and `new_group`.
 
@@ -44,7 +49,8 @@ class ProcessGroup:
     All operations take
 
     - timeout: seconds, or a timedelta; None takes the group's. When it passes, the group breaks.
-    - async_op: False says "I await it here": a Work dropped un-awaited warns. True: "I hold the handle".
+    - async_op: False says "I await it here": a Work dropped un-awaited is an error at the group's end. True:
+      "I hold the handle".
 
     and raise
 
@@ -519,6 +525,22 @@ class ProcessGroup:
         """
         return self._objects.recv(src, tag, allow_pickle, timeout, async_op)
 
+    def recv_object_from(
+        self,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        allow_pickle: bool = False,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[tuple[int, Any]]:
+        """Receive an object as `recv_object` does, and say who sent it.
+
+        Returns:
+            → the sender's group rank, and the object.
+        """
+        return self._objects.receive(src, tag, allow_pickle, timeout, async_op, _with_sender)
+
     # ── services: calls between two processes ────────────────────────────────────────────────────────
 
     @overload
@@ -694,7 +716,7 @@ class ProcessGroup:
         timeout: Timeout = None,
         name: str = "",
         use_local_synchronization: bool = False,
-    ) -> Awaitable[Self | None]:
+    ) -> Entering[Self | None]:
         """Make a group of some of this group's ranks. All members of this group call it, in the same order.
 
         It takes its number in the call, like every collective, and returns when all have called.
@@ -706,13 +728,14 @@ class ProcessGroup:
             use_local_synchronization: only the new group's members call, and wait for each other alone.
 
         Returns:
-            An awaitable of the new group; of None on ranks that are no members.
+            What gives the new group when it is awaited or entered (`async with`); None on ranks that are no
+            members.
         """
-        return self._subgroups.new_group(ranks, timeout, name, use_local_synchronization)
+        return Entering(self._subgroups.new_group(ranks, timeout, name, use_local_synchronization))
 
     def split(
         self, color: int | None, key: int = 0, *, timeout: Timeout = None, name: str = ""
-    ) -> Awaitable[Self | None]:
+    ) -> Entering[Self | None]:
         """Divide the group: ranks that give the same color form a group. All members call it.
 
         Args:
@@ -722,9 +745,10 @@ class ProcessGroup:
             name: for people.
 
         Returns:
-            An awaitable of this rank's new group; of None where `color` is None.
+            What gives this rank's new group when it is awaited or entered (`async with`); None where `color`
+            is None.
         """
-        return self._subgroups.split(color, key, timeout, name)
+        return Entering(self._subgroups.split(color, key, timeout, name))
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -755,6 +779,7 @@ class ProcessGroup:
         group that was rebuilt closes its successor, so that one `async with` holds through all epochs.
 
         Raises:
+            ForgottenAwait: operations were never awaited; see `Work`. Everything is closed all the same.
             GroupBroken: the group, or one closed with it, broke while operations were in flight, and nobody
                 has awaited any of those that failed. Everything is closed all the same. Any other error of an
                 operation that nobody awaited, likewise. After an `abort` of this process nothing is raised.

@@ -20,7 +20,7 @@ from aiodist.group import arguments as check
 from aiodist.group import lists
 from aiodist.group.roster import Roster
 from aiodist.roles import ROLES, Kind, Parts, Roles
-from aiodist.tensors import check_shape
+from aiodist.tensors import check_shape, renewal
 from aiodist.types import NO_ROOT, Premultiplied, ReduceOp, check_reduction
 
 Op = ReduceOp | Premultiplied
@@ -118,6 +118,51 @@ def request(
     if roles.source is Parts.NONE:
         return Request(kind, NO_DATA)
     counts = None if sizes is None else check.counts(sizes, here.size, "sizes")
+    renew: Callable[[Any], Any] | None = None
+    of_scatter = roles.source is Parts.EACH and roles.root_gives  # whose `out` is what all ranks pass
+    lead = out if of_scatter else tensor
+    plain = type(lead) is np.ndarray and lead.flags.writeable  # as usual: no more is asked of it
+    if not (plain or names.listed) and (roles.cut or roles.gets(here.rank, member)):
+        if of_scatter:
+            out, renew = _renewed(out, names.out, written=True)
+        elif out is None:
+            tensor, renew = _renewed(tensor, names.tensor, written=not roles.cut)
+    made = _made(kind, here, tensor, out, member, counts, op, names)
+    if renew is not None and made.result is not None:
+        made.convert = renew
+    return made
+
+
+def _renewed(tensor: Any, name: str, written: bool) -> tuple[Any, Callable[[Any], Any] | None]:
+    """A tensor that cannot be written as an array to work on, and what makes a new value of the result.
+
+    Args:
+        written: the operation writes to the tensor.
+    """
+    renew = renewal(tensor)
+    if renew is None:
+        return tensor, None
+    array = check.readable(tensor, name)
+    try:
+        return (np.array(array) if written else array), renew
+    except MemoryError:
+        raise UsageError(
+            f"no memory for a new value of {name}: {array.nbytes} bytes", hint="Pass a writable array"
+        ) from None
+
+
+def _made(
+    kind: Kind,
+    here: Roster,
+    tensor: Any,
+    out: Any,
+    member: int,
+    counts: list[int] | None,
+    op: Op | None,
+    names: Names,
+) -> Request:
+    """Make the request of what was checked so far."""
+    roles = ROLES[kind]
     try:
         if counts is not None:
             made = _uneven(kind, here, tensor, out, counts)
@@ -310,6 +355,7 @@ def exchange(
 ) -> Request:
     """Check an all_to_all of one tensor. Arguments as in `ProcessGroup.all_to_all`."""
     size = here.size
+    renew = renewal(tensor) if out is None else None
     try:
         source = check.readable(tensor, "tensor")
     except UsageError as error:
@@ -329,7 +375,7 @@ def exchange(
         check.apart("out", target, "tensor", source)
     received = check.splits(target, out_splits, size, "out", "out_splits")
     check.own_part(sent[here.rank], received[here.rank], "rows")
-    made = Request(Kind.all_to_all, (source.dtype, source.shape), source, target, result)
+    made = Request(Kind.all_to_all, (source.dtype, source.shape), source, target, result, convert=renew)
     if in_splits is not None or out_splits is not None:
         width = math.prod(source.shape[1:])
         made.agreed = (source.dtype, source.shape[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,7 +43,7 @@ class Subgroups:
 
     def new_group(
         self, ranks: Sequence[int] | None, timeout: Timeout, name: str, locally: bool
-    ) -> Awaitable[Any]:
+    ) -> Coroutine[Any, Any, Any]:
         """See `ProcessGroup.new_group`."""
         core, roster = self._core, self._roster
         chosen = check.members(ranks, roster.size)
@@ -59,7 +59,7 @@ class Subgroups:
             core.backend.divide(context, chosen)
         return self._after(work, context, chosen, limit, label or f"{roster.name}.{number}")
 
-    def split(self, color: int | None, key: int, timeout: Timeout, name: str) -> Awaitable[Any]:
+    def split(self, color: int | None, key: int, timeout: Timeout, name: str) -> Coroutine[Any, Any, Any]:
         """See `ProcessGroup.split`."""
         mine = np.array([_NO_COLOR if color is None else _word(color, "color"), _word(key, "key")], np.int64)
         if color is not None and mine[0] < 0:

@@ -36,6 +36,7 @@ class Lines:
         self._beside: dict[int, dict[int, int]] = {}  # of libraries, where no program calls them
         self._codes: list[CodeType] = []
         self._count = 0
+        self._places: list[tuple[str, int]] = [("", 0)]
         self._gate = threading.RLock()  # what collects garbage may run inside
 
     def find(self, frame: FrameType | None) -> int:
@@ -63,6 +64,10 @@ class Lines:
         number = numbers.get(library.f_lasti)
         return self._number(library, numbers) if number is None else number
 
+    def place(self, number: int) -> tuple[str, int]:
+        """The file and the line of a number; ('', 0) of `UNKNOWN`."""
+        return self._places[number]
+
     def _met(self, code: CodeType) -> dict[int, int]:
         """The numbers of code that is seen first."""
         numbers = _STANDS_FOR.get(whose(code.co_filename))
@@ -80,6 +85,7 @@ class Lines:
             number = numbers.get(frame.f_lasti)
             if number is None:
                 number = self._count = self._count + 1
+                self._places.append((frame.f_code.co_filename, frame.f_lineno))
                 self._tell(number, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
                 numbers[frame.f_lasti] = number
             return number

@@ -402,6 +402,10 @@ class Track:
         if not pending[what]:
             pending[what] = self._clock()
 
+    def now(self) -> float:
+        """Seconds of the clock by which operations are noted."""
+        return self._clock()
+
     def end(self, pending: Pending, failed: bool = False) -> None:
         """Note its end."""
         now = self._clock()

@@ -20,6 +20,7 @@ from aiodist.environment import placement, secret, tuning
 from aiodist.errors import BackendUnavailable, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group, find_default, set_default
+from aiodist.group.entering import entered
 from aiodist.rendezvous import Invitation, Store, meet
 from aiodist.rendezvous.meeting_point import says_where
 from aiodist.runtime.beside import beside_others
@@ -59,6 +60,7 @@ def is_torchelastic_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+@entered
 async def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -89,7 +91,8 @@ async def init_process_group(
             the number of devices.
 
     Returns:
-        The world's group, also the default of the running loop. Use it with `async with`, or close it with
+        The world's group, also the default of the running loop. Enter what is
+        returned, `async with init_process_group() as pg`, or await it and close the group with
         `destroy_process_group`.
 
     Raises:

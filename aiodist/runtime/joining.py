@@ -10,6 +10,7 @@ from typing import Any
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import set_default
+from aiodist.group.entering import entered
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, is_deserted, until_deserted
 from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, told_address
@@ -36,6 +37,7 @@ logger = logging.getLogger("aiodist.runtime")
 _PROBE = 2.0  # seconds for a look at whether the store is served already
 
 
+@entered
 async def join(
     backend: str | None = None,
     init_method: str | None = None,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
+from aiodist.forgotten import taken_late
 from aiodist.group.default import find_default
 from aiodist.runtime.elsewhere import current
 
@@ -81,6 +82,9 @@ async def _guarded(main: Coroutine[Any, Any, T]) -> T:
     group = find_default()
     if group is not None:
         await group.aclose()
+    late = taken_late(asyncio.get_running_loop())  # main's variables are gone, and handles with them
+    if late is not None:
+        raise late
     return result
 
 

@@ -1,7 +1,8 @@
 """A NumPy array over the caller's tensor: the memory is shared, never copied.
 
 Accepted are NumPy arrays, PyTorch CPU tensors (torch is never imported here: a caller that holds a
-tensor has imported it), objects with the buffer protocol, `__array_interface__` or DLPack.
+tensor has imported it), objects with the buffer protocol, `__array_interface__` or DLPack; and numbers, which
+have no memory to share, where they are only read.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False
         )
     check_dtype(dtype)
     if writable:
+        if isinstance(obj, bool | int | float | complex | np.generic):
+            raise UsageError(
+                f"{what} is a single {type(obj).__name__}, which cannot be written to",
+                hint=f"Make an array of it first, np.array([{_number(obj)}]), or a torch tensor",
+            )
         _check_writable(array, what)
     return array
 
@@ -89,10 +95,7 @@ def _array_of(obj: Any, what: str, device: bool) -> Array:
     if isinstance(obj, np.ndarray):
         return obj.view(np.ndarray)  # np.matrix, np.memmap… as what they hold
     if isinstance(obj, bool | int | float | complex | np.generic):
-        raise UsageError(
-            f"{what} is a single {type(obj).__name__}, not an array or tensor, and has no memory to share",
-            hint=f"Make an array of it first, np.array([{_number(obj)}]), or a torch tensor",
-        )
+        return _number_array(obj, what)
     if isinstance(obj, str | list | tuple | dict | set) or obj is None:
         raise _no_tensor(obj, what)
     if hasattr(obj, "__cuda_array_interface__"):
@@ -102,6 +105,17 @@ def _array_of(obj: Any, what: str, device: bool) -> Array:
         if array is not None:
             return array
     raise _no_tensor(obj, what)
+
+
+def _number_array(obj: Any, what: str) -> Array:
+    """A number as a read-only array without axes: a float as float64, an int as int64."""
+    if type(obj) is not bool and type(obj) is int and not -(2**63) <= obj < 2**63:
+        raise UsageError(
+            f"{what} is an integer of more than 64 bits", hint=f"Pass float({what}), or send it as an object"
+        )
+    array = np.array(obj, np.int64) if type(obj) is int else np.array(obj)
+    array.flags.writeable = False
+    return array
 
 
 def _number(obj: Any) -> str:

@@ -210,7 +210,7 @@ async def test_no_arrays_at_all() -> None:
     [
         (0, np.zeros((4, 3), np.float32), r"gradient 0 is float32\[4, 3\], its array is float32\[3, 4\]"),
         (0, np.zeros((3, 4)), r"gradient 0 is float64\[3, 4\]"),
-        (0, 1.5, "gradient 0 is a single float"),
+        (0, 1.5, r"gradient 0 is float64\[\], its array is float32"),
         (8, np.zeros(1), "index 8 names none of the 8 arrays"),
         (-1, np.zeros(1), "index -1 names none"),
     ],

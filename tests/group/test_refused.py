@@ -104,12 +104,17 @@ OUTPUTS: list[tuple[str, Callable[[ProcessGroup, Any], Any], tuple[int, ...]]] =
     ("recv", lambda pg, out: pg.recv(out, 1 - pg.rank), (2, 2)),
 ]
 
+NEW = {"all_reduce in place", "broadcast", "reduce in place", "scatter"}
+"""Calls that give a new value where the tensor is read-only (`test_values`)."""
+
 
 @pytest.mark.parametrize("make", [read_only, repeated])
 async def test_outputs_that_cannot_be_written_are_refused_at_the_call(make: Callable[..., Any]) -> None:
     async def main(pg: ProcessGroup) -> None:
         before = pg.issued_count()
         for name, call, shape in OUTPUTS:
+            if make is read_only and name in NEW:
+                continue
             out = make(*(shape if shape[0] > 1 else (2, *shape[1:])))
             with pytest.raises(dist.UsageError, match=r"read-only|overlaps itself"):
                 call(pg, out)

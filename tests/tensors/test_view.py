@@ -109,7 +109,7 @@ def interleaved() -> np.ndarray[Any, Any]:
     [
         (read_only(), "tensor is read-only, and this operation writes to it. Pass a writable array as out="),
         (b"abc", "tensor is read-only"),
-        (1.5, r"tensor is a single float, not an array or tensor, .* np.array\(\[1.5\]\), or a torch tensor"),
+        (1.5, r"tensor is a single float, which cannot be .* np.array\(\[1.5\]\), or a torch tensor"),
         (np.float32(1), r"tensor is a single float32, .*np.array\(\[np.float32\(1.0\)\]\)"),
         (True, "tensor is a single bool"),
         ([1, 2], "tensor must be an array or tensor, got list"),

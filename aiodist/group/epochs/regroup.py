@@ -142,12 +142,12 @@ class Regroup:
         deadline = self._loop.time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
-                await self._core.drain()
+                await self._core.settle()
         except TimeoutError:
             self._core.break_group(
                 GroupBroken("operations were in flight when the epoch ended", hint="Await them first")
             )
-            await self._core.drain()
+            await self._core.settle()
         return await self._next_epoch(ready, max(deadline - self._loop.time(), 0.0))
 
     async def _next_epoch(self, ready: Ready, timeout: float) -> ProcessGroup:

@@ -1,0 +1,76 @@
+"""A group that is being made: awaited, it gives the group; entered, it is closed at the end, too."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from aiodist.torch_names import argument_hint
+
+G = TypeVar("G")
+P = ParamSpec("P")
+
+
+class Entering(Coroutine[Any, Any, G], AbstractAsyncContextManager[G, None]):
+    """A coroutine that gives a group, and an async context manager of that group.
+
+        pg = await dist.init_process_group()
+        async with dist.init_process_group() as pg: ...
+
+    Args:
+        making: gives the group; None, or what stands for it, where this rank is no member.
+    """
+
+    __slots__ = ("__weakref__", "_made", "_making")
+
+    def __init__(self, making: Coroutine[Any, Any, G]) -> None:
+        self._making = making
+        self._made: Any = None
+
+    def __await__(self) -> Generator[Any, None, G]:
+        return self._making.__await__()
+
+    def send(self, value: Any) -> Any:
+        """As a coroutine's."""
+        return self._making.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As a coroutine's."""
+        return self._making.throw(*error)
+
+    def close(self) -> None:
+        """As a coroutine's."""
+        self._making.close()
+
+    async def __aenter__(self) -> G:
+        self._made = await self._making
+        return self._made  # type: ignore[no-any-return]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if hasattr(type(self._made), "__aexit__"):
+            await self._made.__aexit__(kind, error, trace)
+
+
+def entered(function: Callable[P, Coroutine[Any, Any, G]]) -> Callable[P, Entering[G]]:
+    """Have a coroutine function that makes a group return what can be entered, too."""
+
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def enter(*args: P.args, **kwargs: P.kwargs) -> Entering[G]:
+        try:
+            making = function(*args, **kwargs)
+        except TypeError as error:
+            meant = argument_hint(kwargs, known)
+            if not meant:
+                raise
+            raise TypeError(f"{str(error).partition('. Did you')[0]}{meant}") from None
+        return Entering(making)
+
+    return enter
