@@ -292,7 +292,7 @@ async def test_group_that_nobody_awaits_leaves_nothing_behind(world: World) -> N
     async def main(pg: ProcessGroup) -> None:
         never = pg.new_group([0, 1])
         await reduced(pg)
-        never.close()  # type: ignore[attr-defined]
+        never.close()
 
     await run_cluster(2, main, backend=BACKEND)
     assert world.log.count("split") == 2
