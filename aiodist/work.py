@@ -462,7 +462,7 @@ class Work(Generic[T]):
 
     def _is_written_down(self, noted: Entry) -> None:
         """Note how the recorder has it."""
-        self._noted = noted
+        self._noted = self._origin = noted
 
     def _is_pending(self) -> None:
         """Write down that the loop has turned, or is about to, while the operation was pending."""

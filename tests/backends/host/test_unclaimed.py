@@ -342,10 +342,10 @@ async def test_a_closed_group_keeps_no_messages(pg: ProcessGroup) -> None:
     assert not backend._messages._arrivals
 
 
-@pytest.mark.parametrize("timeout", [None, 100])
+@pytest.mark.parametrize("limit", [None, 100])
 @spmd(transport="shm")
 async def test_what_is_handed_back_by_a_thread_goes_to_the_next(
-    pg: ProcessGroup, timeout: float | None
+    pg: ProcessGroup, limit: float | None
 ) -> None:
     """A receive is cancelled while a thread copies its message, and another waits when that is over."""
     if pg.rank == 0:
@@ -369,4 +369,4 @@ async def test_what_is_handed_back_by_a_thread_goes_to_the_next(
     task.cancel()
     await asyncio.sleep(0)
     with pytest.raises(dist.CollectiveMismatch):  # it is not what this one receives
-        await pg.recv(np.zeros(3), 0, timeout=timeout)
+        await pg.recv(np.zeros(3), 0, timeout=limit)
