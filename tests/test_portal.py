@@ -588,7 +588,7 @@ def forked() -> None:
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     page = Path(__file__).parent.parent / "docs" / "portal.md"
-    found = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    found = re.search(r"```python file=script.py\n(.*?)```", page.read_text(), re.DOTALL)
     assert found is not None
     script = tmp_path / "example.py"
     script.write_text(found[1])

@@ -23,9 +23,9 @@ def test_the_daemons_own_libpmix_comes_first(monkeypatch: pytest.MonkeyPatch) ->
         tried.append(name)
         raise OSError(name)
 
-    maps = "7f-80 r-xp 0 08:01 1 /opt/lib/libc.so.6\n80-81 r-xp 0 08:01 2 /opt/lib/libpmix.so.2.13.0\n"
+    maps = b"7f-80 r-xp 0 08:01 1 /opt/lib/libc.so.6\n80-81 r-xp 0 08:01 2 /opt/lib/libpmix.so.2.13.0\n"
     monkeypatch.setattr(pmix_process, "ancestors", lambda: [7])
-    monkeypatch.setattr(Path, "read_text", lambda path: maps)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: maps)
     monkeypatch.setattr(ctypes, "CDLL", load)
     with pytest.raises(OSError, match="there is no libpmix"):
         pmix_process.library()
