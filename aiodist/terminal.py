@@ -31,7 +31,7 @@ def takes_colour(is_terminal: bool, environ: Mapping[str, str]) -> bool:
 
 
 def painter(coloured: bool) -> Paint:
-    """What gives texts their styles, or leaves them plain."""
+    """Styles for texts; none where they stay plain."""
     return partial(_paint, coloured)
 
 

@@ -25,7 +25,7 @@ _LONGEST = 40
 
 @dataclass(frozen=True)
 class Look:
-    """What the processors and processes have done up to now, in seconds.
+    """The time that processors and processes have worked up to now, in seconds.
 
     Attributes:
         at: monotonic time.
@@ -42,7 +42,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What others took between two looks.
+    """The time that others took between two looks.
 
     Attributes:
         cores: processors that this process may use.
@@ -91,7 +91,7 @@ def process_time(text: str) -> tuple[str, float]:
 def disturbance(
     before: Look, after: Look, own: Mapping[int, float], *, cores: int, load: float
 ) -> Disturbance:
-    """What others took between two looks.
+    """The time that others took, from two looks.
 
     Args:
         own: what the measured processes took meanwhile, in seconds, by their ids.

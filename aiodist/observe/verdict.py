@@ -293,7 +293,7 @@ def _about(causes: list[int], ranks: dict[int, RankView], wait: Wait | None) -> 
 
 
 def _last(causes: list[int], ranks: dict[int, RankView]) -> list[Record]:
-    """What they have issued last."""
+    """The last operation of each of these ranks, where it has issued one."""
     last = (ranks[one].last for one in causes if one in ranks)
     return [one for one in last if one is not None]
 

@@ -51,7 +51,7 @@ def _at(rank: RankView) -> str:
 
 
 def _pending(ranks: Sequence[RankView]) -> Iterator[str]:
-    """Who waits, and for how long at most."""
+    """The line on ranks that wait, and for how long at most."""
     waiting = [rank for rank in ranks if rank.recording.pending]
     if not waiting:
         yield "no rank waits for an operation now"

@@ -17,7 +17,7 @@ from aiodist.wire.calls import ENDS, Frame, Says
 
 
 class Waiter(Protocol):
-    """Who waits for the answer of a stream."""
+    """The waiting end of a stream: its answer goes there."""
 
     def part(self, body: bytes | bytearray) -> None:
         """A part has come."""

@@ -68,7 +68,7 @@ async def encoded(value: Any) -> bytes:
 
 
 async def decoded(payload: bytes | bytearray | memoryview) -> Any:
-    """What was encoded, in a thread where it is large. `WireError` where it was not."""
+    """Decode bytes, in a thread where they are large. `WireError` where they were not encoded so."""
     if len(payload) >= LARGE:
         return await asyncio.to_thread(objects.decode, payload)
     return objects.decode(payload)

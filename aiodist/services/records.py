@@ -37,7 +37,7 @@ def plain(value: Any) -> Any:
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[int, Build]]:
-    """What has to be built of a function's positional arguments: (place, builder), by its annotations."""
+    """Builders for a function's positional arguments, as (place, builder), by its annotations."""
     hints = _hints(function)
     try:
         names = list(inspect.signature(function).parameters)
@@ -48,7 +48,7 @@ def parameters(function: Callable[..., Any]) -> list[tuple[int, Build]]:
 
 
 def returned(function: Any, *, stream: bool) -> Build | None:
-    """What has to be built of a function's result, or of each part of its stream, by its annotation."""
+    """The builder for a function's result, or for each part of its stream, by its annotation."""
     hint = _hints(function).get("return")
     if stream:
         name = getattr(typing.get_origin(hint), "__name__", "")
@@ -57,7 +57,7 @@ def returned(function: Any, *, stream: bool) -> Build | None:
 
 
 def builder(hint: Any) -> Build | None:
-    """What makes a value of the annotated type of what travelled; None where that is the value itself."""
+    """The function that makes a value of the annotated type of what travelled; None: that is the value."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _record(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)

@@ -49,7 +49,7 @@ class Place:
 
 
 class _Peer:
-    """What connects this process with another: a connection for the calls of each."""
+    """The two connections between this process and another: one for the calls of each."""
 
     def __init__(self) -> None:
         self.caller: Caller | None = None
