@@ -196,11 +196,11 @@ def test_a_death_can_be_read_until_the_page_is_closed(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
-def test_a_dashboard_of_its_own_ends_by_ctrl_c(tmp_path: Path) -> None:
+def test_a_dashboard_of_its_own_ends_by_ctrl_c(tmp_path: Path, job_here: str) -> None:
     left = tmp_path / "state/aiodist/dashboard-99999999.url"
     left.parent.mkdir(parents=True, mode=0o700)
     left.touch()
-    with started(tmp_path, "dashboard") as page:
+    with started(tmp_path, "dashboard", job_here) as page:
         url = page.url()
         assert not left.exists()
         page.process.send_signal(signal.SIGINT)
@@ -210,11 +210,11 @@ def test_a_dashboard_of_its_own_ends_by_ctrl_c(tmp_path: Path) -> None:
     assert not page.file.exists()
 
 
-def test_a_terminal_is_shown_the_address_and_no_file_is_made(tmp_path: Path) -> None:
+def test_a_terminal_is_shown_the_address_and_no_file_is_made(tmp_path: Path, job_here: str) -> None:
     leader, follower = os.openpty()
     try:
         process = subprocess.Popen(
-            [*RUN, "dashboard"],
+            [*RUN, "dashboard", job_here],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=follower,
@@ -239,14 +239,14 @@ def test_a_terminal_is_shown_the_address_and_no_file_is_made(tmp_path: Path) -> 
         (["--host", "0.0.0.0"], "ssh -L"),
         (["--host", "192.0.2.1"], "ssh -L"),
         (["--port", "70000"], "no port"),
-        (["--host", "192.0.2.1", "--allow-insecure"], "cannot listen"),
+        (["JOB", "--host", "192.0.2.1", "--allow-insecure"], "cannot listen"),
         (["no-such-job"], "there is no job"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_line(
-    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], why: str, job_here: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["dashboard", *words]) in (1, 2)
+    assert main(["dashboard", *(job_here if word == "JOB" else word for word in words)]) in (1, 2)
     err = capsys.readouterr().err
     assert why in err and err.count("\n") == 1
 
