@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -52,7 +53,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of the script of a job of two ranks that goes on for as long as it is needed."""
     if sys.platform != "linux":
         pytest.skip("recorders have files on Linux")
-    script = tmp_path_factory.mktemp("job") / f"observed{os.getpid()}.py"
+    # Of its own for each use of this fixture: a process of the tests may have two such jobs.
+    script = tmp_path_factory.mktemp("job") / f"observed{secrets.token_hex(4)}.py"
     script.write_text(PROGRAM)
     command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node=2", "--standalone", str(script)]
     environment = os.environ | {"XDG_STATE_HOME": str(script.parent), "AIODIST_STALL_AFTER": "0"}
