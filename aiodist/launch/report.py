@@ -12,8 +12,8 @@ import signal
 from aiodist.errors import name_ranks
 from aiodist.launch.plain import shown
 from aiodist.launch.verdict import Ending, Verdict, lost_nodes, signal_name
+from aiodist.terminal import painter
 
-_RED, _BOLD, _RESET = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 _HINTS = {
     signal.SIGKILL: "aiodist did not send it; often the kernel does, out of memory: see dmesg",
     signal.SIGSEGV: "it crashed in native code",
@@ -57,9 +57,8 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
     top = f"╭─ aiodist run: {title} "
     top += "─" * max(0, width - len(top))
     bottom = "╰" + "─" * max(0, width - 1)
-    bar = "│"
-    if colour:
-        top, bottom, bar = f"{_RED}{_BOLD}{top}{_RESET}", f"{_RED}{bottom}{_RESET}", f"{_RED}│{_RESET}"
+    paint = painter(colour)
+    top, bottom, bar = paint("red", paint("bold", top)), paint("red", bottom), paint("red", "│")
     body = "".join(f"{bar} {shown(row)}".rstrip() + "\n" for row in rows)
     return f"{top}\n{body}{bottom}\n"
 
