@@ -1,6 +1,7 @@
-"""Programs of torch's that use a group in wrong and in rare ways: `torch_misuse_job.py PART`, on two ranks.
+"""Programs of torch's that use a group in wrong and in rare ways: `torch_misuse_job.py PART …`, on two ranks.
 
-Each part checks itself, and says "held" at its end. What one rank refuses both do, unless it says otherwise.
+Each part checks itself; after the last one each rank says "held". What one rank refuses both do, unless it
+says otherwise.
 """
 
 from __future__ import annotations
@@ -540,7 +541,7 @@ def meet_alone(path: str, how: str) -> None:
 
 
 def main() -> None:
-    """Run a part, or all that leave the group whole."""
+    """Run parts, one after the other, in one group; none but the last may destroy it."""
     part = sys.argv[1]
     if part == "meet":
         meet_alone(*sys.argv[2:])
@@ -550,7 +551,8 @@ def main() -> None:
         leaves(sys.argv[2])
         return
     found = {one.__name__: one for one in PARTS}
-    found[part](c10d.get_rank())
+    for name in sys.argv[1:]:
+        found[name](c10d.get_rank())
     if c10d.is_initialized():
         c10d.destroy_process_group()
     say("held")
