@@ -58,6 +58,8 @@ _IMPORTED = (
     "aiodist.testing.worker",
     "aiodist.transport",
 )
+# Likewise, where the driver has it: tests of the driver's import it, and each rank imports its test's module.
+_IMPORTED_THERE = ("hypothesis",)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Request:
 _RUN = """
 import sys
 from aiodist.testing.forkserver import serve
-serve(int(sys.argv[1]), int(sys.argv[2]))()
+serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])()
 """
 
 
@@ -101,9 +103,10 @@ class ForkServer:
         self._pid = os.getpid()
         self._requests, theirs = socket.socketpair()
         self._turn = threading.Lock()
+        more = [name for name in _IMPORTED_THERE if name in sys.modules]
         with theirs:
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-c", _RUN, str(theirs.fileno()), str(self._pid)],
+                [*prefix, sys.executable, "-c", _RUN, str(theirs.fileno()), str(self._pid), *more],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -217,14 +220,15 @@ def _ready(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def serve(number: int, driver: int) -> Callable[[], object]:
+def serve(number: int, driver: int, more: Sequence[str] = ()) -> Callable[[], object]:
     """The server's life. It returns in forked processes alone: what they are to do.
 
     Args:
         number: of the descriptor on which the requests come.
         driver: its process.
+        more: modules to import, beside those that every rank needs.
     """
-    for name in _IMPORTED:
+    for name in (*_IMPORTED, *more):
         with suppress(ModuleNotFoundError):  # uvloop and pytest may not be there
             importlib.import_module(name)
     for name in aiodist.__all__:
