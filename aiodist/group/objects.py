@@ -114,7 +114,7 @@ class Objects:
     ) -> Work[None]:
         """See `ProcessGroup.send_object`."""
         self._check_pickle(allow_pickle)
-        peer = check.peer_rank(dst, self._rank, self._size, "dst")
+        peer = check.group_rank(dst, self._size, "dst")
         number = check.message_tag(tag) + OBJECT_TAGS
         encoded = encode(obj, allow_pickle=allow_pickle)
         short = self._core.short_for(timeout)
@@ -142,7 +142,7 @@ class Objects:
     ) -> Work[Any]:
         """Receive an object → what `result` makes of the sender's group rank and the object."""
         self._check_pickle(allow_pickle)
-        peer = source_rank(src, self._rank, self._size)
+        peer = source_rank(src, self._size)
         number = check.message_tag(tag) + OBJECT_TAGS
 
         def decoded(received: tuple[int, Any]) -> Any:

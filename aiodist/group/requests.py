@@ -319,7 +319,7 @@ def _uneven(kind: Kind, here: Roster, tensor: Any, out: Any, sizes: list[int]) -
 
 def sending(here: Roster, tensor: Any, dst: object, tag: object) -> Request:
     """Check a send. Arguments as in `ProcessGroup.send`."""
-    peer, number = check.peer_rank(dst, here.rank, here.size, "dst"), check.message_tag(tag)
+    peer, number = check.group_rank(dst, here.size, "dst"), check.message_tag(tag)
     source = check.readable(tensor, "tensor")
     return Request(Kind.send, (source.dtype, source.shape), source, peer=peer, tag=number)
 
@@ -328,23 +328,16 @@ def receiving(
     here: Roster, tensor: Any, src: object | None, tag: object, senders: Sequence[int] | None = None
 ) -> Request:
     """Check a receive. Arguments as in `ProcessGroup.recv`; `senders`: what the Work gives, by group rank."""
-    peer, number = source_rank(src, here.rank, here.size), check.message_tag(tag)
+    peer, number = source_rank(src, here.size), check.message_tag(tag)
     target = check.writable(tensor, "tensor")
     asked = Request(Kind.recv, (target.dtype, target.shape), target=target, peer=peer, tag=number)
     asked.senders = range(here.size) if senders is None else senders
     return asked
 
 
-def source_rank(src: object | None, me: int, size: int) -> int:
-    """The rank that a message is received from; -1 takes one from anybody.
-
-    Raises:
-        UsageError: it is no other rank of the group, or there is none.
-    """
-    peer = -1 if src is None else check.peer_rank(src, me, size, "src")
-    if size == 1:
-        raise UsageError("a group of one has nobody to receive from")
-    return peer
+def source_rank(src: object | None, size: int) -> int:
+    """The rank that a message is received from; -1 takes one from anybody."""
+    return -1 if src is None else check.group_rank(src, size, "src")
 
 
 # ── all_to_all: each pair may have a size of its own ─────────────────────────────────────────────────

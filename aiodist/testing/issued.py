@@ -134,21 +134,26 @@ def _message(
     get: Callable[[Any], Array],
     options: dict[str, Any],
 ) -> tuple[Work[Any] | None, Callable[[Any], None]]:
-    """A message from the step's root to the rank after it."""
-    root, target = step.root, (step.root + 1) % pg.size
+    """A message from the step's root to its receiver."""
+    root, target = step.root, step.receiver(pg.size)
+    checks: list[Callable[[], None]] = []
+    sending = receiving = None
     if pg.rank == root:
         mine = lay(value(step, root))
         sending = pg.send(mine, target, tag=step.salt, **options)
-        return sending, lambda result: same_bytes(get(mine), value(step, root), step)
+        checks.append(lambda: same_bytes(get(mine), value(step, root), step))
     if pg.rank == target:
         into = lay(np.zeros(step.shape, step.dtype))
+        receiving = pg.recv(into, root, tag=step.salt, **options)
+        checks.append(lambda: same_bytes(get(into), value(step, root), step))
 
-        def check(result: Any) -> None:
-            assert result == root
-            same_bytes(get(into), value(step, root), step)
+    def check(result: Any) -> None:
+        assert result == (None if receiving is None else root), step.describe()
+        assert sending is None or receiving is None or sending.done(), step.describe()
+        for one in checks:
+            one()
 
-        return pg.recv(into, root, tag=step.salt, **options), check
-    return None, lambda result: None
+    return receiving or sending, check
 
 
 def _shared(pg: ProcessGroup, nbytes: int) -> Array:

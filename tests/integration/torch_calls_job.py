@@ -228,6 +228,12 @@ def check_messages(ours: Any, rank: int, size: int) -> None:
     for work in c10d.batch_isend_irecv(ops):
         work.wait()
     assert out.tolist() == [float(before)] * 3
+    for mine in (torch.full((3,), float(rank)), torch.arange(300_000) + rank):  # gloo refuses such
+        came_back = torch.zeros_like(mine)
+        ops = [c10d.P2POp(c10d.isend, mine, rank, ours), c10d.P2POp(c10d.irecv, came_back, rank, ours)]
+        for work in c10d.batch_isend_irecv(ops):
+            work.wait()
+        assert torch.equal(came_back, mine)
     if rank == 0:
         came = set()
         for _ in range(size - 1):

@@ -200,7 +200,6 @@ def arguments(rank: int) -> None:
         "overlaps itself": lambda: c10d.all_reduce(torch.ones(1).expand(3)),
         "src=7 is not a rank of this group": lambda: c10d.broadcast(two, 7),
         "destination rank should not be the same": lambda: c10d.send(one, rank),
-        "is this rank itself": lambda: c10d.recv(one, rank),
         "tag=-1 is outside": lambda: message(one, peer, tag=-1),
         "tag=1099511627776 is outside": lambda: message(one, peer, tag=2**40),
         "tag must be an integer": lambda: message(one, peer, tag="a"),

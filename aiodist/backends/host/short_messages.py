@@ -200,7 +200,7 @@ class ShortMessages:
         work, messages = receive.work, self._messages
         if messages.quiet(receive.tag) and not (self._gone or self._channels.crowded):
             work._taken_back_by(partial(messages.abandon, receive))
-            if channel is not None and self._poller.polls:
+            if channel is not None and self._poller.polls and receive.source != self._channels.rank:
                 receive.poller, receive.channel = self._poller, channel
                 work._driven_by(receive)
             messages.wait(receive)
@@ -249,7 +249,6 @@ class ShortMessages:
             and dtype.isnative
             and 0 < tensor.nbytes <= EAGER_MESSAGE
             and 0 <= peer < channels.size
-            and peer != channels.rank
             and 0 <= tag < OBJECT_TAGS - 1
         )
         case = None
