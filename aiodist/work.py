@@ -103,13 +103,25 @@ class Issuer:
     Attributes:
         group: what users hold of the group.
         trouble: given the group rank of a message's other side, says in a few words why it may be late.
+        number: gives the place among the user's calls of a collective's number.
         turn: the present turn of the loop.
         thread, running: the loop's thread, and whether it runs: in that thread no other does, then.
         track: where their operations are written down.
         forgotten: those whose handles were dropped un-awaited.
     """
 
-    __slots__ = ("failures", "forgotten", "group", "loop", "running", "thread", "track", "trouble", "turn")
+    __slots__ = (
+        "failures",
+        "forgotten",
+        "group",
+        "loop",
+        "number",
+        "running",
+        "thread",
+        "track",
+        "trouble",
+        "turn",
+    )
 
     def __init__(
         self,
@@ -124,6 +136,7 @@ class Issuer:
         self.turn = Turn.of(loop)
         self.failures = failures
         self.trouble: Callable[[int], str] = _no_trouble
+        self.number: Callable[[int], int] = _same
         self.thread = get_ident()
         self.running = loop.is_running
         self.forgotten = Forgotten(loop)
@@ -131,6 +144,10 @@ class Issuer:
     def here(self) -> bool:
         """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
         return get_ident() == self.thread and self.running()
+
+
+def _same(seq: int) -> int:
+    return seq
 
 
 def _no_trouble(_peer: int) -> str:
@@ -231,13 +248,15 @@ class Work(Generic[T]):
 
     @property
     def op(self) -> str:
-        """The operation's name."""
-        return self.call.kind.name
+        """The name of the user's call."""
+        return self.call.name
 
     @property
     def seq(self) -> int:
-        """The operation's number."""
-        return self.call.seq
+        """The number of the user's call: among the collectives of its group, or the messages of its kind
+        with that peer and tag."""
+        call = self.call
+        return call.seq if call.message else self._issuer.number(call.seq)
 
     # ── for the awaiter ──────────────────────────────────────────────────────────────────────────────
 
@@ -433,9 +452,14 @@ class Work(Generic[T]):
 
     def __del__(self) -> None:
         if not self._awaited and not isinstance(self._error, GroupBroken):
-            issuer, now = self._issuer, self._issuer.track.now()
-            *_, line, issued = self._origin or (0, now)
-            issuer.forgotten.note(Origin(self.op, *issuer.track.lines.place(line)), issued, now)
+            now = self._issuer.track.now()
+            *_, issued = self._origin or (0, now)
+            self._issuer.forgotten.note(self._line(), issued, now)
+
+    def _line(self) -> Origin:
+        """The user's call, and the line that made it."""
+        *_, line, _ = self._origin or (0, 0.0)
+        return Origin(self.op, *self._issuer.track.lines.place(line))
 
     # ── for the one who carries it out ───────────────────────────────────────────────────────────────
 
@@ -525,7 +549,9 @@ class Work(Generic[T]):
 
     def _forget_failure(self) -> None:
         """Note no failure any more: nobody wants the result."""
-        self._issuer = Issuer(self._issuer.loop, self._issuer.track, None, self._issuer.group)
+        issuer = self._issuer
+        self._issuer = Issuer(issuer.loop, issuer.track, None, issuer.group)
+        self._issuer.number = issuer.number
 
     def _begins_with(self, first: Work[Any]) -> None:
         """Note the first of the operations that it is made of: the line that issued both."""

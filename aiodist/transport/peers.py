@@ -179,7 +179,7 @@ class Endpoint(ABC):
         }
 
     def outgoing(self, rank: int) -> Outgoing:
-        """The channel to `rank`, which may be this one; returns at once, dials when first used. Failure goes to
+        """The channel to `rank`, also to this one; returns at once, dials when first used. Failure goes to
         `Observer.lost`."""
         return self._peer(rank).sender
 

@@ -109,9 +109,13 @@ class Channels:
             }
         )
 
-    def unfit(self, peer: int, mine: bytes, theirs: bytes) -> None:
-        """Report that a message of a member does not fit its receive, by their signatures."""
-        expected = describe_signature(mine).replace("send(", "recv(", 1)
+    def unfit(self, peer: int, mine: bytes, theirs: bytes, work: Work[Any]) -> None:
+        """Report that a message of a member does not fit its receive, by their signatures.
+
+        Args:
+            work: the receive's.
+        """
+        expected = describe_signature(mine).replace("send(", "recv(", 1) + str(work._line())
         sent = describe_signature(theirs)
         both = {self.rank: f"{sent} to itself, and {expected} for it"}
         self.reports.peer_mismatch(both if peer == self.rank else {peer: sent, self.rank: expected})
