@@ -33,6 +33,7 @@ from aiodist.group.batch import Batches
 from aiodist.group.composed import Steps
 from aiodist.group.family import Family, Lineage
 from aiodist.group.flight import Flight
+from aiodist.group.misspelled import note_what_was_meant
 from aiodist.group.numbers import Numbers
 from aiodist.group.places import HOST_PLACE, place_of
 from aiodist.group.requests import Request
@@ -259,6 +260,7 @@ class GroupCore:
 
     async def leave(self, error: BaseException | None) -> None:
         """Close the latest epoch's group as `async with` does; abort it first if it is left by an error."""
+        note_what_was_meant(error, type(self.owner))
         latest = self.lineage.latest
         if latest is not self:
             await latest.leave(error)

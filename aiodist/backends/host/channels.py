@@ -71,7 +71,7 @@ class Channels:
         return channel
 
     def drive(self, work: Work[Any], channel: Outgoing | Incoming) -> None:
-        """Have an await of a message's Work poll the channel that it goes over. One to oneself moves by itself
+        """Have an await of a message's Work poll the channel that it goes over. One to itself moves by itself
         when the loop turns."""
         poller = self.resources.poller
         if poller.polls and channel.rank != self.resources.rank:
