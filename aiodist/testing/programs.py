@@ -49,6 +49,7 @@ class Step:
         moved: whether the tensors begin at any byte, on every rank at another, and some of them in memory
             that the other ranks of the host read; else at the start of memory of their own.
         uneven: whether the parts for, or of, each rank differ in size: see `rows`.
+        frozen: whether what is given cannot be written: a read-only array, or a scalar.
     """
 
     kind: Kind
@@ -61,6 +62,7 @@ class Step:
     salt: int
     moved: bool = False
     uneven: bool = False
+    frozen: bool = False
 
     @property
     def in_rows(self) -> bool:
@@ -74,7 +76,8 @@ class Step:
     def describe(self) -> str:
         """The step in a line, for a failing test."""
         what = f"{self.kind.name} {self.dtype.name}{list(self.shape)} {self.layout} {self.op.name}"
-        marks = f"{' separate' * self.separate}{' moved' * self.moved}{' uneven' * self.uneven}"
+        named = ("separate", "moved", "uneven", "frozen")
+        marks = "".join(f" {name}" for name in named if getattr(self, name))
         return f"{what} root={self.root}{marks}"
 
 
@@ -110,6 +113,7 @@ def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Ste
         rng.randrange(1000),
         rng.random() < 0.6,
         uneven,
+        rng.random() < 0.3,
     )
 
 

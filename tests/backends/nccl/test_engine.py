@@ -176,6 +176,23 @@ async def test_a_message_to_oneself_is_copied_on_a_lane_of_its_own(world: World)
     assert destroyed(world) == 2 + 2  # one lane more on each rank
 
 
+async def test_scalars_on_the_device_and_on_the_host(world: World) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        one = Tensor(np.asarray(pg.rank + 1, F32))
+        assert await pg.all_reduce(one) is one
+        assert one.array.tolist() == 3
+        assert (await pg.all_gather(Tensor(np.asarray(pg.rank, F32)))).array.tolist() == [0, 1]
+        assert await pg.all_reduce(pg.rank + 0.5) == 2
+        got = await pg.broadcast(np.float32(pg.rank + 7), 1)
+        assert type(got) is np.float32 and got == 8
+        frozen = np.arange(3) + pg.rank
+        frozen.flags.writeable = False
+        assert (await pg.all_reduce(frozen)).tolist() == [1, 3, 5]
+        assert frozen.tolist() == [pg.rank, pg.rank + 1, pg.rank + 2]
+
+    await run_cluster(2, main, backend=BACKEND)
+
+
 async def test_messages_both_ways_at_once(world: World) -> None:
     async def main(pg: ProcessGroup) -> None:
         peer = 1 - pg.rank
