@@ -146,6 +146,10 @@ class Issuer:
         return get_ident() == self.thread and self.running()
 
 
+class _OfAnother(tuple[Any, ...]):
+    """How the first operation is written down of those that a Work is made of."""
+
+
 def _same(seq: int) -> int:
     return seq
 
@@ -189,12 +193,12 @@ class Work(Generic[T]):
         "_held_back",
         "_issuer",
         "_noted",
-        "_origin",
         "_result",
         "_seq",
         "_state",
         "_take_back",
         "_waiters",
+        "_wrapped",  # asyncio has a task for the await; not set where it has none
     )
 
     def __init__(
@@ -221,7 +225,7 @@ class Work(Generic[T]):
         self._issuer = issuer
         self._call = call
         self._seq = seq
-        self._noted: Entry | Pending | None = noted
+        self._noted: Entry | Pending | _OfAnother | None = noted
         self._driver = driver
         self._state = _PENDING
         self._result: Any = result
@@ -232,7 +236,6 @@ class Work(Generic[T]):
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._take_back: Callable[[], None] | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
-        self._origin = noted
 
     @property
     def group(self) -> Any:
@@ -443,6 +446,12 @@ class Work(Generic[T]):
         if self._state == _PENDING:
             self._completion.synchronize(stream)
 
+    @property
+    def _asyncio_future_blocking(self) -> None:
+        """None: it is no future. `asyncio.isfuture` asks, before a task is made that awaits the Work: from then
+        on that is asyncio's to do, also where the task is cancelled before its first step."""
+        self._wrapped = True
+
     def __repr__(self) -> str:
         state = ("pending", "done", f"failed: {self._error}")[self._state]
         if self._state == _PENDING and self.call.message:
@@ -451,14 +460,13 @@ class Work(Generic[T]):
         return f"<Work {self.op} #{self.seq} {state}>"
 
     def __del__(self) -> None:
-        if not self._awaited and not isinstance(self._error, GroupBroken):
+        if not self._awaited and not isinstance(self._error, GroupBroken) and not hasattr(self, "_wrapped"):
             now = self._issuer.track.now()
-            *_, issued = self._origin or (0, now)
-            self._issuer.forgotten.note(self._line(), issued, now)
+            self._issuer.forgotten.note(self._line(), self._noted[3] if self._noted else now, now)
 
     def _line(self) -> Origin:
         """The user's call, and the line that made it."""
-        *_, line, _ = self._origin or (0, 0.0)
+        line = self._noted[2] if self._noted else 0
         return Origin(self.op, *self._issuer.track.lines.place(line))
 
     # ── for the one who carries it out ───────────────────────────────────────────────────────────────
@@ -486,7 +494,7 @@ class Work(Generic[T]):
 
     def _is_written_down(self, noted: Entry) -> None:
         """Note how the recorder has it."""
-        self._noted = self._origin = noted
+        self._noted = noted
 
     def _is_pending(self) -> None:
         """Write down that the loop has turned, or is about to, while the operation was pending."""
@@ -497,7 +505,7 @@ class Work(Generic[T]):
 
     def _happened(self, what: int) -> None:
         """Write down when something happened to it (`recorder.layout`: ARRIVED, FIRST). From any thread."""
-        if type(self._noted) is list:
+        if type(self._noted) is list and self._state == _PENDING:
             self._issuer.track.stamp(self._noted, what)
 
     def _gives(self, result: T) -> None:
@@ -529,9 +537,8 @@ class Work(Generic[T]):
         if take_back is None or self._state == _FAILED:
             return
         take_back()
-        if type(self._noted) is list:
+        if type(self._noted) is list and self._state == _PENDING:
             self._issuer.track.end(self._noted, failed=True)
-            self._noted = None
         self._result = self._driver = None
         self._state = _FAILED
         self._error = UsageError(
@@ -555,7 +562,8 @@ class Work(Generic[T]):
 
     def _begins_with(self, first: Work[Any]) -> None:
         """Note the first of the operations that it is made of: the line that issued both."""
-        self._origin = first._origin
+        if first._noted is not None:
+            self._noted = _OfAnother(first._noted[:4])
 
     def _not_begun(self, what: str) -> UsageError:
         return UsageError(
@@ -565,7 +573,6 @@ class Work(Generic[T]):
     def _wake(self) -> None:
         if type(self._noted) is list:
             self._issuer.track.end(self._noted, failed=self._state == _FAILED)
-            self._noted = None
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
             if not waiter.done():

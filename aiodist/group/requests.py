@@ -127,7 +127,30 @@ def request(
             out, renew = _renewed(out, names.out, written=True)
         elif out is None:
             tensor, renew = _renewed(tensor, names.tensor, written=not roles.cut)
-    made = _made(kind, here, tensor, out, member, counts, op, names)
+    try:
+        if counts is not None:
+            made = _uneven(kind, here, tensor, out, counts)
+        else:
+            if not roles.cut:
+                source, target, result = _whole(roles, here, member, tensor, out, names)
+                one = source
+            elif roles.source is Parts.ONE:
+                source, target, result = _to_each(roles, here, member, tensor, out, names)
+                one = source
+            else:
+                source, target, result = _from_each(roles, here, member, tensor, out, names)
+                one = target
+            assert isinstance(one, np.ndarray)
+            shape = one.shape
+            if roles.cut and not roles.agrees_on_part:
+                shape = source.shape if isinstance(source, np.ndarray) else (here.size, *shape)
+            made = Request(kind, (one.dtype, shape), source, target, result, root=member)
+    except UsageError as error:
+        error.hint = lists.hint(kind, names.listed, tensor, out) or error.hint
+        raise
+    if roles.reduces:
+        made.reduce = check_reduction(op, made.agreed[0])  # type: ignore[arg-type]
+        made.factor = op.factor if isinstance(op, Premultiplied) else None
     if renew is not None and made.result is not None:
         made.convert = renew
     return made
@@ -149,49 +172,6 @@ def _renewed(tensor: Any, name: str, written: bool) -> tuple[Any, Callable[[Any]
         raise UsageError(
             f"no memory for a new value of {name}: {array.nbytes} bytes", hint="Pass a writable array"
         ) from None
-
-
-def _made(
-    kind: Kind,
-    here: Roster,
-    tensor: Any,
-    out: Any,
-    member: int,
-    counts: list[int] | None,
-    op: Op | None,
-    names: Names,
-) -> Request:
-    """Make the request of what was checked so far."""
-    roles = ROLES[kind]
-    try:
-        if counts is not None:
-            made = _uneven(kind, here, tensor, out, counts)
-            return _reducing(made, op) if roles.reduces else made
-        if not roles.cut:
-            source, target, result = _whole(roles, here, member, tensor, out, names)
-            one = source
-        elif roles.source is Parts.ONE:
-            source, target, result = _to_each(roles, here, member, tensor, out, names)
-            one = source
-        else:
-            source, target, result = _from_each(roles, here, member, tensor, out, names)
-            one = target
-    except UsageError as error:
-        error.hint = lists.hint(kind, names.listed, tensor, out) or error.hint
-        raise
-    assert isinstance(one, np.ndarray)
-    shape = one.shape
-    if roles.cut and not roles.agrees_on_part:
-        shape = source.shape if isinstance(source, np.ndarray) else (here.size, *shape)
-    made = Request(kind, (one.dtype, shape), source, target, result, root=member)
-    return _reducing(made, op) if roles.reduces else made
-
-
-def _reducing(made: Request, op: Op | None) -> Request:
-    """Add how elements combine."""
-    made.reduce = check_reduction(op, made.agreed[0])  # type: ignore[arg-type]
-    made.factor = op.factor if isinstance(op, Premultiplied) else None
-    return made
 
 
 Arranged = tuple[Given, Given, Any]
