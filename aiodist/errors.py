@@ -33,6 +33,7 @@ world's. Every error carries `hint`, one line that says what to do next; it is p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -319,11 +320,19 @@ def _known(missing: Sequence[int], unheard: Sequence[int], trouble: str) -> list
     return [*known, trouble] if trouble else known
 
 
+_PLACED = re.compile(r"(.*\)) at (.+:\d+)")
+"""A call in words, and the line that made it."""
+
+
 class CollectiveMismatch(GroupBroken):
     """Ranks issued different operations under the same number.
 
+    Args:
+        said: what each rank (global) issued, in words; ' at train.py:12' may follow.
+
     Attributes:
-        said: what each rank (global) issued, in words.
+        said: what each rank issued: 'all_gather_object()'.
+        places: the line that did, as far as is known: 'train.py:12'.
     """
 
     def __init__(
@@ -335,9 +344,21 @@ class CollectiveMismatch(GroupBroken):
         group: str = "",
         hint: str = "Every member must issue the same operations in the same order",
     ) -> None:
-        parts = "; ".join(f"rank {rank}: {said[rank]}" for rank in sorted(said))
+        alike: dict[str, list[int]] = {}
+        for rank in sorted(said):
+            alike.setdefault(said[rank], []).append(rank)
+        parts = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in alike.items())
         super().__init__(f"ranks disagree: {parts}", op=op, seq=seq, group=group, hint=hint)
-        self.said = dict(said)
+        self.said, self.places = dict(said), {}
+        for rank, text in said.items():
+            placed = _PLACED.fullmatch(text)
+            if placed is not None:
+                self.said[rank], self.places[rank] = placed.groups()
+
+    def statement(self, rank: int) -> str:
+        """What a rank issued, and where."""
+        place = self.places.get(rank)
+        return self.said[rank] if place is None else f"{self.said[rank]} at {place}"
 
 
 class GroupAborted(GroupBroken):

@@ -33,6 +33,7 @@ from aiodist.group.batch import Batches
 from aiodist.group.composed import Steps
 from aiodist.group.family import Family, Lineage
 from aiodist.group.flight import Flight
+from aiodist.group.misspelled import note_what_was_meant
 from aiodist.group.numbers import Numbers
 from aiodist.group.places import HOST_PLACE, place_of
 from aiodist.group.requests import Request
@@ -104,6 +105,7 @@ class GroupCore:
         self._closer = closer
         self._track = recorder.track(roster.name, roster.epoch, roster.ranks)
         self.issuer = Issuer(loop, self._track, self.failures)
+        self.issuer.number = self.numbers.of_user
         self._quiet = False  # the Works have failed: nothing touches their buffers
         self._late: list[Work[Any]] = []  # issued between the break and that moment
         self._closing: asyncio.Future[None] | None = None
@@ -117,6 +119,7 @@ class GroupCore:
             seen=lambda seq: self.backend.seen(seq),
             breaks=self.break_group,
             left=lambda rank, whole: self.backend.rank_left(rank, whole),
+            number=self.numbers.of_user,
         )
         self.backend = make_backend(roster.context, roster.ranks, self._watch)
         self.batches = Batches(self.backend, self.numbers)
@@ -257,6 +260,7 @@ class GroupCore:
 
     async def leave(self, error: BaseException | None) -> None:
         """Close the latest epoch's group as `async with` does; abort it first if it is left by an error."""
+        note_what_was_meant(error, type(self.owner))
         latest = self.lineage.latest
         if latest is not self:
             await latest.leave(error)
@@ -378,7 +382,7 @@ class GroupCore:
         limit = usual if timeout is None else seconds(timeout)
         if ROLES[kind].message:
             number = self.numbers.next_message(kind, asked.peer, asked.tag, mark)
-            call = Call(kind, number, dtype, shape, None, asked.peer)
+            call = Call(kind, number, dtype, shape, None, asked.peer, 0, asked.detail)
         else:
             seq = self.numbers.issue() if reserved is None else reserved
             call = Call(kind, seq, dtype, shape, asked.reduce, asked.root, 0, detail)
@@ -455,7 +459,7 @@ class GroupCore:
         array = work._result
         operation = Operation(work.call, work, array, array, array, self._flight.ended, place=HOST_PLACE)
         self._flight.issue(operation, self.timeout)
-        gone = self._watch.gone(work.seq)
+        gone = self._watch.gone(work.call.seq)
         if gone is not None:
             self.loop.call_soon(self.break_group, gone)
         return operation
@@ -469,11 +473,17 @@ class GroupCore:
         """Make the handle of a call."""
         return Work(self.issuer, call, async_op)
 
-    def reserve(self) -> int:
-        """Take a collective's number now, to issue it later."""
+    def reserve(self, part: bool = False) -> int:
+        """Take a collective's number now, to issue it later.
+
+        Args:
+            part: it is a further step of the call that has taken the number before.
+        """
         if self.error is not None:
             return self.numbers.issue()
         number = self.numbers.reserve()
+        if part:
+            self.numbers.note_part(number)
         self.backend.reserve(number)
         return number
 

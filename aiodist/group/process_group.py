@@ -365,11 +365,12 @@ class ProcessGroup:
 
         The Work may be done before the receive is posted for messages of up to 8 KiB, while at most 64 KiB
         are under way so; a larger message waits for its receive. The first message from one rank to another
-        waits until the event loop there turns: the two connect with it.
+        waits until the event loop there turns: the two connect with it. A message to oneself is like any
+        other: a small one is copied at once, and a larger one waits for its receive.
 
         Args:
             tensor: any shape; read.
-            dst: group rank of the receiver.
+            dst: group rank of the receiver; this one's, too.
             tag: 0 to 2³¹ - 2; messages are matched by source and tag, in order.
 
         Returns:
@@ -400,7 +401,8 @@ class ProcessGroup:
 
         Args:
             tensor: of the message's dtype and number of elements; overwritten.
-            src: group rank of the sender; None takes the first message with this tag from anybody.
+            src: group rank of the sender; None takes the first message with this tag from anybody, this rank
+                itself included.
             tag: of the message.
 
         Returns:

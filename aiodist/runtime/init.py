@@ -17,6 +17,7 @@ from typing import Any
 
 from aiodist.backends.choice import BackendChoice, parse
 from aiodist.environment import placement, secret, tuning
+from aiodist.environment.variables import warn_of_near_misses
 from aiodist.errors import BackendUnavailable, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group, find_default, set_default
@@ -181,6 +182,7 @@ def ask(
         more: variables besides the environment's, for one job of several in this process.
     """
     environ = {**os.environ, **(more or {})}  # a copy: each look at the real one encodes and decodes
+    warn_of_near_misses(environ)
     tuned = tuning(environ)
     limit = tuned.timeout if timeout is None else seconds(timeout)
     url = init_method or ("env://" if store is None else "")

@@ -10,6 +10,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -201,7 +202,6 @@ def arguments(rank: int) -> None:
         "overlaps itself": lambda: c10d.all_reduce(torch.ones(1).expand(3)),
         "src=7 is not a rank of this group": lambda: c10d.broadcast(two, 7),
         "destination rank should not be the same": lambda: c10d.send(one, rank),
-        "is this rank itself": lambda: c10d.recv(one, rank),
         "tag=-1 is outside": lambda: message(one, peer, tag=-1),
         "tag=1099511627776 is outside": lambda: message(one, peer, tag=2**40),
         "tag must be an integer": lambda: message(one, peer, tag="a"),
@@ -375,6 +375,9 @@ def disagreements(rank: int) -> None:
         group = c10d.new_group()
         text = message_of(lambda call=call, group=group: call(group), c10d.DistBackendError)  # type: ignore[misc]
         assert "CollectiveMismatch" in text
+        placed = f" at tests/integration/{Path(__file__).name}:" in text
+        assert placed or "broadcast" in words  # which has ended
+        text = re.sub(r" at tests/\S+:\d+", "", text)
         assert words in text, (words, text)
         check_usable()
     group = c10d.new_group(timeout=SHORT)

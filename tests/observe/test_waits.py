@@ -46,6 +46,19 @@ def test_the_same_of_many_jobs(kind: str) -> None:
         check(Random(seed), kind)
 
 
+@pytest.mark.parametrize(("op", "kind"), [("send", "unreceived"), ("recv", "unsent")])
+def test_a_message_to_oneself_whose_other_side_is_missing(op: str, kind: str) -> None:
+    job = Job(Random(3), 3)
+    job.message(job.world, "send", 1, 1, ended=True)
+    job.message(job.world, "recv", 1, 1, ended=True)
+    job.message(job.world, op, 1, 1)
+    (verdict,) = judge(job.seen(), AFTER)
+    assert (verdict.kind, verdict.ranks) == (kind, (1,))
+    assert "for rank 1" in verdict.title
+    job.collective(job.world, absent=[1], ends=())  # the others wait for it
+    assert (kind, (1,)) in [one[:2] for one in told(job.seen())]
+
+
 @settings(max_examples=25)
 @given(randoms)
 def test_nothing_is_said_where_nobody_waits_for_anybody(random: Random) -> None:

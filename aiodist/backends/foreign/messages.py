@@ -85,7 +85,7 @@ class Messages:
         assert isinstance(operation.target, np.ndarray)
         mine = _signature(operation.target)
         if not agree(mine, theirs):
-            group.channels.unfit(source, mine, theirs)
+            group.channels.unfit(source, mine, theirs, operation.work)
             return
         operation.result = operation.senders[source]
         group.engine.greeted(source, envelope[_ENVELOPE.size :].tobytes())

@@ -77,6 +77,7 @@ class NcclEngine(Engine):
         self._ids: dict[int, bytes] = {}  # of the lanes on which messages go to each peer
         self._theirs: dict[int, bytes] = {}  # of those on which they come
         self._pairs: dict[tuple[int, bool], Pair] = {}
+        self._halves: dict[int, tuple[Task, Done]] = {}  # one side of messages to this rank itself, by number
         self._parts: dict[int, asyncio.Future[Any]] = {}  # lanes for groups that are made of this one
         self._looking: asyncio.TimerHandle | None = None
 
@@ -203,21 +204,38 @@ class NcclEngine(Engine):
         for task, _ in tasks:
             stand: Any = task.operation.work._completion
             stand.patience = LAUNCHING
-        self._launch(self._lane, tasks, True)
+        self._launch(self._lane, tasks, self._maker.collective, collective=True)
 
     def send(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Launch a send, on the lane to the peer."""
-        self._pair(peer, True).use(lambda lane: self._launch(lane, [(task, done)], False))
+        if peer == self.setup.rank:
+            self._to_oneself(task, number, done)
+            return
+        self._pair(peer, True).use(lambda lane: self._launch(lane, [(task, done)], self._maker.message))
 
     def recv(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Launch a receive, on the lane from the peer."""
-        self._pair(peer, False).use(lambda lane: self._launch(lane, [(task, done)], False))
+        if peer == self.setup.rank:
+            self._to_oneself(task, number, done)
+            return
+        self._pair(peer, False).use(lambda lane: self._launch(lane, [(task, done)], self._maker.message))
 
-    def _launch(self, lane: Lane, tasks: Sequence[tuple[Task, Done]], collective: bool) -> None:
+    def _to_oneself(self, task: Task, number: int, done: Done) -> None:
+        """Launch both sides of a message to this rank together, once both have begun."""
+        other = self._halves.pop(number, None)
+        if other is None:
+            self._halves[number] = task, done
+            return
+        sides = [other, (task, done)] if task.operation.source is None else [(task, done), other]
+        maker = self._maker.to_oneself()
+        self._pair(self.setup.rank, True).use(lambda lane: self._launch(lane, sides, maker))
+
+    def _launch(
+        self, lane: Lane, tasks: Sequence[tuple[Task, Done]], make: MakeLaunch, collective: bool = False
+    ) -> None:
         device = self._device
         assert device is not None
         launcher = device.collectives if collective else device.messages
-        make = self._maker.collective if collective else self._maker.message
         device.began(lane)  # before the launch thread comes to it: it is asked for errors meanwhile
         launcher.submit(partial(self._launch_now, device, lane, tasks, make))
         self._look()
@@ -345,22 +363,23 @@ class NcclEngine(Engine):
         if pair is None:
             pair = self._pairs[peer, sends] = Pair()
             unique = self._ids[peer] if sends else self._theirs[peer]
-            task = self.setup.loop.create_task(self._open_pair(pair, unique, sends))
+            size, rank = (1, 0) if peer == self.setup.rank else (2, int(not sends))
+            task = self.setup.loop.create_task(self._open_pair(pair, unique, size, rank))
             pair.opening = task
         return pair
 
-    async def _open_pair(self, pair: Pair, unique: bytes, sends: bool) -> None:
+    async def _open_pair(self, pair: Pair, unique: bytes, size: int, rank: int) -> None:
         try:
-            lane = await self._in_thread(lambda: self._meet(unique, sends))
+            lane = await self._in_thread(lambda: self._meet(unique, size, rank))
         except Exception as error:
             self._failed(error)
         else:
             self._lanes.append(lane)
             pair.made(lane)
 
-    def _meet(self, unique: bytes, sends: bool) -> Lane:
-        """Make a lane with one peer."""
-        return self._make_lane(nccl.connect(self._cupy, 2, unique, int(not sends)))
+    def _meet(self, unique: bytes, size: int, rank: int) -> Lane:
+        """Make a lane with one peer, or for this rank alone."""
+        return self._make_lane(nccl.connect(self._cupy, size, unique, rank))
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 

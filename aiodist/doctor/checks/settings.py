@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aiodist.doctor.finding import Finding
-from aiodist.doctor.variables import KNOWN, shown, unknown
 from aiodist.environment import Placement
+from aiodist.environment.variables import KNOWN, shown, unknown
 from aiodist.errors import UsageError
 
 _REFUSED = "no rank with these variables can start"
