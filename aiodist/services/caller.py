@@ -43,6 +43,7 @@ class Caller:
         self._loop = loop
         self._rooms: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._connection = Connection(loop, line, self._take, self._lost, self._let_in)
 
     @property
@@ -87,7 +88,7 @@ class Caller:
         asked = asking.ask(kind, nbytes, deadline, waiter)
         before = calls.asking(kind, asked.number, left, name, nbytes)
         self._connection.send(before, payload, more=len(asking) > 1)
-        if self._timer is None or asking.due < self._timer.when():
+        if asking.due < self._timer_at:
             self._set_timer()
         return asked
 
@@ -160,12 +161,12 @@ class Caller:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_at = None, math.inf
         if self.asking.due < math.inf and not self.over:
-            self._timer = self._loop.call_at(self.asking.due, self._expire)
+            self._timer_at = self.asking.due
+            self._timer = self._loop.call_at(self._timer_at, self._expire)
 
     def _expire(self) -> None:
-        self._timer = None
         for asked in self.asking.expired(self._loop.time()):
             self.abandon(asked)
             _tell(asked, (LATE, None))

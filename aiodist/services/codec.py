@@ -24,6 +24,9 @@ def encode(value: Any) -> bytes:
     Raises:
         UsageError: something in it cannot be sent, or it is too large.
     """
+    small = objects.encode_small(value)
+    if small is not None:
+        return small
     try:
         payload = objects.encode(value)
     except UsageError:
@@ -62,6 +65,9 @@ def is_bulky(value: Any) -> bool:
 
 async def encoded(value: Any) -> bytes:
     """`encode`, in a thread where the value is large; it must not be changed meanwhile."""
+    small = objects.encode_small(value)
+    if small is not None:
+        return small
     if is_bulky(value):
         return await asyncio.to_thread(encode, value)
     return encode(value)

@@ -13,6 +13,7 @@ from aiodist.wire.calls import Frame, Frames, Says, frame
 HIGH = 4 << 20
 """Bytes that wait to be written before writers have to wait."""
 
+_BATCH = 64  # pieces that leave together, at most
 _JOINED = 64 << 10  # pieces up to here are put together
 
 
@@ -77,8 +78,12 @@ class Connection:
         """
         if self.over:
             return
-        if self._held is not None:
-            self._held += pieces
+        held = self._held
+        if held is not None:
+            held += pieces
+            if len(held) >= _BATCH:  # the other side begins with these while the rest is made
+                self._held = []
+                self._write(held)
             return
         self._write(pieces)
         if more:

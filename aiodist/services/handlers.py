@@ -6,7 +6,9 @@ import asyncio
 import inspect
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from aiodist.errors import UsageError, shown
@@ -40,7 +42,7 @@ class Handler:
         called = function if inspect.isroutine(function) else type(function).__call__
         self.streams = inspect.isasyncgenfunction(called)
         self.quick = not (self.streams or inspect.iscoroutinefunction(called))
-        self.slots = asyncio.Semaphore(limit)
+        self.slots = Slots(limit)
         self._least, self._most = _counts(function)
         self._builders = records.parameters(function)
 
@@ -56,6 +58,47 @@ class Handler:
                 except records.Misfit as error:
                     return f"argument {place + 1} of {self.name}: {error}"
         return ""
+
+
+class Slots:
+    """Places for calls that run at once. Who waits for one has it in the order of asking.
+
+    Args:
+        count: of them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> bool:
+        """Take one now; False where none is free."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    async def wait(self) -> None:
+        """Take one when there is one."""
+        if self.take():
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Give one back: to the first who waits."""
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+        self._free += 1
 
 
 class Handlers:
@@ -123,6 +166,10 @@ def checked(name: Any) -> str:
     if not isinstance(name, str) or not name or not name.isprintable() or len(name.encode()) > MAX_NAME:
         raise UsageError(f"a handler's name is a text of 1 to {MAX_NAME} bytes, got {shown(name)}")
     return name
+
+
+known = lru_cache(maxsize=256)(checked)
+"""`checked`, for names that come again and again."""
 
 
 def _counts(function: Callable[..., Any]) -> tuple[int, float]:

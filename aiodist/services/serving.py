@@ -29,11 +29,25 @@ class Served:
     Attributes:
         work: what is to be cancelled with it: has `cancel`; None until it begins.
         begun: the handler has begun.
+        started: its task has taken its first step; a task that is cancelled before never takes it.
+        slot: the handler's slots, of which it holds one; None while it holds none.
         stopped: why it is to be stopped; '' while it is not.
         credit: bytes of parts that may be sent.
     """
 
-    __slots__ = ("begun", "credit", "deadline", "kind", "nbytes", "number", "room", "stopped", "work")
+    __slots__ = (
+        "begun",
+        "credit",
+        "deadline",
+        "kind",
+        "nbytes",
+        "number",
+        "room",
+        "slot",
+        "started",
+        "stopped",
+        "work",
+    )
 
     def __init__(self, number: int, kind: Says, nbytes: int, deadline: float) -> None:
         self.number = number
@@ -42,7 +56,8 @@ class Served:
         self.deadline = deadline
         self.work: Any = None
         self.room: Any = None  # who waits for credit
-        self.begun = False
+        self.begun = self.started = False
+        self.slot: Any = None
         self.stopped = ""
         self.credit = PARTS
 

@@ -49,9 +49,9 @@ class Says(enum.IntEnum):
     GOODBYE = 32
 
 
-ASKS = frozenset((Says.CALL, Says.STREAM, Says.MESSAGE))
-ENDS = frozenset((Says.RESULT, Says.RAISED, Says.REFUSED, Says.DROPPED))
-_KNOWN = frozenset(Says)
+ASKS: dict[int, Says] = {int(kind): kind for kind in (Says.CALL, Says.STREAM, Says.MESSAGE)}
+ENDS = frozenset(map(int, (Says.RESULT, Says.RAISED, Says.REFUSED, Says.DROPPED)))
+_KNOWN = frozenset(map(int, Says))
 
 
 class Request(NamedTuple):
@@ -99,7 +99,7 @@ def read_request(body: bytes | bytearray) -> Request:
     try:
         left, size = _ASK.unpack_from(body)
         end = _ASK.size + size
-        name = bytes(body[_ASK.size : end]).decode()
+        name = str(body[_ASK.size : end], "utf-8")
     except (struct.error, UnicodeDecodeError) as error:
         raise WireError(f"a call that cannot be read ({error})") from None
     if len(body) < end or size > MAX_NAME or not left >= 0:
@@ -160,6 +160,7 @@ class Frames:
     def _cut(self, inbox: bytes | bytearray, found: list[Frame]) -> int:
         """Take whole frames, and begin to gather a large one; how many bytes were taken."""
         at, end = 0, len(inbox)
+        whole = type(inbox) is bytes
         while end - at >= _HEAD.size:
             size, kind, number = _HEAD.unpack_from(inbox, at)
             if size > _MOST or kind not in _KNOWN:
@@ -172,6 +173,6 @@ class Frames:
                     self._missing, self._head = stop - end, (kind, number)
                     return end
                 break
-            found.append((kind, number, bytes(memoryview(inbox)[start:stop])))
+            found.append((kind, number, inbox[start:stop] if whole else bytes(memoryview(inbox)[start:stop])))
             at = stop
         return at

@@ -442,3 +442,64 @@ async def test_nonsense_ends_a_connection_and_the_next_call_makes_another() -> N
                 await task
 
     await cluster(server, client)
+
+
+async def test_a_limit_holds_for_plain_functions_that_give_something_to_await() -> None:
+    running: list[int] = []
+    most: list[int] = []
+    go = asyncio.Event()
+
+    def server(pg: ProcessGroup) -> None:
+        async def later(number: int) -> int:
+            running.append(number)
+            most.append(len(running))
+            try:
+                await go.wait()
+            finally:
+                running.remove(number)
+            return number
+
+        pg.handler(lambda number: later(number), name="work", limit=2)
+        pg.handler(lambda: len(running), name="running", limit=1)
+
+    async def client(pg: ProcessGroup) -> None:
+        tasks = [asyncio.create_task(pg.call(1, "work", number)) for number in range(9)]
+        while await pg.call(1, "running") < 2:
+            pass
+        tasks[1].cancel()  # its place goes to the next
+        while 2 not in running:
+            await asyncio.sleep(0)
+        tasks[5].cancel()  # it has none yet
+        go.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [number for number in range(9) if results[number] == number] == [0, 2, 3, 4, 6, 7, 8]
+        assert max(most) == 2
+        assert await asyncio.gather(*(pg.call(1, "running") for _ in range(9))) == [0] * 9
+
+
+async def test_calls_that_are_cancelled_at_once_leave_no_place_taken() -> None:
+    begun: list[int] = []
+
+    def server(pg: ProcessGroup) -> None:
+        @pg.handler
+        async def waits(number: int) -> None:
+            begun.append(number)
+            await asyncio.Event().wait()
+
+        @pg.handler(limit=1)
+        async def alone(number: int) -> int:
+            return number
+
+    async def client(pg: ProcessGroup) -> None:
+        for name in ("waits", "alone"):
+            tasks = [asyncio.create_task(pg.call(1, name, number)) for number in range(10 * CALLS)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert await asyncio.gather(*(pg.call(1, "alone", number) for number in range(2 * CALLS))) == list(
+            range(2 * CALLS)
+        )
+        assert len(begun) <= CALLS
+
+    await cluster(server, client)
