@@ -263,7 +263,7 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
 
     Attributes:
         missing: global ranks that had not arrived at the operation, as far as is known.
-        unheard: global ranks that did not answer, so that nobody knows: their event loops did not turn, say.
+        unheard: global ranks that did not answer, for example because their event loops were blocked.
         timeout: seconds that were allowed.
         trouble: what else is known of members that keep the others waiting, in words.
 

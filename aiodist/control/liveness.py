@@ -111,10 +111,10 @@ class Blocked:
         return max(now - self.since, 0.0)
 
     def describe(self, now: float) -> str:
-        """The state in words: 'has not turned its event loop for 8 s: train.py:41 in evaluate'."""
-        why = _WORDS.get(self.state) or self.where or "it does not know where"
+        """The state in words: 'has not run its event loop for 8 s: train.py:41 in evaluate'."""
+        why = _WORDS.get(self.state) or self.where or "its line is not known"
         seconds = self.seconds(now)
-        return f"has not turned its event loop for {seconds:.{0 if seconds >= 1 else 1}f} s: {why}"
+        return f"has not run its event loop for {seconds:.{0 if seconds >= 1 else 1}f} s: {why}"
 
 
 @dataclass(slots=True)

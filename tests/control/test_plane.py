@@ -424,7 +424,7 @@ def test_groups_hear_of_a_blocked_loop_until_it_turns_and_nobody_is_lost() -> No
     pings = blocked.links[2].pings
     blocked.run(3, alive=(1, 3))
     assert blocked.links[2].pings <= pings + 4  # its room is kept
-    assert blocked.ear.blocked[-1] == {2: "has not turned its event loop for 8 s: train.py:41 in evaluate"}
+    assert blocked.ear.blocked[-1] == {2: "has not run its event loop for 8 s: train.py:41 in evaluate"}
     assert blocked.plane.blocked() == blocked.ear.blocked[-1]
     assert blocked.told(1) == [(2, State.blocked, 5.0)]  # passed on
     assert list(blocked.plane.core.avoided) == [2]
