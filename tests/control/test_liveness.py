@@ -256,7 +256,7 @@ def test_who_sees_a_process_answers_who_cannot() -> None:
         assert liveness.blocked[7].state is state
         watch(liveness, now, round(24 / EVERY), stopped)
         assert bool(liveness.overdue()) is stopped  # 30 s after its last sign of life
-        liveness.learn(7, State.turns, 0.0, "", now)
+        liveness.learn(7, State.runs, 0.0, "", now)
         assert not liveness.blocked
         watch(liveness, now, 10_000, True)
         assert not liveness.overdue()
@@ -271,7 +271,7 @@ def test_a_loop_that_turns_again_is_forgotten() -> None:
         if linked:
             liveness.turned(7, 1.0)
         else:
-            liveness.learn(7, State.turns, 0.0, "", 1.0)
+            liveness.learn(7, State.runs, 0.0, "", 1.0)
         assert not liveness.blocked
     liveness.learn(7, State.blocked, 5.0, "", 1.0)
     liveness.detach(7)  # lost, or gone

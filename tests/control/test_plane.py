@@ -488,8 +488,8 @@ def test_this_process_says_that_its_loop_turns_again_once_the_others_think_that_
                 assert len(message.body[3]) == 200
         assert not woken.told(2) or by == "another"
         woken.run(3, alive=(1, 2, 3))
-        assert woken.told(2)[-1] == (0, State.turns, 0.0)
-        assert [state for _, state, _ in woken.told(2)].count(State.turns) == 1
+        assert woken.told(2)[-1] == (0, State.runs, 0.0)
+        assert [state for _, state, _ in woken.told(2)].count(State.runs) == 1
         assert not woken.plane.blocked()
         woken.close()
 
