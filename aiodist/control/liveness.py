@@ -42,7 +42,7 @@ WORDS_AT_LEAST = 4
 
 
 class State(enum.IntEnum):
-    """State of a process whose event loop is blocked, as far as it is known. Codes are part of the protocol."""
+    """State of a process whose event loop is blocked, as far as is known. Codes are part of the protocol."""
 
     runs = 0  # again
     blocked = 1  # its watchdog says so, and where the loop's thread is
