@@ -19,26 +19,27 @@ PAGE = Path(__file__).parent / "states.md"
 HEAD = """\
 # State machines
 
-This page is for people who change aiodist. It shows which states four parts have, and which event leads from one
-state to another. An event that has no row for a state changes nothing there.
+This page is for people who change aiodist. It shows which states four parts have, and which event leads from
+one state to another. An event that has no row for a state changes nothing there.
 
-`docs/make_states.py` writes the page from the tables in the code, and `tests/test_states.py` compares it with them.
+`docs/make_states.py` writes the page from the tables in the code, and `tests/test_states.py` compares it with
+them.
 The [glossary](glossary.md) has the words.
 """
 
 WORKERS = """\
 ## The workers of a node
 
-This machine says when the workers are asked to end, and with which signal (`launch/supervisor.py`). If a worker
-may be started again, its death is no failure yet.
+This machine says when the workers are asked to end, and with which signal (`launch/supervisor.py`). If a
+worker may be started again, its death is no failure yet.
 """
 
 DRAFTS = """\
 ## A draft of the next epoch
 
-A *draft* is a proposed next epoch. Each member of the old epoch has this machine for it (`membership/drafts.py`).
-News comes by several ways, and in any order. The member's next step follows from this state, from who is ready or
-gone, and from the time (`membership/assembly.py`).
+A *draft* is a proposed next epoch. Each member of the old epoch has this machine for it
+(`membership/drafts.py`). News comes by several ways, and in any order. The member's next step follows from
+this state, from who is ready or gone, and from the time (`membership/assembly.py`).
 """
 
 LINKS = """\
@@ -51,8 +52,8 @@ Every link has this machine: links of channels and of the control plane, over so
 LOOPS = """\
 ## What all ranks are told of a blocked event loop
 
-Ranks that see more than the others know tell it to all (`control/liveness.py`). They tell it again, as they see it
-then, after each doubling of its time. When the loop runs again, all ranks forget the state.
+Ranks that see more than the others know tell it to all (`control/liveness.py`). They tell it again, as they
+see it then, after each doubling of its time. When the loop runs again, all ranks forget the state.
 """
 
 Edge = tuple[str, str, str]
