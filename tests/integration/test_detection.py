@@ -278,9 +278,7 @@ async def test_an_operations_own_deadline_holds_and_says_whose_loop_does_not_tur
     with pytest.raises(dist.CollectiveTimeout) as caught:
         await pg.barrier(timeout=LONG / 2)
     assert (caught.value.missing, caught.value.unheard) == ((), (0,))
-    words = (
-        r"within 1 s: rank 0 did not answer; rank 0 \(\S+\) has not run its event loop for [\d.]+ s: \S+"
-    )
+    words = r"within 1 s: rank 0 did not answer; rank 0 \(\S+\) has not run its event loop for [\d.]+ s: \S+"
     assert re.search(words, str(caught.value))
     assert not pg._core.control.core.lost
 

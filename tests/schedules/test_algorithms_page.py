@@ -1,4 +1,4 @@
-"""docs/algorithms.md and its table are true: the choices are those of `select`. Run as a script to write them."""
+"""docs/algorithms.md and its table are true: the choices are those of `select`. As a script it writes them."""
 
 from __future__ import annotations
 
