@@ -1,4 +1,4 @@
-"""docs/algorithms.md and its table are true: the choices are those of `select`. As a script it writes them."""
+"""docs/algorithms.md and its table are true: the choices are those of `select`. A script that writes them."""
 
 from __future__ import annotations
 
