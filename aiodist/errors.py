@@ -105,13 +105,13 @@ def _restore(kind: type[AiodistError], args: tuple[Any, ...], state: dict[str, A
 
 
 class UsageError(AiodistError, ValueError):
-    """The call has no meaning as it stands. Raised before anything is sent; no number was taken."""
+    """The call has no meaning as it is written. Raised before anything is sent; the group is as before."""
 
 
 class ForgottenAwait(AiodistError):
-    """Operations were neither awaited nor held nor drained: what was read of their tensors may be wrong.
+    """Operations were neither awaited nor held nor drained: values read from their tensors may be wrong.
 
-    Raised when the group is closed. Where another error ends it, that one carries this text as a note.
+    Raised when the group is closed. If another error ends the group, that error carries this text as a note.
 
     Attributes:
         origins: (operation, file, line, how often) of each line that forgot; the file is '' where no line of
@@ -160,15 +160,15 @@ class AuthenticationError(RendezvousError):
 
 
 class StoreReplaced(RendezvousError):
-    """The store that answers is not the one that was there, or has gone back to older data."""
+    """The store that answers is another one than before, or has gone back to older data."""
 
 
 class StoreFull(RendezvousError):
-    """The store holds as much as it may; what would have made it larger did not happen."""
+    """The store is full; the call that would have made it larger had no effect."""
 
 
 class LeaseLost(RendezvousError):
-    """The lease has ended, and its keys are gone: its holder was taken for dead."""
+    """The lease has ended, and its keys are gone: the store took its holder for dead."""
 
 
 class GroupClosed(AiodistError):
@@ -176,9 +176,9 @@ class GroupClosed(AiodistError):
 
 
 class PeerClosed(GroupClosed):
-    """Nothing more comes from a rank, or from any: they have closed the group, and what they sent is here.
+    """One rank, or every other, has closed the group: nothing more comes, and all that it sent is here.
 
-    A receive that waits ends by this; nothing else does, and the group is not broken.
+    Only a waiting receive ends with this error, and the group is not broken.
 
     Attributes:
         ranks: global ranks.
@@ -191,7 +191,7 @@ class PeerClosed(GroupClosed):
 
 
 class GroupBroken(AiodistError):
-    """The group can do no more work, through no fault of the call that reports it.
+    """The group is broken: it carries out no more operations. The call that reports it need not be the cause.
 
     The tensors of a failed in-place operation are undefined. A Work that fails with this has stopped
     touching its buffers.
@@ -237,8 +237,8 @@ class PeerLost(GroupBroken):
     Attributes:
         ranks: global ranks of the lost members.
         cause: how it was noticed ('process 4711 ended', 'connection ended without goodbye', …).
-        silence: seconds between its last sign of life and the moment when its loss was noticed, which is the
-            longest that detection can have taken; None where nobody knows.
+        silence: seconds between its last sign of life and the moment when its loss was noticed. Detection
+            took at most this long. None if it is not known.
     """
 
     def __init__(
@@ -264,9 +264,9 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
 
     Attributes:
         missing: global ranks that had not arrived at the operation, as far as is known.
-        unheard: global ranks that did not answer, so that nobody knows: their event loops did not turn, say.
+        unheard: global ranks that did not answer, for example because their event loops were blocked.
         timeout: seconds that were allowed.
-        trouble: what else is known of members that keep the others waiting, in words.
+        trouble: what else is known about members for which the others wait, in words.
 
     These are the same on all members. A rank that is named in them reads which rank waited for it instead.
     """
@@ -414,12 +414,12 @@ class CallError(AiodistError):
 
 class CallNotRun(CallError):
     """The call has not run, and never will: there is no such handler, the arguments do not fit, its time was
-    over before it began, or the rank is lost or cannot be reached. Make it again, there or elsewhere."""
+    over before it began, or the rank is lost or cannot be reached. You may call again, there or elsewhere."""
 
 
 class CallUnknown(CallError):
     """The call was sent, and its outcome is not known: it may have run, or run in part. The rank died, left
-    or stopped it. Make it again only if it may run twice."""
+    or stopped it. Repeat the call only if it may run twice."""
 
 
 class CallTimeout(CallUnknown, TimeoutError):
@@ -427,7 +427,7 @@ class CallTimeout(CallUnknown, TimeoutError):
 
 
 class RemoteError(CallError):
-    """The handler raised. No class is built of what it raised: its name and its text are all that travels.
+    """The handler raised an error. Only the name of its class and its text travel, not the error itself.
 
     Attributes:
         type_name: of the exception's class: "KeyError", "package.module.Class".

@@ -169,12 +169,12 @@ _FAILED = 2
 class Work(Generic[T]):
     """The handle of one started operation, which every method of a group returns.
 
-    `await work` gives the result. Until then the operation borrows the tensors that it was given: do not
-    write to them, nor read those that it writes, before the Work is done, also if your await was
-    cancelled. The Work keeps them alive. A Work that fails has stopped touching them. A failure that nobody
-    is told, by `await`, `result` or `exception`, is raised when the group is closed. A Work that
-    is dropped and was neither awaited, nor held (`async_op=True`), nor followed by `drain`, is a forgotten
-    await: closing the group raises `ForgottenAwait`.
+    `await work` gives the result. Until then the operation borrows its tensors: before the Work is done, do
+    not write to them, and do not read those that it writes, even if your await was cancelled. The Work keeps
+    them alive. A Work that has failed no longer touches them. If nobody asks for a failure, by `await`,
+    `result` or `exception`, closing the group raises it. A Work that is dropped and was neither awaited, nor
+    held (`async_op=True`), nor followed by `drain`, is a forgotten await: closing the group raises
+    `ForgottenAwait`.
 
     Attributes:
         op: the operation's name, 'all_reduce'.
@@ -347,7 +347,7 @@ class Work(Generic[T]):
             raise
 
     async def wait(self, timeout: float | timedelta | None = None) -> T:
-        """Wait with this awaiter's own patience.
+        """Wait for the operation, for a limited time if you like.
 
         Args:
             timeout: seconds, or a timedelta; None waits as long as the operation may take.
@@ -425,8 +425,8 @@ class Work(Generic[T]):
     def synchronize(self, stream: Any = None) -> None:
         """Make a stream of the device wait for the operation. The host waits until it is launched, no longer.
 
-        What the stream is given afterwards finds the result in the tensors. `await work` says more: that the
-        host may read it, and that all ranks had issued the same operation, which may still be compared.
+        Later work of the stream finds the result in the tensors. `await work` tells you more: that the host
+        may read the result, and that all ranks had issued the same operation, which may still be compared.
 
         Args:
             stream: of CuPy or torch, or its raw pointer; None means the one that is current for the kind of

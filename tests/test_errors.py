@@ -90,9 +90,9 @@ BROKEN: list[tuple[GroupBroken, dict[str, Any], str]] = [
     (CollectiveTimeout(2.5, [4]), {"timeout": 2.5, "missing": (4,)}, "within 2.5 s: rank 4 had not arrived"),
     (CollectiveTimeout(2.5), {"missing": ()}, "all had arrived"),
     (
-        CollectiveTimeout(2.5, [4], [1], "rank 1 (b) has not turned its event loop for 8 s: train.py:41"),
+        CollectiveTimeout(2.5, [4], [1], "rank 1 (b) has not run its event loop for 8 s: train.py:41"),
         {"missing": (4,), "unheard": (1,)},
-        "rank 4 had not arrived; rank 1 did not answer; rank 1 (b) has not turned",
+        "rank 4 had not arrived; rank 1 did not answer; rank 1 (b) has not run",
     ),
     (CollectiveMismatch({1: "b", 0: "a"}), {"said": {0: "a", 1: "b"}}, "rank 0: a; rank 1: b"),
     (

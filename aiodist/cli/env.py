@@ -1,4 +1,4 @@
-"""`aiodist env`: the placement that aiodist would detect in this environment, and the evidence."""
+"""`aiodist env`: which rank and meeting point aiodist detects in this environment, and why."""
 
 from __future__ import annotations
 

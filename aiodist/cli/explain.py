@@ -1,7 +1,7 @@
-"""`aiodist explain [JOB|DIR]`: why a job stands still, or is slow; of one that has ended, what happened.
+"""`aiodist explain [JOB|DIR]`: why a job stands still, or is slow, or what happened in it.
 
-Of a job that runs, the ranks that are the cause are asked what they do. Of one that has ended it reads the
-dump that its ranks have left.
+If the job runs, the command asks the ranks that are the cause what they do. If the job has ended, the command
+reads the dump that its ranks have left.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         nargs="?",
         help="its script, or the beginning of its key (the only job; `aiodist jobs`)",
     )
-    parser.add_argument("rank", metavar="RANK", nargs="?", type=int, help="one rank (else all)")
+    parser.add_argument("rank", metavar="RANK", nargs="?", type=int, help="one rank (default: all)")
     parser.add_argument("--json", action="store_true", help="for machines")
     args = parser.parse_args(list(argv))
     from aiodist.observe.ask import ask

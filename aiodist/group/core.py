@@ -55,7 +55,7 @@ class GroupCore:
 
     Args:
         roster: its members.
-        timeout: seconds; of operations that say nothing else.
+        timeout: seconds; of operations without a timeout of their own.
         control: the process's control plane.
         make_backend: makes the backend of a context and global ranks, which tells the reports what breaks.
         family: of the world that the group is made of; None: it is a world itself.

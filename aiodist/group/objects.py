@@ -161,8 +161,8 @@ class Objects:
     def _check_pickle(self, allowed: bool) -> None:
         if allowed and self._core.control.exposed:
             raise UsageError(
-                "allow_pickle=True is refused in a job without a secret that other hosts can reach: whoever "
-                "does could run code here",
+                "allow_pickle=True is refused in a job without a secret that other hosts can reach: "
+                "those hosts could run code here",
                 hint="Set AIODIST_SECRET to the same on every host, or use TLS",
             )
 

@@ -178,7 +178,7 @@ class Watch:
             found = self._other_side(operation, blocked)
         else:
             found = self.absent.get(call.seq) or self._guess(call.seq, blocked)
-        trouble = [f"{self._name(me)} had not turned its own event loop for {late:.1f} s"] if late else []
+        trouble = [f"{self._name(me)} had not run its own event loop for {late:.1f} s"] if late else []
         trouble += [f"{self._name(rank)} {blocked[rank]}" for rank in ranks if rank in blocked]
         # What peers have written into shared memory says more than they do: also that one has come since. A
         # verdict on this rank, which was busy when asked, or came later, says nothing: it is here.

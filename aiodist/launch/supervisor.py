@@ -101,7 +101,7 @@ class State(Enum):
 
     RUNNING = "nobody is asked to end"
     GRACE = "something failed; the others may end by themselves"
-    STOPPING = "who still runs is asked to end"
+    STOPPING = "workers that still run are asked to end"
     OVER = "all have ended"
 
 

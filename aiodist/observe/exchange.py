@@ -82,7 +82,7 @@ def _wish(data: bytes) -> tuple[int, bool] | None:
         wish: Any = json.loads(data)
         return int(wish["most"]), bool(wish["stacks"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        _log.info("a wish to see this host cannot be read: %s", one_line(str(error)))
+        _log.info("a request to see this host cannot be read: %s", one_line(str(error)))
         return None
 
 

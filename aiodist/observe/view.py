@@ -23,7 +23,7 @@ class Doing(enum.Enum):
 
     running = "it computes, or has nothing to do"
     waiting = "its loop sleeps while operations are pending"
-    blocked = "its event loop does not turn"
+    blocked = "its event loop is blocked"
     held = "a call holds its interpreter"
     stopped = "it is stopped, by a signal or a debugger"
     dead = "its process has ended without leaving"

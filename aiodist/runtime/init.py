@@ -44,7 +44,7 @@ def is_initialized() -> bool:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Whether `init_process_group` would take this backend here. Imports the backend's library.
+    """Whether `init_process_group` accepts this backend here. Imports the backend's library.
 
     Args:
         backend: as there; case does not count.

@@ -50,9 +50,9 @@ async def join(
 ) -> ProcessGroup:
     """Become a member of a job, at its beginning or later.
 
-    If the job has not begun, this is `init_process_group`: all ranks meet. If it runs, this process waits at
-    the store until the members admit it (`rebuild`, `grow`), as the last rank of their next epoch. So a
-    script whose workers may die and come back calls only this. Where no member of the last run is left, all
+    If the job has not begun, this is `init_process_group`: all ranks meet. If the job runs, this process
+    waits at the store until the members admit it (`rebuild`, `grow`), as the last rank of their next epoch. A
+    script whose workers may die and come back needs only this call. If no member of the last run is left, all
     ranks meet anew.
 
     Args:

@@ -43,7 +43,7 @@ def _check(main: object) -> None:
         calls = (
             f"Call it: dist.run({name}())" if asyncio.iscoroutinefunction(main) else "Write dist.run(main())"
         )
-        raise UsageError(f"run wants a coroutine, got {type(main).__name__}", hint=calls)
+        raise UsageError(f"run needs a coroutine, got {type(main).__name__}", hint=calls)
     if asyncio._get_running_loop() is not None:
         main.close()  # else Python warns of it, too
         raise UsageError(

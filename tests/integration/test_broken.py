@@ -87,7 +87,7 @@ async def test_peer_that_exits_mid_operation_is_lost_at_once(pg: ProcessGroup, t
     with pytest.raises(dist.PeerLost) as caught:
         await pg.all_reduce(np.arange(1000.0))
     assert caught.value.ranks == (2,)
-    assert "has not turned" not in caught.value.cause  # its end was seen, and not its silence
+    assert "has not run" not in caught.value.cause  # its end was seen, and not its silence
 
 
 @OVER_TCP

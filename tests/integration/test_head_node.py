@@ -135,7 +135,7 @@ def test_variables_arrive_and_no_command_line_has_them(script: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "said"),
     [
-        ("closed", "closed: it lets nobody in with this login. Give it your public key: ssh-copy-id closed"),
+        ("closed", "closed: it refuses this login. Give it your public key: ssh-copy-id closed"),
         ("gone", "gone: no ssh server listens there. Start sshd on it"),
         ("nobody", "nobody: nobody knows the name"),
         ("changed", "changed: its key is not the known one"),
@@ -173,7 +173,7 @@ def test_all_hosts_that_are_not_well_are_named_at_once() -> None:
     ended = run("a,closed,gone", HELLO)
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 2
-    assert "closed: it lets nobody in" in ended.stderr
+    assert "closed: it refuses this login" in ended.stderr
     assert "gone: no ssh server listens there" in ended.stderr
 
 

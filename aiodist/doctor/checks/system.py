@@ -89,7 +89,7 @@ def check_cores(room: Room, ranks: int) -> Finding:
         "cores",
         "limited",
         value,
-        "ranks take turns on a core: whoever waits for another waits for its turn, too",
+        "ranks take turns on a core: a rank that waits for another waits for its turn, too",
         f"aiodist run --nproc-per-node {max(1, int(room.cores))} …",
     )
 

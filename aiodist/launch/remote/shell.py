@@ -29,7 +29,7 @@ _NOT_FOUND = (126, 127)
 _ABOUT_US = ("SSH_CONNECTION", *ABOUT_A_WORKER)
 _KEPT = 20  # last lines of stderr, for an agent that does not start
 _FOUND = (  # what ssh says, in lower case, and what it means
-    ("permission denied", "it lets nobody in with this login", "Give it your public key: ssh-copy-id {name}"),
+    ("permission denied", "it refuses this login", "Give it your public key: ssh-copy-id {name}"),
     ("host key verification failed", "its key is not the known one", "Connect once by hand: ssh {name}"),
     ("could not resolve", "nobody knows the name", "Write its address, or put it into ~/.ssh/config"),
     ("connection refused", "no ssh server listens there", "Start sshd on it"),
