@@ -367,7 +367,8 @@ class ProcessGroup:
         The Work of a message of up to 8 KiB may be done before the receive is posted, while at most 64 KiB of
         such messages are under way; a larger message waits for its receive. The first message from one rank
         to another waits until the event loop there is free, because the two have to connect. A
-        message to oneself is like any other: a small one is copied at once, a larger one waits for its receive.
+        message to oneself is like any other: a small one is copied at once, a larger one waits for its
+        receive.
 
         Args:
             tensor: any shape; read.

@@ -265,7 +265,7 @@ class Callee:
     # The end.
 
     def _cancel(self, served: Served) -> None:
-        """Stop a call; its task answers. A task that has not taken its first step takes it before, and sees."""
+        """Stop a call; its task answers. A task that has not begun takes its first step before, and sees."""
         work = served.work
         if served.started or type(work) is _Waiting:
             work.cancel()

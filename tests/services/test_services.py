@@ -467,7 +467,7 @@ async def test_a_limit_holds_for_plain_functions_that_give_something_to_await() 
         while await pg.call(1, "running") < 2:
             pass
         tasks[1].cancel()  # its place goes to the next
-        while 2 not in running:
+        while 2 not in running:  # noqa: ASYNC110
             await asyncio.sleep(0)
         tasks[5].cancel()  # it has none yet
         go.set()
