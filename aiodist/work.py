@@ -448,7 +448,7 @@ class Work(Generic[T]):
 
     @property
     def _asyncio_future_blocking(self) -> None:
-        """None: it is no future. `asyncio.isfuture` asks, before a task is made that awaits the Work. From then
+        """None: it is no future. `asyncio.isfuture` asks, before a task is made that awaits it: from then
         on that is asyncio's to do, also where the task is cancelled before its first step."""
         self._wrapped = True
 

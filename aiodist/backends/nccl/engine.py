@@ -77,7 +77,6 @@ class NcclEngine(Engine):
         self._ids: dict[int, bytes] = {}  # of the lanes on which messages go to each peer
         self._theirs: dict[int, bytes] = {}  # of those on which they come
         self._pairs: dict[tuple[int, bool], Pair] = {}
-        self._halves: dict[int, tuple[Task, Done]] = {}  # one side of messages to this rank itself, by number
         self._parts: dict[int, asyncio.Future[Any]] = {}  # lanes for groups that are made of this one
         self._looking: asyncio.TimerHandle | None = None
 
@@ -208,25 +207,15 @@ class NcclEngine(Engine):
 
     def send(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Launch a send, on the lane to the peer."""
-        if peer == self.setup.rank:
-            self._to_oneself(task, number, done)
-            return
         self._pair(peer, True).use(lambda lane: self._launch(lane, [(task, done)], self._maker.message))
 
     def recv(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Launch a receive, on the lane from the peer."""
-        if peer == self.setup.rank:
-            self._to_oneself(task, number, done)
-            return
         self._pair(peer, False).use(lambda lane: self._launch(lane, [(task, done)], self._maker.message))
 
-    def _to_oneself(self, task: Task, number: int, done: Done) -> None:
-        """Launch both sides of a message to this rank together, once both have begun."""
-        other = self._halves.pop(number, None)
-        if other is None:
-            self._halves[number] = task, done
-            return
-        sides = [other, (task, done)] if task.operation.source is None else [(task, done), other]
+    def to_oneself(self, sent: Task, received: Task, done: Done) -> None:
+        """Launch both sides of a message to this rank together, on a lane for this rank alone."""
+        sides: list[tuple[Task, Done]] = [(sent, _nothing), (received, done)]
         maker = self._maker.to_oneself()
         self._pair(self.setup.rank, True).use(lambda lane: self._launch(lane, sides, maker))
 
@@ -410,6 +399,10 @@ class NcclEngine(Engine):
         self._rest()
         if self._device is not None:
             self._device.leave(self, self._lanes)
+
+
+def _nothing() -> None:
+    """Do nothing: the other side says when it is over."""
 
 
 def _call_all(dones: Sequence[Done]) -> None:
