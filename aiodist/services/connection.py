@@ -20,7 +20,7 @@ HIGH = 4 << 20
 _LOW = 256 << 10  # bytes that wait to be written before large frames have to wait
 _BURST = 16  # pieces of large frames that are written in one turn of the loop
 _BATCH = 64  # pieces that leave together, at most
-_JOINED = 64 << 10  # pieces up to here are put together
+_JOINED = 128 << 10  # pieces up to here are put together
 
 
 class Connection:
@@ -187,12 +187,12 @@ class Connection:
 
     def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
         if len(pieces) == 1:
-            self._line.write(pieces[0])
+            self._line.write(bytes(pieces[0]))
         elif sum(map(len, pieces)) <= _JOINED:
             self._line.write(b"".join(pieces))
         else:
             for piece in pieces:
-                self._line.write(piece)
+                self._line.write(bytes(piece))
 
     def _received(self, data: bytes) -> None:
         if self._held is None:

@@ -18,7 +18,7 @@ from aiodist.wire.calls import MAX_NAME
 
 GRACE = 1.0
 """Seconds that a call waits for its handler to be registered: processes do not begin in the same instant.
-They count from the latest registration, so a wrong name fails at once where nothing is registered any more."""
+They count from the latest registration, so a wrong name fails at once where no others are registered."""
 
 LIMIT = 256
 """Calls of one handler that run at once in a process, where its registration says nothing else."""
@@ -149,13 +149,13 @@ class Handlers:
         return f"it has no handler {name!r}; {meant or (f'it has {known}' if known else 'it has none')}"
 
     def patience(self) -> float:
-        """Seconds to wait for a handler: until a second after the latest registration; from now if none was."""
+        """Seconds to wait for a handler: until `GRACE` after the latest registration, or from now."""
         if not self.by_name:
             return GRACE
         return self._latest + GRACE - asyncio.get_running_loop().time()
 
     async def wait_for(self, name: str) -> Handler | None:
-        """The handler of a name, which may be about to be registered; None where it seems that none will be."""
+        """The handler of a name, which may be about to be registered; None where none will be, it seems."""
         patience = self.patience()
         if name not in self.by_name and patience > 0:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
