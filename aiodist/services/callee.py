@@ -14,8 +14,9 @@ from aiodist.services.codec import LARGE, decoded, encode, encoded
 from aiodist.services.connection import Connection
 from aiodist.services.handlers import Handler, Handlers
 from aiodist.services.mailbox import Letter, Mailbox
+from aiodist.services.outbox import PIECE
 from aiodist.services.outcomes import LEAVES, raised
-from aiodist.services.serving import Served, Serving
+from aiodist.services.serving import CANCELLED, Served, Serving
 from aiodist.transport.line import Line
 from aiodist.wire import calls, objects
 from aiodist.wire.calls import ASKS, Frame, Request, Says
@@ -92,6 +93,9 @@ class Callee:
             served = self._serving.cancel(number)
             if served is not None:
                 self._cancel(served)
+            elif self._serving.skip(number):
+                self._connection.forget(number)
+                self._connection.send(calls.text_frame(Says.REFUSED, number, CANCELLED))
         elif kind == Says.GRANT:
             served = self._serving.grant(number, calls.read_grant(body))
             if served is not None and served.room is not None and not served.room.done():
@@ -168,8 +172,8 @@ class Callee:
             answer = objects.encode_small(result)
             if answer is None:
                 answer = await encoded(result)
-            if self._connection.full:
-                await self._connection.until_room()
+            if self._connection.full or (len(answer) > PIECE and self._connection.crowded):
+                await self._connection.until_room(large=len(answer) > PIECE)
             self._answer(served, Says.RESULT, answer)
             self._look_again()
         except asyncio.CancelledError as error:
@@ -201,8 +205,8 @@ class Callee:
             else:
                 result = handler.function(*args)
                 answer = await encoded(await result if hasattr(result, "__await__") else result)
-            if self._connection.full:
-                await self._connection.until_room()
+            if self._connection.full or (len(answer) > PIECE and self._connection.crowded):
+                await self._connection.until_room(large=len(answer) > PIECE)
             self._answer(served, Says.RESULT, answer)
             self._look_again()
         except _Refused as why:
@@ -227,15 +231,14 @@ class Callee:
                     served.room = self._loop.create_future()
                     await served.room
                 served.spend(len(body))
-                self._connection.send(calls.head(Says.PART, served.number, len(body)), body)
-                if self._connection.full:
-                    await self._connection.until_room()
+                self._send(served, Says.PART, body)
+                if self._connection.full or self._connection.crowded:
+                    await self._connection.until_room(large=len(body) > PIECE)
         finally:
             await parts.aclose()
 
     def _unknown(self, name: str) -> str:
-        known = ", ".join(sorted(self._handlers.by_name)[:10])
-        return f"it has no handler {name!r} ({f'it has {known}' if known else 'it has none'})"
+        return self._handlers.unknown(name)
 
     # What is answered.
 
@@ -244,8 +247,14 @@ class Callee:
             served.slot.give()
             served.slot = None
         if self._serving.ended(served):
-            before = calls.head(kind, served.number, len(body))
-            self._connection.send(before, body, more=len(self._serving) > 0)
+            self._send(served, kind, body, more=len(self._serving) > 0)
+
+    def _send(self, served: Served, kind: Says, body: bytes, *, more: bool = False) -> None:
+        connection, number = self._connection, served.number
+        if connection.in_turn(number, len(body)):
+            connection.send_in_turn(number, kind, number, body)
+        else:
+            connection.send(calls.head(kind, number, len(body)), body, more=more)
 
     def _raised(self, served: Served, name: str, error: BaseException) -> None:
         level = logging.DEBUG if isinstance(error, AiodistError) else logging.INFO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 from aiodist.errors import UsageError
@@ -56,6 +57,9 @@ def is_bulky(value: Any) -> bool:
             if looked >= _MANY:
                 return True
             rest += one.values() if kind is dict else one
+        elif dataclasses.is_dataclass(kind):
+            rest += [getattr(one, field.name, None) for field in dataclasses.fields(kind)]
+            looked += 1
         else:
             nbytes = getattr(one, "nbytes", 0)
             if isinstance(nbytes, int) and nbytes >= LARGE:

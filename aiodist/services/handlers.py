@@ -8,6 +8,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +17,8 @@ from aiodist.services import records
 from aiodist.wire.calls import MAX_NAME
 
 GRACE = 1.0
-"""Seconds that a call waits for its handler to be registered: processes do not begin in the same instant."""
+"""Seconds that a call waits for its handler to be registered: processes do not begin in the same instant.
+They count from the latest registration, so a wrong name fails at once where no others are registered."""
 
 LIMIT = 256
 """Calls of one handler that run at once in a process, where its registration says nothing else."""
@@ -112,6 +114,7 @@ class Handlers:
     def __init__(self) -> None:
         self.by_name: dict[str, Handler] = {}
         self.names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._latest = 0.0  # time of the latest registration
         self._awaited: dict[str, list[asyncio.Future[None]]] = {}
 
     def register(self, function: Any, name: str | None, limit: int | None) -> None:
@@ -125,6 +128,7 @@ class Handlers:
         name = name_of(function) if name is None else checked(name)
         if limit is not None and (type(limit) is not int or limit < 1):
             raise UsageError(f"limit must be at least 1, got {shown(limit)}")
+        self._latest = asyncio.get_running_loop().time()
         self.by_name[name] = Handler(name, function, limit or LIMIT)
         if inspect.isfunction(function):
             self.names[function] = name
@@ -137,13 +141,27 @@ class Handlers:
         registered = self.names.get(function) if inspect.isfunction(function) else None
         return registered or name_of(function)
 
+    def unknown(self, name: str) -> str:
+        """What is said of a name that has no handler."""
+        near = get_close_matches(name, self.by_name, 1)
+        known = ", ".join(sorted(self.by_name)[:10])
+        meant = f"did you mean {near[0]!r}?" if near else ""
+        return f"it has no handler {name!r}; {meant or (f'it has {known}' if known else 'it has none')}"
+
+    def patience(self) -> float:
+        """Seconds to wait for a handler: until `GRACE` after the latest registration, or from now."""
+        if not self.by_name:
+            return GRACE
+        return self._latest + GRACE - asyncio.get_running_loop().time()
+
     async def wait_for(self, name: str) -> Handler | None:
-        """The handler of a name, which may be about to be registered; None where none is within a second."""
-        if name not in self.by_name:
+        """The handler of a name, which may be about to be registered; None where none will be, it seems."""
+        patience = self.patience()
+        if name not in self.by_name and patience > 0:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._awaited.setdefault(name, []).append(waiting)
             try:
-                await asyncio.wait([waiting], timeout=GRACE)
+                await asyncio.wait([waiting], timeout=patience)
             finally:
                 left = self._awaited.get(name, [])
                 if waiting in left:
