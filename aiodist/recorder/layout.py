@@ -34,10 +34,6 @@ which a beat was late of late; operations that were issued; those that failed.""
 
 VITALS_AT = 128
 
-ASKED_AT, ANSWERED_AT = 2048, 2056
-"""Another process of this user adds one to the first word where it wants to know what the process does; the
-process answers in a file beside, and writes the number that it has answered into the second."""
-
 CLOCK = struct.Struct("<Qdddd")
 """What is known of a neighbour's clock: its rank; seconds to add to a time of this process's clock to have
 the neighbour's; seconds by which that grows in a second; by how many it may be wrong; the time of this clock

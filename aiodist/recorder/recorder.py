@@ -19,8 +19,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from aiodist.recorder.layout import (
-    ANSWERED_AT,
-    ASKED_AT,
     CLOCK,
     CLOCK_PLACES,
     CLOCKS_AT,
@@ -170,15 +168,6 @@ class Recorder:
         if self._events[trouble] < MOST_EVENTS:
             self._events[trouble] += 1
             self._write("event", self.clock(), text[:LONGEST], reserved=0 if trouble else RESERVED)
-
-    def asked(self) -> int:
-        """The number of the last question that another process has asked; 0 where it is answered."""
-        asked, answered = struct.unpack_from("<QQ", self._memory, ASKED_AT)
-        return int(asked) if asked != answered else 0
-
-    def answered(self, number: int) -> None:
-        """Note that this question is answered."""
-        _put_count(self._memory, ANSWERED_AT, number)
 
     def clocks(self, seen: Sequence[tuple[int, float, float, float, float]]) -> None:
         """Write what is known of neighbours' clocks: as `layout.CLOCK`, one for each. What was there goes."""

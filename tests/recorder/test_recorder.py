@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiodist.recorder import Entry, Line, Pending, Record, read
 from aiodist.recorder import recorder as recorder_module
-from aiodist.recorder.layout import ARRIVED, ASKED_AT, FIRST, PENDING_PLACES, RING_PLACES, SIZE
+from aiodist.recorder.layout import ARRIVED, FIRST, PENDING_PLACES, RING_PLACES, SIZE
 from aiodist.recorder.recorder import LONGEST, MOST_EVENTS, MOST_SORTS, Recorder, Track
 from aiodist.roles import Kind
 from tests.recorder.made import a_call, a_recorder
@@ -267,16 +267,6 @@ def test_operations_that_were_pushed_out_are_estimated() -> None:
     issued = read(recorder._memory).vitals.issued
     assert abs(issued - 3 * RING_PLACES) < 10
     assert abs(read(recorder._memory).sums[0].uses - 3 * RING_PLACES) < 10
-
-
-def test_a_question_is_asked_once() -> None:
-    memory = bytearray(SIZE)
-    recorder = a_recorder(memory)
-    assert recorder.asked() == 0
-    memory[ASKED_AT] += 1
-    assert recorder.asked() == 1
-    recorder.answered(1)
-    assert recorder.asked() == 0
 
 
 def test_events_are_bounded() -> None:
