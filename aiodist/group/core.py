@@ -103,7 +103,7 @@ class GroupCore:
         self.short: ShortWay | None = None
         self.short_messages: ShortMessages | None = None
         self._closer = closer
-        self._track = recorder.track(roster.name, roster.epoch, roster.ranks)
+        self._track = recorder.track(roster.name, roster.epoch, roster.ranks, roster.context)
         self.issuer = Issuer(loop, self._track, self.failures)
         self.issuer.number = self.numbers.of_user
         self._quiet = False  # the Works have failed: nothing touches their buffers
@@ -242,6 +242,7 @@ class GroupCore:
             self.break_group(over, tell=False)
         self.failures.forget()
         await self._end_all()
+        self._track.close()
 
     def succeed(self, old: GroupCore) -> None:
         """Take the place of an earlier epoch's group: closing that one, or one before it, closes this one."""
@@ -350,6 +351,7 @@ class GroupCore:
         self._flight.close()
         self._watch.close()
         self.backend.retire()
+        self._track.close()
         if self._closer is not None:
             await self._closer()
 

@@ -53,7 +53,7 @@ async def gather(store: Store, size: int, own: list[RankView], *, most: int, sta
     asker = os.urandom(6).hex()
     wish = {"most": most, "stacks": stacks}
     await store.set(f"{ASKED}{asker}", json.dumps(wish).encode(), ttl=LINGER)
-    found = {(view.host, view.recording.pid): view for view in own}
+    found = {view.identity: view for view in own}
     taken: set[str] = set()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):
@@ -61,7 +61,7 @@ async def gather(store: Store, size: int, own: list[RankView], *, most: int, sta
                 for key in set(await store.list_keys(f"{SEEN}{asker}/")) - taken:
                     taken.add(key)
                     for view in _views(key, await store.get(key)):
-                        found.setdefault((view.host, view.recording.pid), view)
+                        found.setdefault(view.identity, view)
                 await asyncio.sleep(EVERY)
     await store.delete_key(f"{ASKED}{asker}")
     return list(found.values())

@@ -64,6 +64,7 @@ class RankView:
         now: when it was seen, in seconds of the host's monotonic clock.
         alive: its process lived.
         stopped: a signal or a debugger had stopped it.
+        near: who looks and the process mean the same by its id: not in two containers, say.
         memory: resident bytes of the process; cpu: seconds of processor time that it has used.
         stacks: what it did, where it was asked.
         shift: seconds to add to its monotonic times to have those of whoever looks; error: by how much that
@@ -77,6 +78,7 @@ class RankView:
     now: float
     alive: bool = True
     stopped: bool = False
+    near: bool = False
     memory: int = 0
     cpu: float = 0.0
     stacks: Stacks | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import GroupBroken, Tampered, UsageError
 from aiodist.net.traffic import Traffic
+from aiodist.recent import Recent
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import Key, Observer, Route, Taker
 from aiodist.transport.control_link import ControlLink
@@ -101,7 +102,7 @@ class Endpoint(ABC):
         self._loop = loop
         self._eager_budget = eager_budget
         self._peers: dict[int, Peer] = {}
-        self._retired: set[int] = set()
+        self._retired = Recent()
         self.takers: dict[int, Taker] = {}
         self._controls: set[ControlLink] = set()
         self._controls_gone: Callable[[], None] | None = None
