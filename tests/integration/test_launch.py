@@ -270,7 +270,7 @@ def test_a_killed_agent_is_missed_by_the_other_node(start: Start, victim: int) -
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="the example needs scikit-learn")
 def test_the_example_learns_digits_as_one_process_does(start: Start) -> None:
     example = ROOT / "examples" / "train_digits.py"
-    code, output = start(example, arguments=("--epochs", "12"), nproc=4).end()
+    code, output = start(example, arguments=("--epochs", "12"), nproc=2).end()
     assert code == 0, output
     accuracy = re.search(r"held-out accuracy: ([\d.]+)", output)
     difference = re.search(r"weight difference to one process: ([\d.e+-]+)", output)
