@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import time
 from collections.abc import Callable
@@ -32,3 +33,11 @@ def until(look: Callable[[], T], what: str, *needed: subprocess.Popen[Any], pati
         assert not ended, f"{what}: did not come before the end of {ended}"
         assert time.monotonic() < limit, f"{what}: did not come within {patience:g} s"
         time.sleep(0.02)
+
+
+async def until_so(holds: Callable[[], object], what: str = "what the test waits for") -> None:
+    """Let the loop turn until something is so; `AssertionError` where it is not in time."""
+    limit = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < limit, f"{what}: is not so after {PATIENCE:g} s"
+        await asyncio.sleep(0)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from aiodist.cli.parser import Parser
+from aiodist.cli.seen import add_job
 from aiodist.environment import plain_host, tuning
 from aiodist.errors import UsageError
 from aiodist.sanitize import one_line
@@ -24,12 +25,7 @@ _LONGEST = 2000
 def main(argv: Sequence[str]) -> int:
     """Serve the page until somebody ends it; 143 after SIGTERM."""
     parser = Parser("aiodist dashboard", description=__doc__)
-    parser.add_argument(
-        "job",
-        metavar="JOB",
-        nargs="?",
-        help="its script, or the beginning of its key (the only job; waits for one if there is none)",
-    )
+    add_job(parser, more="waits for one if there is none")
     parser.add_argument(
         "--host", metavar="ADDR", default="127.0.0.1", help="address to listen on (127.0.0.1)"
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiodist.cli.parser import Parser
-from aiodist.cli.seen import again, the_job
+from aiodist.cli.seen import add_job, again, the_job
 from aiodist.cli.show import show
 
 _AFTER = 1.0  # seconds for which an operation has to be pending: who asks need not wait for the box
@@ -24,12 +24,7 @@ _SLOW = ("straggler", "slow link")  # verdicts on what goes on
 def main(argv: Sequence[str]) -> int:
     """Print the verdicts on a job that runs, in a box each, or what it does; else what has happened."""
     parser = Parser("aiodist explain", description=__doc__, example="aiodist explain train.py")
-    parser.add_argument(
-        "job",
-        metavar="JOB|DIR",
-        nargs="?",
-        help="a job here (its script, or the beginning of its key), or a dump's folder (the only job)",
-    )
+    add_job(parser, dumps=True)
     args = parser.parse_args(list(argv))
     if args.job is not None and (os.sep in args.job or Path(args.job).is_dir()):
         _explain_dump(args.job)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.cli.follow import leaving, looks
 from aiodist.cli.parser import Parser
-from aiodist.cli.seen import the_job
+from aiodist.cli.seen import add_job, the_job
 from aiodist.cli.show import show
 from aiodist.errors import AiodistError, UsageError
 
@@ -36,9 +36,7 @@ _END = ".prom"  # node_exporter reads no other files
 def main(argv: Sequence[str]) -> int:
     """Tell the metrics of a job, once or until it has ended; 143 after SIGTERM."""
     parser = Parser("aiodist metrics", description=__doc__)
-    parser.add_argument(
-        "job", metavar="JOB", nargs="?", help="its script, or the beginning of its key (the only job)"
-    )
+    add_job(parser)
     parser.add_argument(
         "--textfile", metavar="FILE.prom", help="write into this file, and remove it at the end"
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.cli.follow import leave, leaving, looks
 from aiodist.cli.parser import Parser
+from aiodist.cli.seen import add_job
 from aiodist.cli.show import show
 from aiodist.errors import UsageError
 
@@ -35,12 +36,7 @@ _LEAVE = (b"q", b"Q", b"")
 def main(argv: Sequence[str]) -> int:
     """Show a job until it has ended, or somebody leaves; 143 after SIGTERM."""
     parser = Parser("aiodist top", description=__doc__)
-    parser.add_argument(
-        "job",
-        metavar="JOB",
-        nargs="?",
-        help="its script, or the beginning of its key (the only job; waits for one if there is none)",
-    )
+    add_job(parser, more="waits for one if there is none")
     parser.add_argument(
         "--every", metavar="SECONDS", type=float, default=1.0, help="seconds between two updates (1)"
     )

@@ -35,6 +35,7 @@ from dataclasses import asdict, dataclass
 import aiodist
 from aiodist.launch.worker.descendants import die_with_parent
 from aiodist.net.descriptors import receive, receive_message, send_message
+from aiodist.testing.hosts import enter_here
 
 SERVERS = 2
 _START = 60.0  # seconds for a server to import everything and fork its first
@@ -71,12 +72,14 @@ class Request:
         arguments: its `sys.argv`, from 1 on.
         env: its whole environment; None: the server's.
         folder: its working directory.
+        network: its network namespace, as a path; '': the server's.
     """
 
     program: str
     arguments: Sequence[str]
     env: Mapping[str, str] | None
     folder: str
+    network: str = ""
 
 
 # Not as a module that is run: it would be imported a second time. What `serve` returns is called from here,
@@ -295,6 +298,8 @@ def _fork(
         os.dup2(output, standard)
     for descriptor in (status, output):
         os.close(descriptor)
+    if request.network:
+        enter_here(request.network)
     os.chdir(request.folder)
     if request.env is not None:
         os.environ.clear()

@@ -252,6 +252,7 @@ def test_who_dies_in_backward_is_named_in_every_survivor(tmp_path: Path) -> None
     assert ended.stdout.count("cause: PeerLost") == 2
 
 
+@pytest.mark.slow(MORE)
 def test_who_raises_is_named_in_every_survivor_and_failed_first(tmp_path: Path) -> None:
     ended = run(RAISES, tmp_path, 2)
     assert ended.returncode == 1, ended.stdout + ended.stderr
