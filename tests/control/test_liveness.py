@@ -225,8 +225,7 @@ def test_who_has_been_told_already_keeps_quiet() -> None:
         assert not liveness.news(now), now
     assert words == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0]
     assert (
-        liveness.blocked[7].describe(now)
-        == "has not run its event loop for 300 s: train.py:41 in evaluate"
+        liveness.blocked[7].describe(now) == "has not run its event loop for 300 s: train.py:41 in evaluate"
     )
     # Then the watchdog falls silent, too.
     found = told(liveness, 100, False, now)

@@ -142,9 +142,8 @@ def test_who_was_busy_says_so_of_itself_and_nothing_else() -> None:
             operation: Any = type("Operation", (), {"call": Issued(Kind.barrier, 1, NO_DATA[0], NO_DATA[1])})
             error = watch.expired(operation, 3.0, 6.04)
             assert (error.missing, error.unheard) == ((), ())
-            assert (
-                f"all had arrived; rank 0 ({pg.hosts[0]}) had not run its own event loop for 6.0 s"
-                in str(error)
+            assert f"all had arrived; rank 0 ({pg.hosts[0]}) had not run its own event loop for 6.0 s" in str(
+                error
             )
         await pg.barrier()
 
