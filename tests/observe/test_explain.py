@@ -37,7 +37,7 @@ def test_its_error_is_told() -> None:
     )
     assert "rank 1 told at 01:46:54 UTC: ValueError:  [31mno  such" in lines
     assert lines[1] == "rank 1 (host-a, pid 4001) had not begun any operation that is known"
-    assert lines[-2] == "to do: mend what rank 1 told; its log has the whole traceback"
+    assert lines[-2] == "to do: repair what rank 1 reported; its log has the whole traceback"
 
 
 def test_what_survivors_told_is_told_once_with_their_line_and_whole() -> None:
