@@ -25,6 +25,7 @@ from aiodist.group.entering import entered
 from aiodist.rendezvous import Invitation, Store, meet
 from aiodist.rendezvous.meeting_point import says_where
 from aiodist.runtime.beside import beside_others
+from aiodist.runtime import tracebacks
 from aiodist.runtime.elsewhere import current
 from aiodist.runtime.member import Member
 from aiodist.timeouts import Timeout, seconds
@@ -119,6 +120,7 @@ async def form(
         asked = await _as_mpi_says(asked) if by_mpi else knowing_secret(beside_others(asked))
         group = await Member(await meet(asked), asked, group_name, choice).first_epoch()
         set_default(group)
+    tracebacks.install()
     return group
 
 
