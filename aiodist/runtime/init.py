@@ -24,8 +24,8 @@ from aiodist.group.default import default_group, find_default, set_default
 from aiodist.group.entering import entered
 from aiodist.rendezvous import Invitation, Store, meet
 from aiodist.rendezvous.meeting_point import says_where
-from aiodist.runtime.beside import beside_others
 from aiodist.runtime import tracebacks
+from aiodist.runtime.beside import beside_others
 from aiodist.runtime.elsewhere import current
 from aiodist.runtime.member import Member
 from aiodist.timeouts import Timeout, seconds
@@ -104,6 +104,7 @@ async def init_process_group(
         RendezvousError: the processes cannot work together (two with one rank, other versions…).
         BackendUnavailable: the backend is not here.
     """
+    tracebacks.install()
     choice = check_can_begin(backend)
     place = current.get()
     if place is not None:
@@ -120,7 +121,6 @@ async def form(
         asked = await _as_mpi_says(asked) if by_mpi else knowing_secret(beside_others(asked))
         group = await Member(await meet(asked), asked, group_name, choice).first_epoch()
         set_default(group)
-    tracebacks.install()
     return group
 
 

@@ -4,8 +4,8 @@
     an error of another rank      one line, which says what this rank waited for, and where
     Ctrl-C                        one line: where the program was
 
-`AIODIST_TRACEBACK=full` has Python print everything. A hook that the program, a debugger or a library has set is
-left alone, and what cannot be printed so is printed by Python.
+`AIODIST_TRACEBACK=full` has Python print everything. A hook that the program, a debugger or a library has set
+is left alone, and what cannot be printed so is printed by Python.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rendered(value: BaseException, trace: TracebackType | None) -> str:
     if isinstance(value, KeyboardInterrupt):
         return f"interrupted at {interrupted_at(value)}\n"
     errors = list(_leaves(value))
-    if all(map(of_another_rank, errors)) and not _handling(value):
+    if all(map(of_another_rank, errors)) and not any(map(_says_more, (value, *errors))):
         return "".join(dict.fromkeys(_line(error) for error in errors))
     found = traceback.TracebackException(type(value), value, trace, compact=True)
     _prune(found, value)
@@ -106,10 +106,11 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _handling(error: BaseException) -> bool:
-    """Whether it was raised while, or because, the program dealt with another one, which is to be seen, too."""
+def _says_more(error: BaseException) -> bool:
+    """Whether there is more to show: notes, or another exception with which the program dealt before."""
     other = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return other is not None and not isinstance(other, asyncio.CancelledError)
+    chained = other is not None and not isinstance(other, asyncio.CancelledError)
+    return chained or bool(getattr(error, "__notes__", ()))
 
 
 def _prune(found: traceback.TracebackException, value: BaseException | None) -> None:
@@ -117,7 +118,8 @@ def _prune(found: traceback.TracebackException, value: BaseException | None) -> 
     frames = [frame for frame in found.stack if not _hidden(frame.filename)]
     # What goes wrong inside the library is its own matter: there the frames are all there is to see.
     inside = bool(found.stack) and whose(found.stack[-1].filename) is Whose.ours
-    expected = isinstance(value, AiodistError | asyncio.CancelledError | TimeoutError)
+    usual = (AiodistError, asyncio.CancelledError, TimeoutError)
+    expected = value is not None and all(isinstance(error, usual) for error in _leaves(value))
     if frames and (expected or not inside):
         found.stack = traceback.StackSummary.from_list(frames)
     causes = (found.__cause__, None if value is None else value.__cause__)

@@ -17,7 +17,9 @@ _ENDS = re.compile(rb"[\r\n]")
 
 # Endings that only say that *another* rank is in trouble.
 _SYMPTOMS = ("PeerLost", "GroupAborted", "CollectiveTimeout", "QuorumLost", "Evicted")
-_NOTICED = re.compile(r"^aiodist: (?:.+?:\d+ in .+?: )?((?:PeerLost|GroupAborted|Collective(?:Timeout|Mismatch)): .*)")
+_NOTICED = re.compile(
+    r"^aiodist: (?:.+?:\d+ in .+?: )?((?:PeerLost|GroupAborted|Collective(?:Timeout|Mismatch)): .*)"
+)
 """The one line that a rank prints for an error of another one (`runtime/tracebacks`)."""
 
 _ITS_OWN = ", this one"
