@@ -201,9 +201,11 @@ class GroupBroken(AiodistError):
         seq: the operation's number in its group, or None.
         group: the group's name.
         epoch: the group's epoch; ranks are those of this epoch.
+        reader: global rank of the process that reports it; None where that is not known.
     """
 
     epoch: int = 0
+    reader: int | None = None
 
     def __init__(
         self, message: str, *, op: str = "", seq: int | None = None, group: str = "", hint: str = ""
@@ -213,12 +215,15 @@ class GroupBroken(AiodistError):
         self.seq = seq
         self.group = group
 
-    def during(self, op: str, seq: int | None, group: str, epoch: int = 0) -> GroupBroken:
+    def during(
+        self, op: str, seq: int | None, group: str, epoch: int = 0, reader: int | None = None
+    ) -> GroupBroken:
         """A copy of this error for one operation, so that each Work says which one it was."""
         copy = self.__class__.__new__(self.__class__)
         copy.__dict__.update(self.__dict__)
         Exception.__init__(copy, self.message)
         copy.op, copy.seq, copy.group, copy.epoch = op, seq, group, epoch
+        copy.reader = reader
         copy.__cause__ = self.__cause__
         return copy
 

@@ -24,6 +24,7 @@ from aiodist.group.default import default_group, find_default, set_default
 from aiodist.group.entering import entered
 from aiodist.rendezvous import Invitation, Store, meet
 from aiodist.rendezvous.meeting_point import says_where
+from aiodist.runtime import tracebacks
 from aiodist.runtime.beside import beside_others
 from aiodist.runtime.elsewhere import current
 from aiodist.runtime.member import Member
@@ -103,6 +104,7 @@ async def init_process_group(
         RendezvousError: the processes cannot work together (two with one rank, other versions…).
         BackendUnavailable: the backend is not here.
     """
+    tracebacks.install()
     choice = check_can_begin(backend)
     place = current.get()
     if place is not None:

@@ -17,6 +17,7 @@ from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, to
 from aiodist.rendezvous.handlers import connect
 from aiodist.rendezvous.hosting import listens
 from aiodist.rendezvous.meeting_point import Way, begins_job, standing_point
+from aiodist.runtime import tracebacks
 from aiodist.runtime.elsewhere import refuse_elsewhere
 from aiodist.runtime.init import about_to_meet, ask, check_can_begin, knowing_secret
 from aiodist.runtime.late import told_who_finishes, unless
@@ -75,6 +76,7 @@ async def join(
         and what `init_process_group` raises.
     """
     refuse_elsewhere("join()", "Simulated ranks are all there from the beginning: call init_process_group")
+    tracebacks.install()
     choice = check_can_begin(backend)
     for engine in choice.engines.values():
         if "regroups" not in engine.capabilities:
