@@ -91,8 +91,8 @@ def test_a_headline_and_one_line_for_each_other_rank(how: str, tmp_path: Path) -
     assert f"aiodist run: {headline}" in box.splitlines()[0]
     number = next((n for n, line in enumerate(JOB.splitlines(), 1) if source and source in line), 0)
     if how in ("sleeps", "blocks"):
-        lines = [n for n, line in enumerate(JOB.splitlines(), 1) if "# late" in line]
-        assert any(f"job.py:{n} in odd_one" in box for n in lines)
+        late = [n for n, line in enumerate(JOB.splitlines(), 1) if "# late" in line]
+        assert any(f"job.py:{n} in odd_one" in box for n in late)
     elif source:
         assert f'job.py", line {number}, in odd_one' in box
     here = next(n for n, line in enumerate(JOB.splitlines(), 1) if "# here" in line)

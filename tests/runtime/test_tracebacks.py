@@ -86,10 +86,10 @@ def test_an_error_of_another_rank_is_one_line_with_the_programs_place() -> None:
 
 def test_several_in_a_group_of_exceptions_are_a_line_each() -> None:
     errors = [caught(raises(broken(PeerLost([rank], "it ended")))) for rank in (1, 1, 2)]
-    group = BaseExceptionGroup("tasks", [errors[0], ExceptionGroup("more", errors[1:])])  # type: ignore[list-item]
+    group = BaseExceptionGroup("tasks", [errors[0], BaseExceptionGroup("more", errors[1:])])
     text = rendered(group, None)
     assert text.count("lost rank 1") == 1 and text.count("lost rank 2") == 1
-    mixed = ExceptionGroup("tasks", [errors[0], ValueError("bad")])  # type: ignore[list-item]
+    mixed = BaseExceptionGroup("tasks", [errors[0], ValueError("bad")])
     text = rendered(mixed, None)
     assert "ValueError: bad" in text and "PeerLost: lost rank 1" in text
 
@@ -129,9 +129,6 @@ def test_frames_of_the_library_and_of_asyncio_are_left_out() -> None:
 
 def test_what_goes_wrong_inside_keeps_its_frames() -> None:
     from aiodist.wire import bounded
-
-    def inside() -> None:
-        bounded.unpackb(object())  # type: ignore[arg-type, attr-defined]
 
     error = caught(lambda: exec(compile("raise KeyError(1)", bounded.__file__, "exec")))
     assert bounded.__file__ in rendered(error, error.__traceback__)

@@ -174,8 +174,9 @@ def test_the_one_line_of_an_error_of_another_rank(kind: str) -> None:
     words.add(b"step 3", f"aiodist: a b/train.py:14 in step: {kind}: lost rank 2: it ended. Look".encode())
     assert words.symptom and words.error == f"{kind}: lost rank 2: it ended. Look"
     assert words.excerpt() == (f"aiodist: a b/train.py:14 in step: {kind}: lost rank 2: it ended. Look",)
-    words.add(b"Traceback (most recent call last):", b"ValueError: worse")
-    assert not words.symptom and words.error == "ValueError: worse"
+    after = LastWords()
+    after.add(*words._lines, b"Traceback (most recent call last):", b"ValueError: worse")
+    assert (after.symptom, after.error) == (False, "ValueError: worse")
 
 
 def test_what_the_launcher_itself_says_is_no_such_line() -> None:
