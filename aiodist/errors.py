@@ -215,15 +215,12 @@ class GroupBroken(AiodistError):
         self.seq = seq
         self.group = group
 
-    def during(
-        self, op: str, seq: int | None, group: str, epoch: int = 0, reader: int | None = None
-    ) -> GroupBroken:
+    def during(self, op: str, seq: int | None, group: str, epoch: int = 0) -> GroupBroken:
         """A copy of this error for one operation, so that each Work says which one it was."""
         copy = self.__class__.__new__(self.__class__)
         copy.__dict__.update(self.__dict__)
         Exception.__init__(copy, self.message)
         copy.op, copy.seq, copy.group, copy.epoch = op, seq, group, epoch
-        copy.reader = reader
         copy.__cause__ = self.__cause__
         return copy
 

@@ -484,9 +484,7 @@ class Work(Generic[T]):
         """End the operation by an error; its buffers are no longer touched. Called once, on the loop."""
         if self._state == _PENDING:
             if isinstance(error, GroupBroken):
-                group = self.group
-                reader = group.ranks[group.rank]
-                error = error.during(self.op, self.seq, group.name, group.epoch, reader)
+                error = error.during(self.op, self.seq, self.group.name, self.group.epoch)
             self._error = error
             self._state = _FAILED
             self._driver = self._take_back = None  # as in `_finish`

@@ -537,6 +537,7 @@ class GroupCore:
             self.backend.take_in()  # which may break the group, for another reason
         if self.error is not None:
             return
+        error.reader = self.roster.me
         self.error = error
         self.short = self.short_messages = None
         lost = error.ranks if isinstance(error, PeerLost) else ()

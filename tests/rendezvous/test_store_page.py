@@ -29,7 +29,7 @@ async def test_the_examples_run(code: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        f"outgrown {committer.LOG_BYTES >> 20} MiB",
+        f"log is larger than {committer.LOG_BYTES >> 20} MiB",
         f"`--limit` ({DEFAULT_LIMIT >> 30} GiB)",
         f"answer | {MAX_FRAME >> 20} MiB",
         f"begins | {watches.MAX_WATCHED >> 20} MiB",

@@ -28,7 +28,8 @@ HERE = Path(__file__).name
 
 def broken(error: GroupBroken, reader: int | None = 0) -> GroupBroken:
     """As a Work raises it."""
-    return error.during("all_reduce", 5, "world", 0, reader)
+    error.reader = reader
+    return error.during("all_reduce", 5, "world")
 
 
 def caught(raises: Callable[[], object]) -> BaseException:
