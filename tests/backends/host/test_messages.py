@@ -96,6 +96,7 @@ class Bench:
         call = Call(kind, number, array.dtype, array.shape, None, peer)
         source, target = (array, None) if kind is Kind.send else (None, array)
         work: Any = SimpleNamespace(
+            _line=str,
             _finish=lambda result: self.results.__setitem__(name, result),
             _taken_back_by=lambda take_back: self.take_back.__setitem__(name, take_back),
             done=lambda: name in self.results,
