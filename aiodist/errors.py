@@ -23,6 +23,7 @@
     │   ├── CallUnknown                  … it may have run, or may run in part; nobody knows
     │   │   └── CallTimeout (TimeoutError)   … when its time was over
     │   └── RemoteError                  … the handler raised; carries the name of the type, and the text
+    ├── NonFiniteValues (FloatingPointError)   ranks gave infinities or NaN, which cannot be quantised
     ├── ForgottenAwait                   operations were never awaited; says which, and at which lines
     ├── WireError                        bytes that are not this protocol
     └── BackendUnavailable               the backend's library or hardware is not here
@@ -418,6 +419,24 @@ class RemoteError(CallError):
         super().__init__(rank, name, f"it raised {': '.join(filter(None, shown))}")
         self.type_name = type_name
         self.text = text
+
+
+class NonFiniteValues(AiodistError, FloatingPointError):
+    """Values that are not finite were to be quantised. All ranks raise it alike; the tensors are as they were,
+    and the group goes on.
+
+    Attributes:
+        rank: the first that gave such a value; None: all gave finite ones, and their sum is none.
+        blocks: how many blocks of the result are concerned.
+    """
+
+    def __init__(self, rank: int | None, blocks: int, block: int) -> None:
+        who = "the sum overflows" if rank is None else f"rank {rank} gave values that are not finite"
+        some = f"{blocks} block{'' if blocks == 1 else 's'} of {block} elements"
+        super().__init__(
+            f"{who}, in {some}", hint='Skip this step, or pass non_finite="keep" to get NaN in their blocks'
+        )
+        self.rank, self.blocks = rank, blocks
 
 
 class WireError(AiodistError):
