@@ -422,8 +422,8 @@ class RemoteError(CallError):
 
 
 class NonFiniteValues(AiodistError, FloatingPointError):
-    """Values that are not finite were to be quantised. All ranks raise it alike; the tensors are as they were,
-    and the group goes on.
+    """Values that are not finite were to be quantised. All ranks raise it alike; the tensors are as they
+    were, and the group goes on.
 
     Attributes:
         rank: the first that gave such a value; None: all gave finite ones, and their sum is none.

@@ -223,8 +223,8 @@ class Backend(Protocol):
         """Begin or end a batch: what is submitted in it may begin together, at its end."""
 
     def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
-        """Do a job on buffers of the group, by a thread where it would hold the loop too long (law 7). A job that
-        raises breaks the group; `done` is called then, too.
+        """Do a job on buffers of the group, by a thread where it would hold the loop too long (law 7). A job
+        that raises breaks the group; `done` is called then, too.
 
         Returns:
             True: it is done already, and `done` is not called.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.errors import UsageError
+from aiodist.errors import UsageError, shown
 
 
 class ErrorFeedback:
@@ -31,6 +31,13 @@ class ErrorFeedback:
         """Forget what was left out."""
         self._check_free()
         self.error = self._spare = None
+
+    @staticmethod
+    def checked(feedback: object) -> ErrorFeedback | None:
+        """A feedback that a caller passed, or None."""
+        if feedback is None or isinstance(feedback, ErrorFeedback):
+            return feedback
+        raise UsageError(f"feedback must be an ErrorFeedback, got {shown(feedback)}")
 
     def prepare(self, shape: tuple[int, ...]) -> Array:
         """Memory for what the next operation leaves out.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from aiodist.kernels.blockwise import Blockwise
 
@@ -38,9 +39,11 @@ class Piece:
 
 @lru_cache(64)
 def pieces(count: int, size: int, codec: Blockwise) -> tuple[Piece, ...]:
-    """Cut a tensor of so many elements, for so many ranks. There is at least one piece, which may be empty."""
+    """Cut a tensor of so many elements, for so many ranks. There is at least one piece; it may be empty."""
     long = max(1, AT_ONCE // (size * codec.block)) * size * codec.block
-    return tuple(_piece(start, min(start + long, count), size, codec) for start in range(0, count, long) or [0])
+    return tuple(
+        _piece(start, min(start + long, count), size, codec) for start in range(0, count, long) or [0]
+    )
 
 
 def _piece(start: int, stop: int, size: int, codec: Blockwise) -> Piece:
@@ -48,5 +51,5 @@ def _piece(start: int, stop: int, size: int, codec: Blockwise) -> Piece:
     unit = codec.block if count >= size * codec.block else 2
     each = -(-count // (size * unit)) * unit
     bounds = [min(start + rank * each, stop) for rank in range(size + 1)]
-    nbytes = [-(-codec.nbytes(high - low) // 4) * 4 for low, high in zip(bounds, bounds[1:], strict=False)]
+    nbytes = [-(-codec.nbytes(high - low) // 4) * 4 for low, high in pairwise(bounds)]
     return Piece(tuple(bounds), tuple(nbytes))

@@ -160,10 +160,10 @@ class ProcessGroup:
         timeout: Timeout = None,
         async_op: bool = False,
     ) -> Work[Any]:
-        """Reduce over all ranks with 8 or 4 bits an element on the way; every rank gets the bitwise same result.
+        """Reduce over all ranks with 8 or 4 bits an element on the way. Every rank gets the bitwise same result.
 
-        Each block of elements has one scale. Sums are float32. Each element is rounded twice, by half a scale at
-        most each time, however many ranks there are.
+        Each block of elements has one scale. Sums are float32. Each element is rounded twice, by half a scale
+        at most each time, however many ranks there are.
 
         Args:
             tensor: float16, bfloat16, float32 or float64 on the host; otherwise as of `all_reduce`.
@@ -172,8 +172,8 @@ class ProcessGroup:
                 Ranks must agree on it.
             out: where the result goes instead.
             feedback: keeps what rounding leaves out of this tensor, and adds it the next time.
-            non_finite: 'raise': `NonFiniteValues` on all ranks where a value is infinite or NaN, and nothing has
-                changed; 'keep': the result has NaN in the whole block.
+            non_finite: 'raise': `NonFiniteValues` on all ranks where a value is infinite or NaN, and nothing
+                has changed; 'keep': the result has NaN in the whole block.
             agree_on: text that must be the same on all ranks: a plan of buckets, say.
 
         Returns:
@@ -182,7 +182,7 @@ class ProcessGroup:
         chosen, keep = codec_named(codec), check.one_of(non_finite, ("raise", "keep"), "non_finite") == "keep"
         agreed = check.text(agree_on, "agree_on")
         return self._quantized.all_reduce(
-            tensor, op, chosen, out, feedback, keep, agreed, timeout, async_op
+            tensor, op, chosen, out, ErrorFeedback.checked(feedback), keep, agreed, timeout, async_op
         )
 
     def broadcast(

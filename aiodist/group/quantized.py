@@ -1,12 +1,12 @@
 """all_reduce of quantised tensors: each rank sends every other one its share, encoded; sums what it gets, in
 float32 and in the order of ranks; and gives the encoded sum to all ("two-shot").
 
-So a value is rounded twice, however many ranks there are, and all ranks decode the same bytes: the result has
-the same bits everywhere. What rounding leaves out can be kept and added at the next time (error feedback): of
-what a rank sends by that rank, of a sum by the rank that has made it.
+So a value is rounded twice, however many ranks there are, and all ranks decode the same bytes: the result
+has the same bits everywhere. What rounding leaves out can be kept and added at the next time (error
+feedback): of what a rank sends by that rank, of a sum by the rank that has made it.
 
-An encoded sum has a note before it, two int32: how many of its blocks are not finite, and the rank that gave
-the first of them plus one (0: every rank gave finite values, and their sum is none). All ranks read all notes.
+An encoded sum has a note before it, two int32: how many of its blocks are not finite, and one plus the rank
+that gave the first of them (0: every rank gave finite values, and their sum is none). All ranks read all notes.
 
 Sources: H. Tang et al., "1-bit Adam", ICML 2021 (both errors are fed back); F. Seide et al., "1-bit stochastic
 gradient descent", Interspeech 2014.
@@ -15,6 +15,7 @@ gradient descent", Interspeech 2014.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
@@ -29,7 +30,7 @@ from aiodist.group.feedback import ErrorFeedback
 from aiodist.group.pieces import NOTE, Piece, pieces
 from aiodist.group.places import HOST_PLACE, common_place
 from aiodist.group.requests import Op, Request, request
-from aiodist.kernels import copy_cost_ns, copy_into, quiet
+from aiodist.kernels import copy_into, quiet
 from aiodist.kernels.blockwise import Blockwise
 from aiodist.timeouts import Timeout
 from aiodist.types import FLOATS, Call, Kind, ReduceOp
@@ -38,8 +39,8 @@ from aiodist.work import Work
 _BYTES = np.dtype(np.uint8)
 _SINGLE = np.dtype(np.float32)
 
-USUAL_BLOCK = {"int8": 1024, "int4": 128}
-"""Elements of a block: its scale adds 0.4 % to 8 bits, and 6 % to 4 bits."""
+USUAL_BLOCK = {8: 1024, 4: 128}
+"""Elements of a block, by bits: its scale adds 0.4 % to 8 bits, and 6 % to 4 bits."""
 
 ENCODE_NS, DECODE_NS = 2.0, 0.8
 """Nanoseconds of an element, with what is left out; measured on one core of an AMD EPYC (Zen 4)."""
@@ -77,7 +78,9 @@ class Quantized:
         core.batches.begin()
         numbers = [core.reserve() for _ in range(2 * len(run.pieces))]
         dtype, shape = asked.agreed
-        work = core.work(Call(Kind.all_reduce, numbers[0], dtype, shape, asked.reduce, detail=run.detail), async_op)
+        work = core.work(
+            Call(Kind.all_reduce, numbers[0], dtype, shape, asked.reduce, detail=run.detail), async_op
+        )
         run.begin()
         core.carry_out(work, partial(run.steps, numbers))
         return work
@@ -89,11 +92,12 @@ def codec_named(name: object) -> Blockwise:
     Raises:
         UsageError: there is none.
     """
-    kind, _, block = name.partition("/") if isinstance(name, str) else ("", "", "")
-    if kind in USUAL_BLOCK and (not block or (block.isascii() and block.isdecimal() and len(block) < 7)):
-        elements = int(block or USUAL_BLOCK[kind])
-        if elements >= 2 and elements % 2 == 0:
-            return Blockwise(int(kind[3:]), elements)
+    found = re.fullmatch(r"int([48])(?:/(\d{1,6}))?", name, re.ASCII) if isinstance(name, str) else None
+    if found is not None:
+        bits = int(found[1])
+        block = USUAL_BLOCK[bits] if found[2] is None else int(found[2])
+        if block >= 2 and block % 2 == 0:
+            return Blockwise(bits, block)
     raise UsageError(
         f"codec must be 'int8' or 'int4', got {shown(name)}",
         hint="With the elements of a block, an even number: 'int8/256'",
@@ -103,7 +107,9 @@ def codec_named(name: object) -> Blockwise:
 def _check(asked: Request) -> None:
     dtype, _ = asked.agreed
     if dtype not in FLOATS:
-        raise UsageError(f"all_reduce_quantized of {dtype.name}: it rounds", hint="Pass a real floating dtype")
+        raise UsageError(
+            f"all_reduce_quantized of {dtype.name}: it rounds", hint="Pass a real floating dtype"
+        )
     if asked.reduce not in (ReduceOp.SUM, ReduceOp.AVG):
         assert asked.reduce is not None
         raise UsageError(f"all_reduce_quantized of {asked.reduce.name}", hint="Write op=ReduceOp.SUM or AVG")
@@ -141,7 +147,8 @@ class Run:
         self._limit, self._feedback = limit, feedback
         self._rank, self._size = core.roster.rank, core.roster.size
         dtype, shape = asked.agreed
-        assert isinstance(asked.source, np.ndarray) and asked.reduce is not None
+        assert isinstance(asked.source, np.ndarray)
+        assert asked.reduce is not None
         count = asked.source.size
         self.pieces = pieces(count, self._size, codec)
         words = [f"quantised {codec.name} {asked.reduce.name} {dtype.name}{list(shape)}", agree_on]
@@ -151,7 +158,7 @@ class Run:
             self._room = [self._make(piece) for piece in self.pieces]
         except MemoryError:
             raise UsageError(
-                f"no memory for an all_reduce_quantized of {count} elements, which needs about {3 * count} bytes",
+                f"no memory to reduce {count} quantised elements: it takes about {3 * count} bytes",
                 hint="Reduce it in parts",
             ) from None
 

@@ -6,8 +6,8 @@ scales of all blocks, then the codes; the last block may be shorter. With 4 bits
 first half of its block in its low bits, and one of the second half in its high bits, so both halves stay
 contiguous.
 
-A block with a value that is not finite has NaN as its scale, and all its elements decode to NaN. A block whose
-largest magnitude is below `SMALLEST` is zero: the inverse of its scale is no float32.
+A block with a value that is not finite has NaN as its scale, and all its elements decode to NaN. A block
+whose largest magnitude is below `SMALLEST` is zero: the inverse of its scale is no float32.
 
 Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022 (linear codes here).
 """
@@ -26,8 +26,10 @@ from aiodist.kernels.quiet import quiet
 Array = npt.NDArray[Any]
 
 SMALLEST = 1e-36
+LARGEST = np.finfo(np.float32).max
 AT_ONCE = 1 << 16
 """Elements that are worked on at once: what they need stays in a core's cache."""
+
 
 @dataclass(frozen=True)
 class Blockwise:
@@ -81,7 +83,10 @@ class Blockwise:
         work = np.empty(min(values.size + self.block, AT_ONCE + self.block), np.float32)
         for first, start, stop, at in self._runs(values.size):
             block = min(self.block, stop - start)
-            run, scale = values[start:stop].reshape(-1, block), scales[first : first + (stop - start) // block]
+            run, scale = (
+                values[start:stop].reshape(-1, block),
+                scales[first : first + (stop - start) // block],
+            )
             room = work[: stop - start].reshape(-1, block)
             codes = self._coded(run, scale, room)
             self._pack(codes, data[at : at + self._code_bytes(block) * len(run)], block)
@@ -101,6 +106,9 @@ class Blockwise:
         np.maximum(np.maximum.reduce(run, axis=1), -np.minimum.reduce(run, axis=1), out=scale)
         poisoned, tiny = ~np.isfinite(scale), scale < SMALLEST
         scale /= np.float32(top)
+        np.minimum(
+            scale, np.nextafter(LARGEST / np.float32(top), np.float32(0)), out=scale
+        )  # `top` of it is finite
         scale[tiny] = 0
         scale[poisoned] = np.nan
         inverse = 1 / scale
