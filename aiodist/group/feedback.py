@@ -26,11 +26,13 @@ class ErrorFeedback:
         self.error: Array | None = None
         self.busy = False
         self._spare: Array | None = None
+        self._turned = False
 
     def reset(self) -> None:
         """Forget what was left out."""
         self._check_free()
         self.error = self._spare = None
+        self._turned = False
 
     @staticmethod
     def checked(feedback: object) -> ErrorFeedback | None:
@@ -58,6 +60,18 @@ class ErrorFeedback:
     def turn(self) -> None:
         """Take what the operation has left out: it has ended well."""
         self.error, self._spare = self._spare, self.error
+        self._turned = True
+
+    def keep(self) -> None:
+        """Keep what operations have left out so far: `undo` goes back to here."""
+        self._turned = False
+
+    def undo(self) -> None:
+        """Go back before the last operation, unless `keep` was called since: its result does not count."""
+        self._check_free()
+        if self._turned:
+            self.error, self._spare = self._spare, self.error
+            self._turned = False
 
     def _check_free(self) -> None:
         if self.busy:

@@ -160,7 +160,7 @@ class ProcessGroup:
         timeout: Timeout = None,
         async_op: bool = False,
     ) -> Work[Any]:
-        """Reduce over all ranks with 8 or 4 bits an element on the way. Every rank gets the bitwise same result.
+        """Reduce over all ranks with 8 or 4 bits an element on the way. Every rank gets the same bits.
 
         Each block of elements has one scale. Sums are float32. Each element is rounded twice, by half a scale
         at most each time, however many ranks there are.

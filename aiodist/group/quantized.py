@@ -5,11 +5,12 @@ So a value is rounded twice, however many ranks there are, and all ranks decode 
 has the same bits everywhere. What rounding leaves out can be kept and added at the next time (error
 feedback): of what a rank sends by that rank, of a sum by the rank that has made it.
 
-An encoded sum has a note before it, two int32: how many of its blocks are not finite, and one plus the rank
-that gave the first of them (0: every rank gave finite values, and their sum is none). All ranks read all notes.
+An encoded sum has a note before it, two int32: how many of its blocks are not finite, and one plus the
+rank that gave the first of them (0: every rank gave finite values, and their sum is none). All ranks read
+all notes.
 
-Sources: H. Tang et al., "1-bit Adam", ICML 2021 (both errors are fed back); F. Seide et al., "1-bit stochastic
-gradient descent", Interspeech 2014.
+Sources: H. Tang et al., "1-bit Adam", ICML 2021 (both errors are fed back); F. Seide et al., "1-bit
+stochastic gradient descent", Interspeech 2014.
 """
 
 from __future__ import annotations
