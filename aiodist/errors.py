@@ -34,6 +34,7 @@ world's. Every error carries `hint`, one line that says what to do next; it is p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,13 +106,13 @@ def _restore(kind: type[AiodistError], args: tuple[Any, ...], state: dict[str, A
 
 
 class UsageError(AiodistError, ValueError):
-    """The call has no meaning as it stands. Raised before anything is sent; no number was taken."""
+    """The call has no meaning as it is written. Raised before anything is sent; the group is as before."""
 
 
 class ForgottenAwait(AiodistError):
-    """Operations were neither awaited nor held nor drained: what was read of their tensors may be wrong.
+    """Operations were neither awaited nor held nor drained: values read from their tensors may be wrong.
 
-    Raised when the group is closed. Where another error ends it, that one carries this text as a note.
+    Raised when the group is closed. If another error ends the group, that error carries this text as a note.
 
     Attributes:
         origins: (operation, file, line, how often) of each line that forgot; the file is '' where no line of
@@ -160,15 +161,15 @@ class AuthenticationError(RendezvousError):
 
 
 class StoreReplaced(RendezvousError):
-    """The store that answers is not the one that was there, or has gone back to older data."""
+    """The store that answers is another one than before, or has gone back to older data."""
 
 
 class StoreFull(RendezvousError):
-    """The store holds as much as it may; what would have made it larger did not happen."""
+    """The store is full; the call that would have made it larger had no effect."""
 
 
 class LeaseLost(RendezvousError):
-    """The lease has ended, and its keys are gone: its holder was taken for dead."""
+    """The lease has ended, and its keys are gone: the store took its holder for dead."""
 
 
 class GroupClosed(AiodistError):
@@ -176,9 +177,9 @@ class GroupClosed(AiodistError):
 
 
 class PeerClosed(GroupClosed):
-    """Nothing more comes from a rank, or from any: they have closed the group, and what they sent is here.
+    """One rank, or every other, has closed the group: nothing more comes, and all that it sent is here.
 
-    A receive that waits ends by this; nothing else does, and the group is not broken.
+    Only a waiting receive ends with this error, and the group is not broken.
 
     Attributes:
         ranks: global ranks.
@@ -191,7 +192,7 @@ class PeerClosed(GroupClosed):
 
 
 class GroupBroken(AiodistError):
-    """The group can do no more work, through no fault of the call that reports it.
+    """The group is broken: it carries out no more operations. The call that reports it need not be the cause.
 
     The tensors of a failed in-place operation are undefined. A Work that fails with this has stopped
     touching its buffers.
@@ -201,9 +202,11 @@ class GroupBroken(AiodistError):
         seq: the operation's number in its group, or None.
         group: the group's name.
         epoch: the group's epoch; ranks are those of this epoch.
+        reader: global rank of the process that reports it; None where that is not known.
     """
 
     epoch: int = 0
+    reader: int | None = None
 
     def __init__(
         self, message: str, *, op: str = "", seq: int | None = None, group: str = "", hint: str = ""
@@ -213,12 +216,15 @@ class GroupBroken(AiodistError):
         self.seq = seq
         self.group = group
 
-    def during(self, op: str, seq: int | None, group: str, epoch: int = 0) -> GroupBroken:
+    def during(
+        self, op: str, seq: int | None, group: str, epoch: int = 0, reader: int | None = None
+    ) -> GroupBroken:
         """A copy of this error for one operation, so that each Work says which one it was."""
         copy = self.__class__.__new__(self.__class__)
         copy.__dict__.update(self.__dict__)
         Exception.__init__(copy, self.message)
         copy.op, copy.seq, copy.group, copy.epoch = op, seq, group, epoch
+        copy.reader = reader
         copy.__cause__ = self.__cause__
         return copy
 
@@ -237,8 +243,8 @@ class PeerLost(GroupBroken):
     Attributes:
         ranks: global ranks of the lost members.
         cause: how it was noticed ('process 4711 ended', 'connection ended without goodbye', …).
-        silence: seconds between its last sign of life and the moment when its loss was noticed, which is the
-            longest that detection can have taken; None where nobody knows.
+        silence: seconds between its last sign of life and the moment when its loss was noticed. Detection
+            took at most this long. None if it is not known.
     """
 
     def __init__(
@@ -264,9 +270,9 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
 
     Attributes:
         missing: global ranks that had not arrived at the operation, as far as is known.
-        unheard: global ranks that did not answer, so that nobody knows: their event loops did not turn, say.
+        unheard: global ranks that did not answer, for example because their event loops were blocked.
         timeout: seconds that were allowed.
-        trouble: what else is known of members that keep the others waiting, in words.
+        trouble: what else is known about members for which the others wait, in words.
 
     These are the same on all members. A rank that is named in them reads which rank waited for it instead.
     """
@@ -320,11 +326,19 @@ def _known(missing: Sequence[int], unheard: Sequence[int], trouble: str) -> list
     return [*known, trouble] if trouble else known
 
 
+_PLACED = re.compile(r"(.*\)) at (.+:\d+)")
+"""A call in words, and the line that made it."""
+
+
 class CollectiveMismatch(GroupBroken):
     """Ranks issued different operations under the same number.
 
+    Args:
+        said: what each rank (global) issued, in words; ' at train.py:12' may follow.
+
     Attributes:
-        said: what each rank (global) issued, in words.
+        said: what each rank issued: 'all_gather_object()'.
+        places: the line that did, as far as is known: 'train.py:12'.
     """
 
     def __init__(
@@ -336,9 +350,21 @@ class CollectiveMismatch(GroupBroken):
         group: str = "",
         hint: str = "Every member must issue the same operations in the same order",
     ) -> None:
-        parts = "; ".join(f"rank {rank}: {said[rank]}" for rank in sorted(said))
+        alike: dict[str, list[int]] = {}
+        for rank in sorted(said):
+            alike.setdefault(said[rank], []).append(rank)
+        parts = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in alike.items())
         super().__init__(f"ranks disagree: {parts}", op=op, seq=seq, group=group, hint=hint)
-        self.said = dict(said)
+        self.said, self.places = dict(said), {}
+        for rank, text in said.items():
+            placed = _PLACED.fullmatch(text)
+            if placed is not None:
+                self.said[rank], self.places[rank] = placed.groups()
+
+    def statement(self, rank: int) -> str:
+        """What a rank issued, and where."""
+        place = self.places.get(rank)
+        return self.said[rank] if place is None else f"{self.said[rank]} at {place}"
 
 
 class GroupAborted(GroupBroken):
@@ -394,12 +420,12 @@ class CallError(AiodistError):
 
 class CallNotRun(CallError):
     """The call has not run, and never will: there is no such handler, the arguments do not fit, its time was
-    over before it began, or the rank is lost or cannot be reached. Make it again, there or elsewhere."""
+    over before it began, or the rank is lost or cannot be reached. You may call again, there or elsewhere."""
 
 
 class CallUnknown(CallError):
     """The call was sent, and its outcome is not known: it may have run, or run in part. The rank died, left
-    or stopped it. Make it again only if it may run twice."""
+    or stopped it. Repeat the call only if it may run twice."""
 
 
 class CallTimeout(CallUnknown, TimeoutError):
@@ -407,7 +433,7 @@ class CallTimeout(CallUnknown, TimeoutError):
 
 
 class RemoteError(CallError):
-    """The handler raised. No class is built of what it raised: its name and its text are all that travels.
+    """The handler raised an error. Only the name of its class and its text travel, not the error itself.
 
     Attributes:
         type_name: of the exception's class: "KeyError", "package.module.Class".

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import warnings
 import weakref
 from typing import NamedTuple
@@ -29,6 +30,16 @@ class Origin(NamedTuple):
     op: str
     file: str
     line: int
+
+    def __str__(self) -> str:
+        """' at train.py:12', the file as seen from here; '' where no line of the program did."""
+        if not self.file:
+            return ""
+        try:
+            near = os.path.relpath(self.file)
+        except (OSError, ValueError):  # the working directory is gone
+            near = self.file
+        return f" at {self.file if near.startswith('..') else near}:{self.line}"
 
 
 class Forgotten:

@@ -13,6 +13,18 @@ Paint = Callable[[Style, str], str]
 CLEAR = "\r\x1b[K"
 """Wipes the line in which the cursor stands, to draw another over it."""
 
+_HUES = (
+    36,
+    33,
+    32,
+    35,
+    34,
+    96,
+    93,
+    92,
+    95,
+    94,
+)  # far apart, the dark ones first; no red, which is for errors
 _CODES: dict[Style, int] = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
@@ -35,8 +47,17 @@ def painter(coloured: bool) -> Paint:
     return partial(_paint, coloured)
 
 
+def hue(number: int, text: str, coloured: bool) -> str:
+    """A text in one of ten colours, to tell things apart that have numbers."""
+    return _coded(_HUES[number % len(_HUES)], text) if coloured else text
+
+
 def _paint(coloured: bool, style: Style, text: str) -> str:
-    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if coloured and text else text
+    return _coded(_CODES[style], text) if coloured else text
+
+
+def _coded(code: int, text: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if text else text
 
 
 PLAIN = painter(False)

@@ -43,6 +43,24 @@ ARGUMENTS = {
 }
 """A word for an argument of `init_process_group` → ours."""
 
+_PEERS = ("dst", "src", "root", "dest", "source", "destination", "peer", "to", "rank")
+CALL_ARGUMENTS = {
+    **dict.fromkeys(("operation", "reduce_op", "reduction", "reduce"), ("op",)),
+    **dict.fromkeys(_PEERS, ("dst", "src")),
+    **dict.fromkeys(("output", "result", "into", "target", "recv"), ("out", "tensor")),
+    **dict.fromkeys(
+        ("input", "array", "data", "value", "x", "t", "buffer", "send"), ("tensor", "obj", "objs")
+    ),
+    **dict.fromkeys(("object", "message", "objects", "object_list"), ("obj", "objs", "message")),
+    **dict.fromkeys(("asynchronous", "non_blocking", "blocking", "wait"), ("async_op",)),
+    **dict.fromkeys(("pickle", "pickled"), ("allow_pickle",)),
+    **dict.fromkeys(("deadline", "seconds", "limit"), ("timeout",)),
+    **dict.fromkeys(("splits", "counts", "rows"), ("sizes", "in_splits")),
+    **dict.fromkeys(("input_split_sizes", "send_counts"), ("in_splits",)),
+    **dict.fromkeys(("output_split_sizes", "recv_counts"), ("out_splits",)),
+}
+"""A word for an argument of a group's method → ours, of which it may have one."""
+
 
 def hint(name: str, known: Collection[str] = ()) -> str:
     """The name to write for one that is not here, for the end of a sentence; '' for names of nobody.
@@ -62,6 +80,12 @@ def argument_hint(names: Collection[str], known: Collection[str]) -> str:
     meant = [ARGUMENTS.get(name, "") or _closest(name, known) for name in unknown]
     found = [name for name in meant if name in known]
     return f"; did you mean {' and '.join(f'{name}=' for name in found)}?" if found else ""
+
+
+def call_hint(name: str, known: Collection[str]) -> str:
+    """The argument to write in a call in place of one that it does not have; '' where nobody knows."""
+    listed = (one for one in CALL_ARGUMENTS.get(name.lower(), ()) if one in known)
+    return next(listed, "") or _closest(name, known)
 
 
 def _closest(name: str, known: Collection[str]) -> str:

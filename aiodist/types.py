@@ -138,11 +138,9 @@ def check_reduction(op: ReduceOp | Premultiplied, dtype: np.dtype[np.generic]) -
     return op
 
 
-OF_OBJECTS = "of objects"
-"""Text in the detail of collectives whose elements are encoded objects, and of those that stand for them."""
-
-OF_SPLIT = "of a split"
-"""Text in the detail of the collective by which members tell each other what groups they want."""
+AS = "as:"
+"""Text in the detail of collectives of which a call of another name is made, such as all_gather_object; the
+call follows. Their elements are acted on."""
 
 OBJECT_TAGS = 2**31
 """The first tag of messages that are objects: apart from those of tensors."""
@@ -150,6 +148,14 @@ OBJECT_TAGS = 2**31
 _SEND = int(Kind.send)
 _SIGNATURE = struct.Struct("<BBBBiQQII")
 SIGNATURE_BYTES = _SIGNATURE.size
+_AS_FLAG = 0x80  # beside the number of dimensions: a part of a call of another name
+_MADE_OF = {
+    Kind.all_gather: "all_gather_object, gather_object or split",
+    Kind.broadcast: "broadcast_object, scatter_object or pending_joins",
+    Kind.gather: "gather_object",
+    Kind.scatter: "scatter_object",
+    Kind.all_reduce: "agree",
+}
 NUMBER_AT = 16
 """Where a signature has the operation's number: 8 bytes, little-endian."""
 
@@ -181,8 +187,15 @@ class Call:
     detail: str = ""
 
     def numbered(self, seq: int) -> Call:
-        """A call like this one under another number; without detail and offer."""
-        return Call(self.kind, seq, self.dtype, self.shape, self.reduce, self.root)
+        """A call like this one under another number; without offer."""
+        return Call(self.kind, seq, self.dtype, self.shape, self.reduce, self.root, 0, self.detail)
+
+    @property
+    def name(self) -> str:
+        """The name of the user's call: 'all_gather_object' for the all_gather that it is made of."""
+        if not self.detail.startswith(AS):
+            return self.kind.name
+        return self.detail[len(AS) :].partition("(")[0]
 
     @property
     def message(self) -> bool:
@@ -215,7 +228,7 @@ class Call:
             self.kind,
             DTYPE_CODES[self.dtype],
             self.reduce or 0,
-            len(self.shape) & 0xFF,
+            len(self.shape) & 0x7F | (_AS_FLAG if AS in self.detail else 0),
             self.root,
             self.count,
             self.seq,
@@ -225,6 +238,10 @@ class Call:
 
     def describe(self) -> str:
         """The call as a user writes it: 'all_reduce(float32[3, 4], SUM)'."""
+        return self.detail[len(AS) :] if self.detail.startswith(AS) else self.in_full()
+
+    def in_full(self) -> str:
+        """The call, or the part that it is of another one, with all that ranks agree on but the number."""
         if self.kind in (Kind.barrier, Kind.new_group):
             return f"{self.kind.name}({self.detail})"
         extents = ", ".join(map(str, self.shape))
@@ -258,8 +275,10 @@ def agree(mine: bytes, theirs: bytes) -> bool:
 
 def describe_signature(signature: bytes) -> str:
     """A peer's signature as text; the shape is not in it, so the element count stands for it."""
-    kind, dtype, reduce, _ndim, root, count, _seq, _shape, _offer = _SIGNATURE.unpack(signature)
+    kind, dtype, reduce, ndim, root, count, _seq, _shape, _offer = _SIGNATURE.unpack(signature)
     try:
+        if ndim & _AS_FLAG and Kind(kind) in _MADE_OF:
+            return _MADE_OF[Kind(kind)]
         call = Call(Kind(kind), 0, DTYPES[dtype], (count,), ReduceOp(reduce) if reduce else None, root)
     except (ValueError, IndexError):
         return f"an operation this version does not know (code {kind})"

@@ -103,13 +103,25 @@ class Issuer:
     Attributes:
         group: what users hold of the group.
         trouble: given the group rank of a message's other side, says in a few words why it may be late.
+        number: gives the place among the user's calls of a collective's number.
         turn: the present turn of the loop.
         thread, running: the loop's thread, and whether it runs: in that thread no other does, then.
         track: where their operations are written down.
         forgotten: those whose handles were dropped un-awaited.
     """
 
-    __slots__ = ("failures", "forgotten", "group", "loop", "running", "thread", "track", "trouble", "turn")
+    __slots__ = (
+        "failures",
+        "forgotten",
+        "group",
+        "loop",
+        "number",
+        "running",
+        "thread",
+        "track",
+        "trouble",
+        "turn",
+    )
 
     def __init__(
         self,
@@ -124,6 +136,7 @@ class Issuer:
         self.turn = Turn.of(loop)
         self.failures = failures
         self.trouble: Callable[[int], str] = _no_trouble
+        self.number: Callable[[int], int] = _same
         self.thread = get_ident()
         self.running = loop.is_running
         self.forgotten = Forgotten(loop)
@@ -131,6 +144,14 @@ class Issuer:
     def here(self) -> bool:
         """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
         return get_ident() == self.thread and self.running()
+
+
+class _OfAnother(tuple[Any, ...]):
+    """How the first operation is written down of those that a Work is made of."""
+
+
+def _same(seq: int) -> int:
+    return seq
 
 
 def _no_trouble(_peer: int) -> str:
@@ -148,12 +169,12 @@ _FAILED = 2
 class Work(Generic[T]):
     """The handle of one started operation, which every method of a group returns.
 
-    `await work` gives the result. Until then the operation borrows the tensors that it was given: do not
-    write to them, nor read those that it writes, before the Work is done, also if your await was
-    cancelled. The Work keeps them alive. A Work that fails has stopped touching them. A failure that nobody
-    is told, by `await`, `result` or `exception`, is raised when the group is closed. A Work that
-    is dropped and was neither awaited, nor held (`async_op=True`), nor followed by `drain`, is a forgotten
-    await: closing the group raises `ForgottenAwait`.
+    `await work` gives the result. Until then the operation borrows its tensors: before the Work is done, do
+    not write to them, and do not read those that it writes, even if your await was cancelled. The Work keeps
+    them alive. A Work that has failed no longer touches them. If nobody asks for a failure, by `await`,
+    `result` or `exception`, closing the group raises it. A Work that is dropped and was neither awaited, nor
+    held (`async_op=True`), nor followed by `drain`, is a forgotten await: closing the group raises
+    `ForgottenAwait`.
 
     Attributes:
         op: the operation's name, 'all_reduce'.
@@ -172,12 +193,12 @@ class Work(Generic[T]):
         "_held_back",
         "_issuer",
         "_noted",
-        "_origin",
         "_result",
         "_seq",
         "_state",
         "_take_back",
         "_waiters",
+        "_wrapped",  # asyncio has a task for the await; not set where it has none
     )
 
     def __init__(
@@ -204,7 +225,7 @@ class Work(Generic[T]):
         self._issuer = issuer
         self._call = call
         self._seq = seq
-        self._noted: Entry | Pending | None = noted
+        self._noted: Entry | Pending | _OfAnother | None = noted
         self._driver = driver
         self._state = _PENDING
         self._result: Any = result
@@ -215,7 +236,6 @@ class Work(Generic[T]):
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._take_back: Callable[[], None] | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
-        self._origin = noted
 
     @property
     def group(self) -> Any:
@@ -231,13 +251,15 @@ class Work(Generic[T]):
 
     @property
     def op(self) -> str:
-        """The operation's name."""
-        return self.call.kind.name
+        """The name of the user's call."""
+        return self.call.name
 
     @property
     def seq(self) -> int:
-        """The operation's number."""
-        return self.call.seq
+        """The number of the user's call: among the collectives of its group, or the messages of its kind
+        with that peer and tag."""
+        call = self.call
+        return call.seq if call.message else self._issuer.number(call.seq)
 
     # ── for the awaiter ──────────────────────────────────────────────────────────────────────────────
 
@@ -325,7 +347,7 @@ class Work(Generic[T]):
             raise
 
     async def wait(self, timeout: float | timedelta | None = None) -> T:
-        """Wait with this awaiter's own patience.
+        """Wait for the operation, for a limited time if you like.
 
         Args:
             timeout: seconds, or a timedelta; None waits as long as the operation may take.
@@ -403,8 +425,8 @@ class Work(Generic[T]):
     def synchronize(self, stream: Any = None) -> None:
         """Make a stream of the device wait for the operation. The host waits until it is launched, no longer.
 
-        What the stream is given afterwards finds the result in the tensors. `await work` says more: that the
-        host may read it, and that all ranks had issued the same operation, which may still be compared.
+        Later work of the stream finds the result in the tensors. `await work` tells you more: that the host
+        may read the result, and that all ranks had issued the same operation, which may still be compared.
 
         Args:
             stream: of CuPy or torch, or its raw pointer; None means the one that is current for the kind of
@@ -424,6 +446,12 @@ class Work(Generic[T]):
         if self._state == _PENDING:
             self._completion.synchronize(stream)
 
+    @property
+    def _asyncio_future_blocking(self) -> None:
+        """None: it is no future. `asyncio.isfuture` asks, before a task is made that awaits it: from then
+        on that is asyncio's to do, also where the task is cancelled before its first step."""
+        self._wrapped = True
+
     def __repr__(self) -> str:
         state = ("pending", "done", f"failed: {self._error}")[self._state]
         if self._state == _PENDING and self.call.message:
@@ -432,10 +460,14 @@ class Work(Generic[T]):
         return f"<Work {self.op} #{self.seq} {state}>"
 
     def __del__(self) -> None:
-        if not self._awaited and not isinstance(self._error, GroupBroken):
-            issuer, now = self._issuer, self._issuer.track.now()
-            *_, line, issued = self._origin or (0, now)
-            issuer.forgotten.note(Origin(self.op, *issuer.track.lines.place(line)), issued, now)
+        if not self._awaited and not isinstance(self._error, GroupBroken) and not hasattr(self, "_wrapped"):
+            now = self._issuer.track.now()
+            self._issuer.forgotten.note(self._line(), self._noted[3] if self._noted else now, now)
+
+    def _line(self) -> Origin:
+        """The user's call, and the line that made it."""
+        line = self._noted[2] if self._noted else 0
+        return Origin(self.op, *self._issuer.track.lines.place(line))
 
     # ── for the one who carries it out ───────────────────────────────────────────────────────────────
 
@@ -452,7 +484,9 @@ class Work(Generic[T]):
         """End the operation by an error; its buffers are no longer touched. Called once, on the loop."""
         if self._state == _PENDING:
             if isinstance(error, GroupBroken):
-                error = error.during(self.op, self.seq, self.group.name, self.group.epoch)
+                group = self.group
+                reader = group.ranks[group.rank]
+                error = error.during(self.op, self.seq, group.name, group.epoch, reader)
             self._error = error
             self._state = _FAILED
             self._driver = self._take_back = None  # as in `_finish`
@@ -462,7 +496,7 @@ class Work(Generic[T]):
 
     def _is_written_down(self, noted: Entry) -> None:
         """Note how the recorder has it."""
-        self._noted = self._origin = noted
+        self._noted = noted
 
     def _is_pending(self) -> None:
         """Write down that the loop has turned, or is about to, while the operation was pending."""
@@ -473,7 +507,7 @@ class Work(Generic[T]):
 
     def _happened(self, what: int) -> None:
         """Write down when something happened to it (`recorder.layout`: ARRIVED, FIRST). From any thread."""
-        if type(self._noted) is list:
+        if type(self._noted) is list and self._state == _PENDING:
             self._issuer.track.stamp(self._noted, what)
 
     def _gives(self, result: T) -> None:
@@ -505,9 +539,8 @@ class Work(Generic[T]):
         if take_back is None or self._state == _FAILED:
             return
         take_back()
-        if type(self._noted) is list:
+        if type(self._noted) is list and self._state == _PENDING:
             self._issuer.track.end(self._noted, failed=True)
-            self._noted = None
         self._result = self._driver = None
         self._state = _FAILED
         self._error = UsageError(
@@ -525,11 +558,14 @@ class Work(Generic[T]):
 
     def _forget_failure(self) -> None:
         """Note no failure any more: nobody wants the result."""
-        self._issuer = Issuer(self._issuer.loop, self._issuer.track, None, self._issuer.group)
+        issuer = self._issuer
+        self._issuer = Issuer(issuer.loop, issuer.track, None, issuer.group)
+        self._issuer.number = issuer.number
 
     def _begins_with(self, first: Work[Any]) -> None:
         """Note the first of the operations that it is made of: the line that issued both."""
-        self._origin = first._origin
+        if first._noted is not None:
+            self._noted = _OfAnother(first._noted[:4])
 
     def _not_begun(self, what: str) -> UsageError:
         return UsageError(
@@ -539,7 +575,6 @@ class Work(Generic[T]):
     def _wake(self) -> None:
         if type(self._noted) is list:
             self._issuer.track.end(self._noted, failed=self._state == _FAILED)
-            self._noted = None
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
             if not waiter.done():

@@ -22,7 +22,7 @@ from benchmarks.bars import bars_table, evaluate
 from benchmarks.curves import draw
 from benchmarks.goals import BARS
 from benchmarks.machine import facts
-from benchmarks.report import processor, report
+from benchmarks.report import doubts, processor, report
 from benchmarks.results import Results
 from benchmarks.run import QUICK, Run, Settings
 from benchmarks.suites import SUITES, steps
@@ -85,6 +85,8 @@ def main(argv: Sequence[str]) -> int:
     results.facts["load_after"] = os.getloadavg()[0]
     write(results, found, folder)
     print(f"{processor(results.facts)}\n\n{bars_table(evaluate(results, BARS))}")
+    if busy := doubts(results):
+        print(f"\n{busy}")
     print(f"\n{len(results.records)} figures are in {folder}/")
     return code or int(not results.records)
 

@@ -16,6 +16,7 @@ from benchmarks.results import Record, Results
 from benchmarks.suites.sweeps import NAMES
 
 _BY_SIZE = (*NAMES, "halves", "tcp", "mpi", "inflight")
+_BUSY = " \\*"  # behind a size, where the machine was busy
 _TITLES = {  # of what is several operations, and has no bandwidth
     "inflight": "64 all_reduces in flight",
     "five": f"five in a row ({', '.join(FIVE)})",
@@ -25,6 +26,8 @@ _TITLES = {  # of what is several operations, and has no bandwidth
 def report(results: Results, peers: Sequence[Peer]) -> str:
     """The whole page."""
     parts = ["# Benchmarks", machine(results.facts)]
+    if busy := doubts(results):
+        parts.append(busy)
     parts += ["## Goals", f"On {processor(results.facts)}.", bars_table(evaluate(results, BARS))]
     for suite in _BY_SIZE:
         parts += _sweeps(results, suite)
@@ -56,6 +59,14 @@ def machine(facts: dict[str, Any]) -> str:
         ["load before", f"{facts.get('load_before', 0):.2f}"],
     ]
     return "\n".join(f"- {name}: {value}" for name, value in rows)
+
+
+def doubts(results: Results) -> str:
+    """Which figures are not to be trusted, and the reason for the first of them; '' where all are."""
+    marked = [record.doubt for record in results.records if record.doubt]
+    if not marked and not results.doubt:
+        return ""
+    return f"\\* {len(marked)} of {len(results.records)} figures are marked so: {results.doubt or marked[0]}."
 
 
 def processor(facts: dict[str, Any]) -> str:
@@ -90,8 +101,12 @@ def by_size(records: Sequence[Record], show: Any) -> str:
     """One row for each size, one column for each peer."""
     peers = list(dict.fromkeys(record.peer for record in records))
     cells = {(record.nbytes, record.peer): show(record) for record in records}
+    busy = {record.nbytes for record in records if record.doubt}
     rows = [
-        [show_size(nbytes) if nbytes else "–", *(cells.get((nbytes, peer), "–") for peer in peers)]
+        [
+            (show_size(nbytes) if nbytes else "–") + _BUSY * (nbytes in busy),
+            *(cells.get((nbytes, peer), "–") for peer in peers),
+        ]
         for nbytes in sorted({record.nbytes for record in records})
     ]
     return table(["size", *peers], rows)
@@ -108,7 +123,8 @@ def _others(records: Sequence[Record]) -> str:
         spread = f"{show(record.low)} – {show(record.high)}" if record.count > 1 else ""
         ranks = str(record.ranks)
         size = show_size(record.nbytes) if record.nbytes else ""
-        rows.append([f"{record.suite}: {record.what}", record.peer, ranks, size, show(record.value), spread])
+        what = f"{record.suite}: {record.what}{_BUSY * bool(record.doubt)}"
+        rows.append([what, record.peer, ranks, size, show(record.value), spread])
     return table(["what", "who", "ranks", "size", "median", "10% – 90%"], rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from aiodist.bench.measures import busbw, spread
@@ -11,7 +11,10 @@ from aiodist.bench.measures import busbw, spread
 
 @dataclass(frozen=True)
 class Record:
-    """One figure. Seconds per operation, or what `unit` says; the median, the spread around it, the least."""
+    """One figure. Seconds per operation, or what `unit` says; the median, the spread around it, the least.
+
+    `doubt` says why it is not to be trusted, since the machine was busy meanwhile; '' where it is.
+    """
 
     suite: str
     what: str
@@ -25,6 +28,7 @@ class Record:
     high: float
     count: int
     least: float = 0.0
+    doubt: str = ""
 
     @property
     def busbw(self) -> float:
@@ -40,11 +44,13 @@ class Results:
         facts: the machine and the software.
         records: the figures.
         notes: what was left out, and why.
+        doubt: why figures are not to be trusted, since the machine was busy over the whole run; '' where not.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    doubt: str = ""
 
     def add(
         self,
@@ -77,6 +83,10 @@ class Results:
             )
         )
 
+    def doubt_since(self, first: int, why: str) -> None:
+        """Say why the records from this index on are not to be trusted."""
+        self.records[first:] = [replace(record, doubt=why) for record in self.records[first:]]
+
     def note(self, text: str) -> None:
         """Say once that something was left out."""
         if text not in self.notes:
@@ -96,4 +106,4 @@ class Results:
             asdict(record) | ({"busbw": record.busbw} if record.nbytes and record.unit == "s" else {})
             for record in self.records
         ]
-        return {"facts": self.facts, "notes": self.notes, "records": records}
+        return {"facts": self.facts, "doubt": self.doubt, "notes": self.notes, "records": records}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from aiodist.bench.measures import SIZES
+from aiodist.environment.busy import Look, doubt, family, look, meanwhile
 from benchmarks.crew import AbsentError, Crew, CrewError, free_port
 from benchmarks.peers import Found, Peer
 from benchmarks.progress import Progress
 from benchmarks.results import Results
 
+_LEAST = 0.2  # seconds: over less, the kernel's clock of processor time is too coarse
 _PATIENCE = 2  # failures of a crew after which it is not started again
 
 
@@ -130,6 +134,7 @@ class Run:
         """Do one step after the other; one that fails is noted, and does not keep the others from running."""
         self.progress = Progress(len(steps))
         until = time.monotonic() + 60 * self.settings.minutes
+        began = look()
         try:
             for step in steps:
                 self.progress.step(step.suite, step.label)
@@ -137,7 +142,8 @@ class Run:
                     self.results.note(f"out of time: {step.suite} {step.label} was skipped")
                     continue
                 try:
-                    step.work()
+                    with self._doubted():
+                        step.work()
                 except AbsentError as absent:
                     self.results.note(f"{step.suite} {step.label}: {absent}")
                 except CrewError as error:
@@ -146,3 +152,21 @@ class Run:
         finally:
             self.progress.end()
             self.close_crews()
+            self.results.doubt = _doubt(began)
+
+    @contextmanager
+    def _doubted(self) -> Iterator[None]:
+        """Mark the figures that come meanwhile, if others than this run and its ranks take the processors."""
+        first, before = len(self.results.records), look()
+        yield
+        if why := _doubt(before):
+            self.results.doubt_since(first, why)
+
+
+def _doubt(before: Look | None) -> str:
+    """Why figures that were measured since a look are not to be trusted; '' where they are."""
+    after = look()
+    if before is None or after is None or after.at - before.at < _LEAST:
+        return ""
+    seen = meanwhile(before, after, family(before, after, os.getpid()))
+    return doubt(seen) if seen else ""

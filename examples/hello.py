@@ -1,4 +1,4 @@
-"""Say who is here, and add something up, under whatever launcher started this.
+"""Print which ranks are here, and add up their numbers, under any launcher.
 
     aiodist run --nproc-per-node 4 examples/hello.py
     aiodist launch -H a:4,b:4 examples/hello.py

@@ -39,7 +39,7 @@ class Service:
         self.pg = pg
 
     async def keep(self) -> None:
-        """Go on with whoever lives, and with whoever comes, for ever."""
+        """Form the next group again and again, of the living ranks and newcomers."""
         while True:
             try:
                 while not await self.pg.pending_joins():  # noqa: ASYNC110
@@ -49,7 +49,7 @@ class Service:
             self.pg = await self.pg.rebuild()
 
     async def ask(self, part: int, parts: int, row: int, count: int) -> list[list[float]]:
-        """Ask a worker for a part; it may be asked twice, so where it is lost another one is asked."""
+        """Ask a worker for a part. If the worker is lost, ask another one: a part may be asked twice."""
         for turn in range(20):
             pg = self.pg
             workers = [rank for rank in range(pg.size) if rank != pg.rank] or [pg.rank]

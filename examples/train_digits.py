@@ -8,8 +8,8 @@ same batches alone and compares: accuracy on held-out digits, and the largest di
 
     aiodist run --nproc-per-node 4 --max-restarts 10 examples/train_digits.py --elastic
 
-With --elastic, kill any worker at any moment: the others go on with its share, and the one that is started in
-its place gets their weights at the next step. The result is the same.
+With --elastic, kill any worker at any moment: the others go on with its share, and the worker that replaces
+it gets their weights at the next step. The result is the same.
 
     mpirun -n 4 python examples/train_digits.py --backend mpi
 
@@ -36,7 +36,7 @@ MOMENTUM = 0.9
 
 
 def load(held_out: int = 360) -> Data:
-    """1,797 images of 8 × 8 pixels, shuffled alike on every rank: train and held-out sets."""
+    """1,797 images of 8 × 8 pixels, in the same random order on every rank: train and held-out sets."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     images = (digits.data[order] / 16).astype(np.float32)
@@ -45,7 +45,7 @@ def load(held_out: int = 360) -> Data:
 
 
 class Network:
-    """Two dense layers. `backward` hands out each gradient as soon as it is known, last layer first."""
+    """Two dense layers. `backward` passes on each gradient as soon as it is known, last layer first."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ class Network:
         """Call `ready(index, gradient)` for each weight; return the loss.
 
         Args:
-            share: what gradients are divided by, where it is not the number of these images.
+            share: the divisor of the gradients, if it is not the number of these images.
         """
         hidden, probabilities = self.forward(images)
         rows = np.arange(len(labels))
@@ -99,7 +99,7 @@ class Network:
 
 
 def batches(count: int, size: int, epoch: int) -> list[npt.NDArray[np.int64]]:
-    """The batches of an epoch, the same on every rank; what does not fill a batch is left out."""
+    """The batches of an epoch, the same on every rank; an incomplete last batch is left out."""
     order = np.random.default_rng(1000 + epoch).permutation(count)
     return [order[start : start + size] for start in range(0, count - size + 1, size)]
 
@@ -166,7 +166,7 @@ async def train(data: Data, epochs: int, batch: int, backend: str | None) -> Non
 
 
 async def train_elastic(data: Data, epochs: int, batch: int, backend: str | None) -> None:
-    """Ranks that come and go: a step counts when all who live say so."""
+    """Ranks that come and go: a step counts if all living ranks say so."""
     images, labels, held_images, held_labels = data
     async with await dist.join(backend) as pg:
         network = Network(seed=pg.rank)

@@ -3,14 +3,14 @@
     aiodist run --nproc-per-node 2 examples/train_gpu.py                   # torch
     aiodist run --nproc-per-node 2 examples/train_gpu.py --library cupy
 
-Each rank takes the GPU that its LOCAL_RANK says; on one GPU all ranks share it. As soon as a gradient is
-known its all_reduce begins, on a stream of its own, while the GPU goes on with the backward pass; before the
-weights change the averages are awaited. The event loop is free all the time, and says so: a task beside the
-training counts how late it turns. At the end rank 0 trains the same batches alone and compares the weights.
+Each rank uses the GPU of its LOCAL_RANK; if there is one GPU, all ranks share it. As soon as a gradient is
+known, its all_reduce begins on a stream of its own, while the GPU goes on with the backward pass. The
+averages are awaited before the weights change. The event loop is free all the time: a task beside the
+training measures its delay. At the end rank 0 trains the same batches alone and compares the weights.
 
-It needs an NVIDIA GPU and `pip install aiodist[cuda12,examples]`; `aiodist doctor` says what is missing.
-Without scikit-learn, which brings images of digits, it takes noise.
-CuPy's products of matrices need cuBLAS: from the CUDA toolkit, or from a torch for GPUs.
+The example needs an NVIDIA GPU and `pip install aiodist[cuda12,examples]`; `aiodist doctor` says what is
+missing. Without scikit-learn, which has images of digits, it uses noise. CuPy's products of matrices need
+cuBLAS: from the CUDA toolkit, or from a torch for GPUs.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ LIBRARIES = {"torch": Torch, "cupy": Cupy}
 
 
 async def watch(late: list[float]) -> None:
-    """How late the loop turns, in milliseconds: a task that asks for a turn each millisecond."""
+    """The delay of the event loop, in milliseconds: a task sleeps for a millisecond, again and again."""
     while True:
         asked = time.perf_counter()
         await asyncio.sleep(0.001)
@@ -176,7 +176,7 @@ async def train(library: str, epochs: int, batch: int) -> None:
                 p99 = late[int(len(late) * 0.99)] if late else 0.0
                 print(
                     f"\rstep {number}/{len(steps)}  {rate:.0f} steps/s on {pg.size} ranks  "
-                    f"the loop turned at most {p99:.2f} ms late (p99) ",
+                    f"the event loop was at most {p99:.2f} ms late (p99) ",
                     end="",
                     flush=True,
                 )

@@ -34,7 +34,7 @@ FLOORS: list[set[str]] = [
     {"roles"},
     {"timeouts", "callers", "forgotten", "torch_names"},
     {"errors"},
-    {"sanitize", "terminal"},
+    {"sanitize", "terminal", "recent"},
 ]
 ALLOWED = {("__main__", "cli")}
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

@@ -90,11 +90,19 @@ BROKEN: list[tuple[GroupBroken, dict[str, Any], str]] = [
     (CollectiveTimeout(2.5, [4]), {"timeout": 2.5, "missing": (4,)}, "within 2.5 s: rank 4 had not arrived"),
     (CollectiveTimeout(2.5), {"missing": ()}, "all had arrived"),
     (
-        CollectiveTimeout(2.5, [4], [1], "rank 1 (b) has not turned its event loop for 8 s: train.py:41"),
+        CollectiveTimeout(2.5, [4], [1], "rank 1 (b) has not run its event loop for 8 s: train.py:41"),
         {"missing": (4,), "unheard": (1,)},
-        "rank 4 had not arrived; rank 1 did not answer; rank 1 (b) has not turned",
+        "rank 4 had not arrived; rank 1 did not answer; rank 1 (b) has not run",
     ),
     (CollectiveMismatch({1: "b", 0: "a"}), {"said": {0: "a", 1: "b"}}, "rank 0: a; rank 1: b"),
+    (
+        CollectiveMismatch({2: "barrier() at a b.py:3", 1: "split()", 0: "barrier() at a b.py:3"}),
+        {
+            "said": {0: "barrier()", 1: "split()", 2: "barrier()"},
+            "places": {0: "a b.py:3", 2: "a b.py:3"},
+        },
+        "ranks 0 and 2: barrier() at a b.py:3; rank 1: split()",
+    ),
     (GroupAborted(2, "no disk"), {"rank": 2, "reason": "no disk"}, "rank 2 aborted the group: no disk"),
     (Evicted("they went on", hint="Join again"), {}, "they went on"),
     (QuorumLost("two of five are left"), {}, "two of five"),

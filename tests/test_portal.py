@@ -102,6 +102,24 @@ def test_results_attributes_and_work() -> None:
             pg.all_redeuce(tensor)
 
 
+def test_scalars_and_messages_to_oneself() -> None:
+    with alone() as pg:
+        assert pg.all_reduce(3.5) == 3.5
+        assert type(pg.all_reduce(np.float32(2), async_op=True).wait(timeout=60)) is np.float32
+        frozen = np.arange(3.0)
+        frozen.flags.writeable = False
+        made = pg.all_reduce(frozen)
+        assert made is not frozen and made.tolist() == [0, 1, 2]
+        for count in (1, 100_000):
+            sent, into = np.arange(count), np.zeros(count, np.int64)
+            work = pg.send(sent, 0, async_op=True)
+            assert pg.recv(into, None) == 0
+            work.wait(timeout=60)
+            assert np.array_equal(into, sent)
+        pg.send_object("mine", 0)
+        assert pg.recv_object_from() == (0, "mine")
+
+
 def test_groups_come_back_as_groups() -> None:
     with alone() as pg:
         child = pg.new_group(name="child")

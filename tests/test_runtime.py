@@ -330,7 +330,7 @@ def test_run_of_what_cannot_run_says_what_to_write() -> None:
     dist.run(main())
     with pytest.raises(dist.UsageError, match=r"got function\. Call it: dist.run\(other\(\)\)"):
         dist.run(other)  # type: ignore[arg-type]
-    with pytest.raises(dist.UsageError, match="wants a coroutine, got int"):
+    with pytest.raises(dist.UsageError, match="needs a coroutine, got int"):
         dist.run(3)  # type: ignore[arg-type]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.terminal import bar, painter, takes_colour
+from aiodist.terminal import bar, hue, painter, takes_colour
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,13 @@ def test_a_text_is_painted_or_stays() -> None:
     assert painter(True)("green", "ok") == "\x1b[32mok\x1b[0m"
     assert painter(True)("green", "") == ""
     assert painter(False)("green", "ok") == "ok"
+
+
+def test_neighbours_have_different_hues() -> None:
+    shown = [hue(number, "x", True) for number in range(11)]
+    assert len(set(shown)) == 10 and shown[0] == shown[10]
+    assert {text.replace("\x1b[0m", "")[-1] for text in shown} == {"x"}
+    assert hue(3, "x", False) == "x" and hue(3, "", True) == ""
 
 
 def test_a_bar_fills() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import aiodist as dist
 from aiodist.types import (
+    AS,
     DTYPE_CODES,
     DTYPES,
     NO_ROOT,
@@ -82,6 +83,10 @@ F32 = np.dtype(np.float32)
         (Call(Kind.recv, 0, F32, (5,), None, 1), "recv(float32[5], src=1)"),
         (Call(Kind.barrier, 0, F32), "barrier()"),
         (Call(Kind.new_group, 0, F32, detail="ranks [0, 2]"), "new_group(ranks [0, 2])"),
+        (
+            Call(Kind.broadcast, 0, F32, (1,), None, 0, detail=f"{AS}scatter_object(src=0)"),
+            "scatter_object(src=0)",
+        ),
     ],
 )
 def test_describe(call: Call, words: str) -> None:

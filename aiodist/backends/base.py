@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import GroupBroken
-from aiodist.types import NO_ROOT, OBJECT_TAGS, OF_OBJECTS, OF_SPLIT, Call, Kind, Premultiplied, ReduceOp
+from aiodist.types import AS, NO_ROOT, OBJECT_TAGS, Call, Kind, Premultiplied, ReduceOp
 from aiodist.work import Issuer, Work
 
 Array = npt.NDArray[Any]
@@ -75,8 +75,7 @@ class Operation:
     @property
     def sealed(self) -> bool:
         """Whether its bytes are no tensor's, and are acted on: so they have to be authenticated."""
-        detail = self.call.detail
-        return self.tag >= OBJECT_TAGS or (bool(detail) and (OF_OBJECTS in detail or OF_SPLIT in detail))
+        return self.tag >= OBJECT_TAGS or AS in self.call.detail
 
     def fail(self, error: BaseException) -> None:
         """End a receive for which nothing has come, and which its backend has taken back already. (What

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from aiodist.bench.busy import disturbance, doubt, look, own_seconds
 from aiodist.bench.calls import Bound, per_operation, timed
 from aiodist.bench.cases import IN_FLIGHT, Case
 from aiodist.bench.measures import Spread, busbw, quantile, show_bandwidth, show_seconds, show_size, spread
 from aiodist.bench.sweep import Line, agree, cases, lateness, sweep
 from aiodist.bench.table import table
+from aiodist.environment.busy import doubt, look, meanwhile, own_seconds
 from aiodist.runtime.init import init_process_group
 from aiodist.runtime.running import run
 from aiodist.terminal import PLAIN, Paint, bar, painter
@@ -48,10 +48,8 @@ async def main(options: dict[str, Any]) -> None:
         late = await lateness(pg, largest, 4 * options["budget"])
         progress.end()
         own = dict(await pg.all_gather_object((os.getpid(), own_seconds() - spent)))
-        after, doubts = look(), ""
-        if before is not None and after is not None:
-            count = len(os.sched_getaffinity(0))
-            doubts = doubt(disturbance(before, after, own, cores=count, load=os.getloadavg()[0]))
+        seen = meanwhile(before, look(), own)
+        doubts = doubt(seen) if seen else ""
         if pg.rank == 0:
             print(f"{pg.size} ranks, float32, medians on rank 0; busbw as nccl-tests define it\n")
             print(sweep_table(lines, pg.size, paint))

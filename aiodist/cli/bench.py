@@ -25,9 +25,10 @@ def main(argv: Sequence[str]) -> int:
     stdout = takes_colour(sys.stdout.isatty(), os.environ)
     config = make_config(argv, live=live, colour=stdout)
     if live:
-        from aiodist.bench.busy import doubt_now
+        from aiodist.environment.busy import disturbance_now, doubt
 
-        if why := doubt_now(_LOOK):
+        seen = disturbance_now(_LOOK)
+        if seen and (why := doubt(seen)):
             paint = painter(takes_colour(sys.stderr.isatty(), os.environ))
             print(f"aiodist bench: {paint('yellow', why)}", file=sys.stderr, flush=True)
     from aiodist.launch.agent import run

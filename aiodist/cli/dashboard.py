@@ -1,7 +1,7 @@
 """`aiodist dashboard [JOB]`: a web page that shows what each rank of a job does, live.
 
-It prints an address that works once, in one browser. Only this host reaches it; from another one:
-ssh -L PORT:127.0.0.1:PORT HOST. Ctrl-C ends it.
+It prints an address that works once, in one browser. Only this host can open it. On another
+host, run ssh -L PORT:127.0.0.1:PORT HOST first. Ctrl-C ends the command.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from aiodist.cli.parser import Parser
+from aiodist.cli.seen import add_job
 from aiodist.environment import plain_host, tuning
 from aiodist.errors import UsageError
 from aiodist.sanitize import one_line
@@ -24,19 +25,18 @@ _LONGEST = 2000
 def main(argv: Sequence[str]) -> int:
     """Serve the page until somebody ends it; 143 after SIGTERM."""
     parser = Parser("aiodist dashboard", description=__doc__)
+    add_job(parser, more="waits for one if there is none")
     parser.add_argument(
-        "job",
-        metavar="JOB",
-        nargs="?",
-        help="its script, or the beginning of its key (the only job; waits for one if there is none)",
+        "--host", metavar="ADDR", default="127.0.0.1", help="address to listen on (127.0.0.1)"
     )
-    parser.add_argument("--host", metavar="ADDR", default="127.0.0.1", help="to listen on (127.0.0.1)")
-    parser.add_argument("--port", metavar="PORT", type=int, default=0, help="to listen on (a free one)")
+    parser.add_argument("--port", metavar="PORT", type=int, default=0, help="port to listen on (a free one)")
     parser.add_argument(
         "--allow-insecure", action="store_true", help="let other hosts connect, without encryption"
     )
     parser.add_argument(
-        "--metrics-token-file", metavar="FILE", help="has the bearer token of /metrics; made if it is missing"
+        "--metrics-token-file",
+        metavar="FILE",
+        help="file with the bearer token of /metrics; made if it is missing",
     )
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(list(argv))

@@ -1,4 +1,4 @@
-"""`aiodist doctor`: what this machine has for aiodist, what each missing piece costs, and how to mend it."""
+"""`aiodist doctor`: what this machine has for aiodist, what each missing part costs, and how to add it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         help="ranks that this host is to have (a launcher's number, else one for each core)",
     )
     parser.add_argument(
-        "--limit", type=float, metavar="S", help="seconds for drivers and libraries to answer (20)"
+        "--limit", type=float, metavar="S", help="seconds that drivers and libraries have to answer (20)"
     )
     args = parser.parse_args(list(argv))
     if args.nproc_per_node is not None and args.nproc_per_node < 1:

@@ -1,4 +1,4 @@
-"""`aiodist env`: the placement that aiodist would detect in this environment, and the evidence."""
+"""`aiodist env`: which rank and meeting point aiodist detects in this environment, and why."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def main(argv: Sequence[str]) -> int:
     """Print `name  value` lines; `UsageError` where the environment contradicts itself."""
     parser = Parser("aiodist env", description=__doc__)
     parser.parse_args(list(argv))
-    from aiodist.doctor.variables import shown
     from aiodist.environment import job_id, placement, secret_origin, tuning
     from aiodist.environment.company import chosen, company_of_rank, company_of_script
+    from aiodist.environment.variables import shown
 
     place = placement(os.environ)
     company = None

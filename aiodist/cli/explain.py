@@ -1,7 +1,7 @@
-"""`aiodist explain [JOB|DIR]`: why a job stands still, or is slow; of one that has ended, what happened.
+"""`aiodist explain [JOB|DIR]`: why a job stands still, or is slow, or what happened in it.
 
-Of a job that runs, the ranks that are the cause are asked what they do. Of one that has ended it reads the
-dump that its ranks have left.
+If the job runs, the command asks the ranks that are the cause what they do. If the job has ended, the command
+reads the dump that its ranks have left.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiodist.cli.parser import Parser
-from aiodist.cli.seen import again, the_job
+from aiodist.cli.seen import add_job, again, the_job
 from aiodist.cli.show import show
 
 _AFTER = 1.0  # seconds for which an operation has to be pending: who asks need not wait for the box
@@ -24,12 +24,7 @@ _SLOW = ("straggler", "slow link")  # verdicts on what goes on
 def main(argv: Sequence[str]) -> int:
     """Print the verdicts on a job that runs, in a box each, or what it does; else what has happened."""
     parser = Parser("aiodist explain", description=__doc__, example="aiodist explain train.py")
-    parser.add_argument(
-        "job",
-        metavar="JOB|DIR",
-        nargs="?",
-        help="a job here (its script, or the beginning of its key), or a dump's folder (the only job)",
-    )
+    add_job(parser, dumps=True)
     args = parser.parse_args(list(argv))
     if args.job is not None and (os.sep in args.job or Path(args.job).is_dir()):
         _explain_dump(args.job)

@@ -1,4 +1,4 @@
-"""`aiodist jobs`: the jobs of this host and user. What killed ones leave behind is shown for ten minutes."""
+"""`aiodist jobs`: the jobs of this host and user. A killed job is shown for ten minutes."""
 
 from __future__ import annotations
 

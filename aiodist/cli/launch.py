@@ -214,13 +214,13 @@ def _parser(environ: Mapping[str, str]) -> tuple[Parser, list[Options]]:
         dest="hosts",
         default="",
         metavar="A:4,B:4",
-        help="hosts, workers behind a colon",
+        help="hosts, each with its number of workers",
     )
     where = Options(hosts, environ)
     where.value("--hostfile", "", "FILE", "a line for each host: 'a slots=4' or 'a:4'")
     where.value("--include", "", "A@B:0,2", "of these hosts only those; of b only workers 0 and 2")
     where.value("--exclude", "", "A@B:0,2", "of these hosts all but those")
-    where.value("--host-discovery-script", "", "CMD", "prints the hosts of the moment; they may come and go")
+    where.value("--host-discovery-script", "", "CMD", "prints the present hosts; hosts may come and go")
     where.value("--nnodes", "", "MIN:MAX", "hosts that the job needs, and takes (all)")
     start = Options(parser.add_argument_group("how the agents start"), environ)
     start.value("--ssh", _SSH, "CMD", "the ssh client, with options of yours (ssh)")
@@ -233,6 +233,6 @@ def _parser(environ: Mapping[str, str]) -> tuple[Parser, list[Options]]:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="a variable to hand on; again for more",
+        help="a variable to pass on; write -x again for more",
     )
     return parser, add_worker_options(parser, environ)

@@ -22,18 +22,18 @@ _LONGEST = 4000  # characters of an error; what another host said may be in it
 COMMANDS = {
     "run": "start a job's workers on this node (torchrun's flags)",
     "launch": "start a job on several hosts, from this one",
-    "env": "show what placement would be detected here, and why",
+    "env": "show which rank and meeting point aiodist detects here, and why",
     "store": "run a standalone rendezvous server",
     "jobs": "list the jobs of this host",
     "top": "show what the ranks of a job do, live",
-    "dashboard": "show them on a web page, live",
-    "metrics": "tell what a job does to Prometheus or OpenTelemetry",
+    "dashboard": "show the ranks of a job on a web page, live",
+    "metrics": "give Prometheus or OpenTelemetry the figures of a job",
     "stacks": "show the stacks and tasks of a job's ranks",
     "sim": "predict a script's communication on any number of ranks",
     "bench": "measure aiodist on this machine",
     "trace": "write what a job's ranks did last, for ui.perfetto.dev",
-    "explain": "say why a job stands still, or, from the dump of one that has ended, what happened",
-    "doctor": "say what this machine has and lacks, and how to mend it",
+    "explain": "say why a job stands still, or what happened in a job that has ended",
+    "doctor": "say what this machine has and lacks, and how to repair it",
     "completion": "print what makes bash, zsh or fish complete these words",
 }
 

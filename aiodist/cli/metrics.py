@@ -1,8 +1,8 @@
-"""`aiodist metrics [JOB]`: what a job does, as metrics: once as text, or told on until the job has ended.
+"""`aiodist metrics [JOB]`: the figures of a job as metrics, once as text, or until the job has ended.
 
-Without an option it prints what a scrape of Prometheus would be answered. --textfile writes the same into a
+Without an option the command prints what a scrape of Prometheus would get. --textfile writes the same into a
 file, again and again, for node_exporter's textfile collector; --otlp pushes to a collector of OpenTelemetry.
-Nothing is asked of the ranks.
+The command asks the ranks nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.cli.follow import leaving, looks
 from aiodist.cli.parser import Parser
-from aiodist.cli.seen import the_job
+from aiodist.cli.seen import add_job, the_job
 from aiodist.cli.show import show
 from aiodist.errors import AiodistError, UsageError
 
@@ -36,10 +36,10 @@ _END = ".prom"  # node_exporter reads no other files
 def main(argv: Sequence[str]) -> int:
     """Tell the metrics of a job, once or until it has ended; 143 after SIGTERM."""
     parser = Parser("aiodist metrics", description=__doc__)
+    add_job(parser)
     parser.add_argument(
-        "job", metavar="JOB", nargs="?", help="its script, or the beginning of its key (the only job)"
+        "--textfile", metavar="FILE.prom", help="write into this file, and remove it at the end"
     )
-    parser.add_argument("--textfile", metavar="FILE.prom", help="write into this file, which goes at the end")
     parser.add_argument(
         "--otlp",
         metavar="URL",
@@ -47,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
         const="",
         help="push by OTLP over HTTP (OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318)",
     )
-    parser.add_argument("--every", metavar="SECONDS", type=float, default=10.0, help="between looks (10)")
+    parser.add_argument(
+        "--every", metavar="SECONDS", type=float, default=10.0, help="seconds between two updates (10)"
+    )
     args = parser.parse_args(list(argv))
     if not _SHORTEST <= args.every < float("inf"):
         raise UsageError(f"--every={args.every:g} is not between {_SHORTEST} and infinity")

@@ -363,7 +363,7 @@ def _parser(environ: Mapping[str, str]) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_worker_options(parser, environ)
-    page = Options(parser.add_argument_group("looking at it"), environ)
+    page = Options(parser.add_argument_group("watching the job"), environ)
     page.switch("--dashboard", "show a page with what the ranks do; its address is printed (on node 0)")
     nodes = Options(parser.add_argument_group("several nodes: start one agent on each"), environ)
     nodes.value(
@@ -384,36 +384,40 @@ def _parser(environ: Mapping[str, str]) -> Parser:
         "K=V,…",
         "timeout=SECONDS to wait for nodes (300), last_call_timeout=SECONDS for more than MIN (30)",
     )
-    nodes.value("--local-addr", None, "ADDR", "this node's address, as peers are told")
-    nodes.switch("--standalone", "one node, whatever else is said")
+    nodes.value("--local-addr", None, "ADDR", "this node's address, which the other nodes use")
+    nodes.switch("--standalone", "one node, whatever the other options say")
     return parser
 
 
 def add_worker_options(parser: Parser, environ: Mapping[str, str]) -> list[Options]:
     """Add the script, and the options that say what a node's workers are, and what happens to them."""
     parser.add_argument("script", help="script, module or program that every worker runs")
-    parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="argument", help="handed to it")
+    parser.add_argument(
+        "script_args", nargs=argparse.REMAINDER, metavar="argument", help="passed to the script"
+    )
     what = Options(parser, environ)
     what.value("--nproc-per-node", "1", "N", "workers on a node: a number, auto, cpu or gpu (1)")
     what.switch("--module", "the script is a module, as for python -m", short="-m")
     what.switch("--no-python", "the script is a program of its own")
     what.switch("--torch", "a program that asks torch for gloo gets aiodist")
     what.value("--shutdown-timeout", "30", "S", "seconds from SIGTERM to SIGKILL (30)")
-    what.switch("--leave-daemons", "leave alone what workers have started in process groups of its own")
-    what.value("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIG,…", "what ends the job")
+    what.switch(
+        "--leave-daemons", "do not end processes that workers have started in process groups of their own"
+    )
+    what.value("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIG,…", "signals that end the job")
 
     failures = Options(parser.add_argument_group("when a worker fails"), environ)
     failures.value(
         "--max-restarts",
         "0",
         "N",
-        "restarts in all: of that worker, where the script uses join(), else of all workers (0)",
+        "restarts in all: of one worker if the script calls join(), else of all workers (0)",
     )
     failures.value(
         "--on-failure",
         "stop",
         "WHAT",
-        "what no restart mends: stop the job (stop), or continue while any worker lives",
+        "when no restart is left: stop the job (stop), or continue while any worker lives",
     )
 
     output = Options(parser.add_argument_group("output"), environ)
@@ -429,7 +433,7 @@ def add_worker_options(parser: Parser, environ: Mapping[str, str]) -> list[Optio
         also=("--log-line-prefix-template",),
     )
 
-    torch = Options(parser.add_argument_group("accepted because torchrun has them"), environ)
+    torch = Options(parser.add_argument_group("accepted for compatibility with torchrun"), environ)
     torch.value("--monitor-interval", "0", "S", "no effect; deaths are seen at once")
     torch.value("--start-method", "spawn", "M", "no effect; workers are new processes")
     torch.switch("--run-path", "no effect; a script is run as it is")

@@ -7,8 +7,28 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from aiodist.cli.parser import Parser
+
 if TYPE_CHECKING:
     from aiodist.observe import JobView
+
+
+def add_job(parser: Parser, *, more: str = "", dumps: bool = False) -> None:
+    """Give a command's parser the argument 'job'.
+
+    Args:
+        parser: of the command.
+        more: what happens where none is named, beside that it is the only job.
+        dumps: it may be a dump's folder, too.
+    """
+    how = "its script, or the beginning of its key"
+    only = f"(the only job{f'; {more}' if more else ''})"
+    parser.add_argument(
+        "job",
+        metavar="JOB|DIR" if dumps else "JOB",
+        nargs="?",
+        help=f"a job here ({how}), or a dump's folder {only}" if dumps else f"{how} {only}",
+    )
 
 
 def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False) -> JobView:

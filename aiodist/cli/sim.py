@@ -20,8 +20,12 @@ from aiodist.errors import AiodistError, UsageError
 def main(argv: Sequence[str]) -> int:
     """Simulate, and print what was found."""
     parser = Parser("aiodist sim", description=__doc__, example="aiodist sim train.py --ranks 64")
-    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="its own arguments stand last, after --")
-    parser.add_argument("--ranks", type=int, metavar="N", help="how many (as the network's hosts have)")
+    parser.add_argument(
+        "script", metavar="SCRIPT", nargs="?", help="the script; its own arguments follow last, after --"
+    )
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="number of ranks (default: those of the network's hosts)"
+    )
     parser.add_argument(
         "--network",
         metavar="FILE|WORDS",
@@ -32,19 +36,22 @@ def main(argv: Sequence[str]) -> int:
         action="append",
         default=[],
         metavar="RANK:FACTOR",
-        help="17:1.2 computes 1.2 times as long",
+        help="17:1.2: rank 17 computes 1.2 times as long",
     )
     parser.add_argument(
-        "--compute", default="none", metavar="none|measured|FACTOR", help="how real computing counts (none)"
+        "--compute",
+        default="none",
+        metavar="none|measured|FACTOR",
+        help="how much time real computing takes (none)",
     )
     parser.add_argument(
-        "--constants", metavar="FILE", help="what the software costs, as --calibrate wrote it"
+        "--constants", metavar="FILE", help="costs of the software, as --calibrate wrote them"
     )
     parser.add_argument(
-        "--calibrate", action="store_true", help="measure that here, and write it to -o; no SCRIPT"
+        "--calibrate", action="store_true", help="measure these costs here, and write them to -o; no SCRIPT"
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write a trace for ui.perfetto.dev")
-    parser.add_argument("--trace-ranks", metavar="RANKS", default="0-15", help="ranks that it shows (0-15)")
+    parser.add_argument("--trace-ranks", metavar="RANKS", default="0-15", help="ranks in the trace (0-15)")
     parser.add_argument("--print-ranks", metavar="RANKS", default="0", help="ranks whose output is shown (0)")
     parser.add_argument(
         "--json", action="store_true", help="for machines; what the script prints goes to stderr"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aiodist.cli.parser import Parser
-from aiodist.cli.seen import the_job
+from aiodist.cli.seen import add_job, the_job
 from aiodist.cli.show import show
 from aiodist.errors import UsageError, name_ranks
 from aiodist.sanitize import one_line
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Ask all ranks of this host at once, and print what they say."""
     parser = Parser("aiodist stacks", description=__doc__, example="aiodist stacks train.py 3")
-    parser.add_argument(
-        "job",
-        metavar="JOB",
-        nargs="?",
-        help="its script, or the beginning of its key (the only job; `aiodist jobs`)",
-    )
-    parser.add_argument("rank", metavar="RANK", nargs="?", type=int, help="one rank (else all)")
+    add_job(parser, more="`aiodist jobs`")
+    parser.add_argument("rank", metavar="RANK", nargs="?", type=int, help="one rank (default: all)")
     parser.add_argument("--json", action="store_true", help="for machines")
     args = parser.parse_args(list(argv))
     from aiodist.observe.ask import ask

@@ -1,4 +1,4 @@
-"""`aiodist store`: a rendezvous server on its own, for jobs whose launcher brings none."""
+"""`aiodist store`: a rendezvous server on its own, for jobs whose launcher has none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         "--data",
         default=None,
         metavar="DIR",
-        help="keep the store in this folder: what was confirmed survives a restart (else it lives in memory)",
+        help="keep the store in this folder: confirmed changes survive a restart (default: in memory)",
     )
     parser.add_argument(
         "--limit", default="1GiB", metavar="SIZE", help="how much each job may keep in the store (1GiB)"

@@ -1,7 +1,8 @@
 """`aiodist top [JOB]`: what each rank of a job does, refreshed once a second; q or Ctrl-C leaves.
 
-An operation in brackets is the last one; else it is the one that the rank waits for. With more ranks than
-lines those in trouble come first. Into a pipe, or with --once, it prints one look and ends.
+The operation is the one for which the rank waits; in brackets, it is the last one. If there are more ranks
+than lines, ranks in trouble come first. In a pipe, or with --once, it prints the table
+once and ends.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.cli.follow import leave, leaving, looks
 from aiodist.cli.parser import Parser
+from aiodist.cli.seen import add_job
 from aiodist.cli.show import show
 from aiodist.errors import UsageError
 
@@ -34,15 +36,12 @@ _LEAVE = (b"q", b"Q", b"")
 def main(argv: Sequence[str]) -> int:
     """Show a job until it has ended, or somebody leaves; 143 after SIGTERM."""
     parser = Parser("aiodist top", description=__doc__)
+    add_job(parser, more="waits for one if there is none")
     parser.add_argument(
-        "job",
-        metavar="JOB",
-        nargs="?",
-        help="its script, or the beginning of its key (the only job; waits for one if there is none)",
+        "--every", metavar="SECONDS", type=float, default=1.0, help="seconds between two updates (1)"
     )
-    parser.add_argument("--every", metavar="SECONDS", type=float, default=1.0, help="between two looks (1)")
-    parser.add_argument("--once", action="store_true", help="one look, as text")
-    parser.add_argument("--json", action="store_true", help="one look, for machines")
+    parser.add_argument("--once", action="store_true", help="print the table once, as text")
+    parser.add_argument("--json", action="store_true", help="print it once, for machines")
     args = parser.parse_args(list(argv))
     if not _SHORTEST <= args.every < float("inf"):
         raise UsageError(f"--every={args.every:g} is not between {_SHORTEST} and infinity")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiodist.cli.parser import Parser
-from aiodist.cli.seen import the_job
+from aiodist.cli.seen import add_job, the_job
 from aiodist.cli.show import show
 from aiodist.errors import AiodistError, UsageError
 
@@ -23,12 +23,7 @@ _ERROR = "clock error in seconds, at most"
 def main(argv: Sequence[str]) -> int:
     """Write the trace of a job that runs on this host, or of a dump."""
     parser = Parser("aiodist trace", description=__doc__)
-    parser.add_argument(
-        "job",
-        nargs="?",
-        metavar="JOB|DIR",
-        help="a job here (its script, or the beginning of its key), or a dump's folder (the only job)",
-    )
+    add_job(parser, dumps=True)
     parser.add_argument("-o", "--output", metavar="FILE", default="trace.json", help="(trace.json)")
     parser.add_argument(
         "--format",

@@ -42,9 +42,9 @@ WORDS_AT_LEAST = 4
 
 
 class State(enum.IntEnum):
-    """State of a process whose loop does not turn, as far as it is known. Codes are part of the protocol."""
+    """State of a process whose event loop is blocked, as far as is known. Codes are part of the protocol."""
 
-    turns = 0  # again
+    runs = 0  # again
     blocked = 1  # its watchdog says so, and where the loop's thread is
     held = 2  # its process was looked at and is not stopped, but not even its watchdog speaks
     stopped = 3  # its process was looked at, and is stopped
@@ -111,10 +111,10 @@ class Blocked:
         return max(now - self.since, 0.0)
 
     def describe(self, now: float) -> str:
-        """The state in words: 'has not turned its event loop for 8 s: train.py:41 in evaluate'."""
-        why = _WORDS.get(self.state) or self.where or "it does not know where"
+        """The state in words: 'has not run its event loop for 8 s: train.py:41 in evaluate'."""
+        why = _WORDS.get(self.state) or self.where or "its line is not known"
         seconds = self.seconds(now)
-        return f"has not turned its event loop for {seconds:.{0 if seconds >= 1 else 1}f} s: {why}"
+        return f"has not run its event loop for {seconds:.{0 if seconds >= 1 else 1}f} s: {why}"
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ class Liveness:
     def learn(self, rank: int, state: State, seconds: float, where: str, now: float) -> None:
         """Note what all were told of a peer's loop."""
         peer, known = self._peers.get(rank), self.blocked.get(rank)
-        if state is State.turns:
+        if state is State.runs:
             self.blocked.pop(rank, None)
             if peer is not None and not peer.linked:
                 del self._peers[rank]

@@ -22,6 +22,7 @@ from aiodist.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.control.signs import MAX_WHERE, Look, Signs
 from aiodist.control.unsaid import Unsaid
 from aiodist.errors import Tampered, WireError
+from aiodist.recent import Recent
 from aiodist.recorder import Recorder
 
 logger = logging.getLogger("aiodist.control")
@@ -90,7 +91,7 @@ class ControlPlane:
         self._listeners: dict[int, Listener] = {}
         self._early = Early()
         self._unsaid = Unsaid()
-        self._retired: set[int] = set()
+        self._retired = Recent()
         self._parted: set[int] = set()
         self._closed = False
         self._signs: Signs | None = None

@@ -145,7 +145,7 @@ class Signs:
         self._timer = loop.call_later(liveness.patience.heartbeat, self._beat)
         if self._was_blocked:
             self._was_blocked = False
-            self._plane.flood(Say.blocked, self._plane.rank, int(State.turns), 0, "")
+            self._plane.flood(Say.blocked, self._plane.rank, int(State.runs), 0, "")
         for rank in liveness.tick(loop.time()):
             self._plane.ping(rank, PING if self._clocks is None else self._clocks.ping(rank))
         if self._clocks is not None and (self.turns < _EARLY or self.turns % _TOLD == 0):

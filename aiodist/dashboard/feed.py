@@ -81,7 +81,7 @@ class Feed:
         self._history = History()
         self._verdicts: tuple[Verdict, ...] = ()
         self._judge_due = self._judged = 0.0
-        self._stacks: dict[str, dict[tuple[str, int], Stacks]] = {}
+        self._stacks: dict[str, dict[tuple[str, int, float], Stacks]] = {}
         self._page = Page({"state": "waiting", "wall": self._time()}, {})
         self._update = Update(0, b"{}")
         self._whole: tuple[int, bytes] = (-1, b"")
@@ -205,7 +205,7 @@ class Feed:
         if fresh:  # as the job's own box has it, with what the culprits do
             culprits = {rank for one in fresh for rank in one.ranks[:_MOST_CULPRITS]}
             asked = self._ask([view for view in job.ranks if view.rank in culprits])
-            told = {(one.host, one.recording.pid): one.stacks for one in asked if one.stacks is not None}
+            told = {one.identity: one.stacks for one in asked if one.stacks is not None}
             self._stacks.update((one.about, told) for one in fresh)
         if known := [self._stacks[one.about] for one in verdicts if one.about in self._stacks]:
             verdicts = judge(JobView(job.key, tuple(_with_stacks(job.ranks, known))), self._after)
@@ -229,12 +229,12 @@ def _left(view: RankView) -> RankView:
 
 
 def _with_stacks(
-    views: Sequence[RankView], known: Sequence[dict[tuple[str, int], Stacks]]
+    views: Sequence[RankView], known: Sequence[dict[tuple[str, int, float], Stacks]]
 ) -> Iterable[RankView]:
     for view in views:
         for stacks in known:
-            if (view.host, view.recording.pid) in stacks:
-                yield replace(view, stacks=stacks[view.host, view.recording.pid])
+            if view.identity in stacks:
+                yield replace(view, stacks=stacks[view.identity])
                 break
         else:
             yield view

@@ -180,8 +180,8 @@ class GradientSync:
     # ── each step ────────────────────────────────────────────────────────────────────────────────────
 
     def ready(self, index: int, grad: Any) -> None:
-        """Hand over one gradient of this step. It is copied: `grad` is yours again when this returns.
-        Copying takes the loop about 0.1 ms for each MiB.
+        """Pass one gradient of this step. It is copied, so you may change `grad` when this returns. Copying
+        takes the loop about 0.1 ms for each MiB.
 
         What `finish` returned at the last step is overwritten from now on.
 
@@ -234,7 +234,7 @@ class GradientSync:
     async def finish(self) -> list[Any]:
         """End the step: wait for the averages.
 
-        Cancelling it ends the wait only; call it again.
+        Cancelling it ends only the wait; call it again.
 
         Returns:
             The averages over all ranks, in the order and with the shapes of `arrays`, torch tensors

@@ -27,6 +27,7 @@ from aiodist.environment import (
     tls,
     tuning,
 )
+from aiodist.environment.busy import disturbance_now
 from aiodist.environment.placement import LAUNCHERS
 from aiodist.errors import UsageError
 from aiodist.net.sockets import outward
@@ -39,6 +40,7 @@ T = TypeVar("T")
 
 # Of a process that mpirun or srun started: a child with them would take itself for that rank.
 _OF_MPI = ("PMI_", "PMIX_", "PRTE_", "OMPI_COMM_", "OMPI_UNIVERSE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_")
+_LOOK = 0.3  # seconds for which the cores are looked at, before the probes take them
 _MEETING = 10.0  # seconds for the pair: less than LIMIT, so that who waits in vain can say so
 
 
@@ -59,6 +61,7 @@ def examine(
     """
     place = _tried(lambda: placement(environ))
     space, system_seen, addresses = room(), kernel(), told(environ)
+    others = disturbance_now(_LOOK)
     ranks = ranks or _ranks(place) or max(1, int(space.cores))
     with _folder() as folder:
         questions = _questions(environ, addresses, limit, folder)
@@ -67,7 +70,14 @@ def examine(
     return [
         _section("system", lambda: system.check_kernel(system_seen)),
         _section("python", lambda: _packages(answers)),
-        _section("room", lambda: [system.check_cores(space, ranks), system.check_open_files(space, ranks)]),
+        _section(
+            "room",
+            lambda: [
+                system.check_cores(space, ranks),
+                system.check_busy(others),
+                system.check_open_files(space, ranks),
+            ],
+        ),
         _section("network", lambda: _network(addresses, answers["address"])),
         _section("settings", lambda: _settings(environ, place)),
         _section("gpu", lambda: devices.check_devices(answers["driver"], answers["cupy"], ranks)),

@@ -29,7 +29,7 @@ def as_lines(sections: Sequence[Section], paint: Paint = PLAIN) -> Iterator[str]
             if finding.cost:
                 yield f"{indent}costs: {finding.cost}"
             if finding.fix:
-                yield f"{indent}mend:  {paint('cyan', finding.fix)}"
+                yield f"{indent}fix:   {paint('cyan', finding.fix)}"
 
 
 def as_dict(sections: Sequence[Section]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def plain_host(text: str, what: str = "address") -> str:
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if is_link_local(host):
         raise UsageError(
-            f"{what}={one_line(text, LIMIT)} is a link-local address, which other hosts cannot be told",
+            f"{what}={one_line(text, LIMIT)} is a link-local address, which means nothing on other hosts",
             hint="Give another address of that host: a global or a unique local one (2…, fd…), or a name",
         )
     return host

@@ -64,7 +64,7 @@ def chosen(environ: Environ, world_size: int = -1) -> str:
 
 def company_of_script(environ: Environ) -> Company | None:
     """Evidence of others, for a process that nothing which aiodist follows has given a rank."""
-    way_out = f"{ALONE}=1, or world_size=1 in the call, if it shall be a job of its own"
+    way_out = f"{ALONE}=1, or world_size=1 in the call, if it is meant to be a job of its own"
     if (counted := _counted(environ)) is not None:
         count, hint = counted
         if not _several(environ, count):
@@ -81,7 +81,9 @@ def company_of_rank(environ: Environ) -> Company | None:
         return None
     left_over = "Unset RANK and WORLD_SIZE if they were left over; one torchrun a node takes --nnodes"
     return Company(
-        f"{counted[0]}={environ[counted[0]]}", False, f"{left_over}. {ALONE}=1 says that it shall be one"
+        f"{counted[0]}={environ[counted[0]]}",
+        False,
+        f"{left_over}. {ALONE}=1 says that it is meant to be one",
     )
 
 
@@ -93,7 +95,7 @@ def company_of_agent(environ: Environ, workers: int) -> Company | None:
         workers: that it is to start.
     """
     nodes = "For one job start one agent a node, with --nnodes and --rdzv-endpoint host:port"
-    hint = f"{nodes}. {ALONE}=1 if each shall be a job of its own"
+    hint = f"{nodes}. {ALONE}=1 if each is meant to be a job of its own"
     if environ.get("RANK") and _several(environ, "WORLD_SIZE"):  # a worker may well start a job
         return Company(f"RANK={environ['RANK']} WORLD_SIZE={environ['WORLD_SIZE']}", False, hint)
     if (counted := _counted(environ)) is not None:

@@ -244,7 +244,11 @@ class Folder:
 
     def size(self, name: str) -> int:
         """Bytes in a file."""
-        return os.stat(name, dir_fd=self._handle, follow_symlinks=False).st_size
+        return self.stat(name).st_size
+
+    def stat(self, name: str) -> os.stat_result:
+        """What the kernel says of an entry."""
+        return os.stat(name, dir_fd=self._handle, follow_symlinks=False)
 
     def rename(self, name: str, to: str) -> None:
         """Give an entry another name, in the place of what has it."""

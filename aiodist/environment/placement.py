@@ -303,8 +303,9 @@ def _by_launcher(
         given_rank = node_rank * local_size + local_rank
         if given_size is not None and given_size % local_size:
             raise UsageError(
-                f"RANK is not set, and cannot be told: {reader.said.get('size', f'size {given_size}')} is no "
-                f"multiple of {reader.said['local size']}",
+                "RANK is not set, and does not follow from the rest: "
+                f"{reader.said.get('size', f'size {given_size}')} is no multiple of "
+                f"{reader.said['local size']}",
                 hint=_HINT,
             )
         reader.said["rank"] = f"the rank {given_rank}"

@@ -88,7 +88,7 @@ def home_secret(environ: Mapping[str, str]) -> bytes:
     except OSError as error:
         raise UsageError(
             f"the secret in {path} cannot be read or made ({error.strerror})",
-            hint="Mend that, or set AIODIST_SECRET to the same on every host",
+            hint="Repair that, or set AIODIST_SECRET to the same on every host",
         ) from None
     if key:
         warn_if_short(key, str(path), environ)
@@ -130,9 +130,9 @@ def check_open_port(host: str, key: bytes, allow_insecure: bool) -> None:
     """
     if not (key or allow_insecure or is_loopback(host)):
         raise UsageError(
-            f"refused to serve {host} without a secret: whoever reaches it could join",
+            f"refused to serve {host} without a secret: everybody who reaches it could join",
             hint="Set AIODIST_SECRET (or AIODIST_SECRET_FILE) to the same on every host, or use "
-            "MASTER_ADDR=127.0.0.1; AIODIST_ALLOW_INSECURE=1 does without",
+            "MASTER_ADDR=127.0.0.1; AIODIST_ALLOW_INSECURE=1 allows it without",
         )
 
 
@@ -237,7 +237,7 @@ def warn_if_short(key: bytes, origin: str, environ: Mapping[str, str] | None = N
     if len(key) < _SHORT and not _warned and (environ or {}).get("RANK", "0") == "0":
         _warned = True
         _log.warning(
-            "%s is shorter than %d bytes: who records a connection can try guesses on it. "
+            "%s is shorter than %d bytes: somebody who records a connection can try guesses on it. "
             "Better: a line of `openssl rand -hex 32`, the same on every host",
             origin,
             _SHORT,

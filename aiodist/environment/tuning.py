@@ -38,8 +38,8 @@ class Tuning:
         tls: whether TCP connections use TLS; see `tls`.
         heartbeat: AIODIST_HEARTBEAT: seconds between two signs of life on a control link. A host that falls
             silent is noticed so much later than its kernel's acknowledgements stop.
-        warn_after: AIODIST_WARN_AFTER: seconds after which those who wait for a process whose event loop does
-            not turn are told so. That ends nothing.
+        warn_after: AIODIST_WARN_AFTER: seconds after which ranks that wait for a process with a blocked event
+            loop are told so. That ends nothing.
         evict_after: AIODIST_EVICT_AFTER: seconds after which a process that is stopped counts as lost. Raise
             it to hold a rank in a debugger.
         evict_silent_after: AIODIST_EVICT_SILENT_AFTER: seconds after which a process counts as lost that

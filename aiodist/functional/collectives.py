@@ -164,7 +164,7 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Handle:
-    """Deal the source's list out to all ranks, in place. → `tensor`.
+    """Distribute the source's list over all ranks, in place. → `tensor`.
 
     Args:
         tensor: same shape and dtype on all ranks; overwritten.

@@ -148,7 +148,7 @@ async def _divide(
     chosen = [check.members(ranks, pg.size) for ranks in check.some(lists, pg.size + 1, "ranks", kind)]
     listed = [rank for ranks in chosen for rank in ranks]
     if len(set(listed)) != len(listed):
-        raise UsageError("a rank stands in two subgroups")
+        raise UsageError("a rank is in two subgroups")
     limit = pg.timeout if timeout is None else seconds(timeout)
     label = check.text(name, "group_desc")  # all is checked before the first of them takes a number
     making = [pg.new_group(ranks, timeout=limit, name=label) for ranks in chosen]

@@ -131,11 +131,11 @@ def scatter_object_list(
     *,
     allow_pickle: bool = False,
 ) -> Handle:
-    """Deal the source's list out. → None.
+    """Distribute the source's list over all ranks. → None.
 
     Args:
         scatter_object_output_list: its first element is overwritten with this rank's object.
-        scatter_object_input_list: on the source, `size` objects. Elsewhere it is not looked at.
+        scatter_object_input_list: on the source, `size` objects. On other ranks it is ignored.
         src: global rank of the source; or
         group_src: its rank in the group. The group's rank 0 where neither is given.
         allow_pickle: as in `all_gather_object`.

@@ -55,14 +55,6 @@ def group_rank(value: object, size: int, name: str) -> int:
     return rank
 
 
-def peer_rank(value: object, me: int, size: int, name: str) -> int:
-    """The other side of a message: a rank of the group that is not this one."""
-    rank = group_rank(value, size, name)
-    if rank == me:
-        raise UsageError(f"{name}={rank} is this rank itself", hint="Messages go between different ranks")
-    return rank
-
-
 def message_tag(value: object) -> int:
     """A tag, 0 to 2³¹ - 2."""
     tag = integer(value, "tag")

@@ -28,7 +28,7 @@ def pack(error: GroupBroken) -> tuple[Any, ...]:
         case PeerLost():
             return ("lost", error.ranks, _cut(error.cause))
         case CollectiveMismatch():
-            return ("mismatch", tuple((rank, _cut(text)) for rank, text in _telling(error.said)))
+            return ("mismatch", tuple((rank, _cut(error.statement(rank))) for rank in _telling(error.said)))
         case CollectiveTimeout():
             return ("timeout", error.timeout, error.missing, error.unheard, _cut(error.trouble))
         case Tampered():
@@ -63,14 +63,15 @@ def _cut(text: str) -> str:
     return text.encode(errors="replace")[:_TEXT].decode(errors="ignore")
 
 
-def _telling(said: Mapping[int, str]) -> list[tuple[int, str]]:
-    """The statements worth passing on: some of each that differs, so that the odd rank is not cut off."""
+def _telling(said: Mapping[int, str]) -> list[int]:
+    """The ranks whose statements are worth passing on: some of each that differs, so that the odd rank is not
+    cut off."""
     like_it: Counter[str] = Counter()
     order = []
     for rank in sorted(said):
         order.append((like_it[said[rank]], rank))
         like_it[said[rank]] += 1
-    return [(rank, said[rank]) for _, rank in sorted(order)[:_SAID]]
+    return [rank for _, rank in sorted(order)[:_SAID]]
 
 
 def _are_ranks(values: tuple[Any, ...]) -> bool:

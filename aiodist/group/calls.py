@@ -9,7 +9,7 @@ from aiodist.errors import UsageError, shown
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
 from aiodist.services import records
-from aiodist.services.handlers import checked
+from aiodist.services.handlers import known
 from aiodist.services.stream import Stream
 from aiodist.services.switchboard import Switchboard
 from aiodist.timeouts import Timeout
@@ -38,7 +38,7 @@ class Calls:
         """See `ProcessGroup.call`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         if type(handler) is str:
-            return await services.call(uid, rank, checked(handler), args, limit, None)
+            return await services.call(uid, rank, known(handler), args, limit, None)
         name, build = self._known(services, handler, stream=False)
         return await services.call(uid, rank, name, args, limit, build)
 
@@ -46,7 +46,7 @@ class Calls:
         """See `ProcessGroup.stream`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         if type(handler) is str:
-            return services.stream(uid, rank, checked(handler), args, limit, None)
+            return services.stream(uid, rank, known(handler), args, limit, None)
         name, build = self._known(services, handler, stream=True)
         return services.stream(uid, rank, name, args, limit, build)
 

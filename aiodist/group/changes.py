@@ -17,9 +17,9 @@ from aiodist.group.family import Regrouping
 from aiodist.group.requests import internal
 from aiodist.membership.motions import Ready
 from aiodist.timeouts import Timeout
-from aiodist.types import Call, Kind
+from aiodist.types import AS, Call, Kind
 
-_PENDING_JOINS = "pending joins"
+_PENDING_JOINS = f"{AS}pending_joins()"
 
 
 class Changes:

@@ -33,6 +33,7 @@ from aiodist.group.batch import Batches
 from aiodist.group.composed import Steps
 from aiodist.group.family import Family, Lineage
 from aiodist.group.flight import Flight
+from aiodist.group.misspelled import note_what_was_meant
 from aiodist.group.numbers import Numbers
 from aiodist.group.places import HOST_PLACE, place_of
 from aiodist.group.requests import Request
@@ -54,7 +55,7 @@ class GroupCore:
 
     Args:
         roster: its members.
-        timeout: seconds; of operations that say nothing else.
+        timeout: seconds; of operations without a timeout of their own.
         control: the process's control plane.
         make_backend: makes the backend of a context and global ranks, which tells the reports what breaks.
         family: of the world that the group is made of; None: it is a world itself.
@@ -102,8 +103,9 @@ class GroupCore:
         self.short: ShortWay | None = None
         self.short_messages: ShortMessages | None = None
         self._closer = closer
-        self._track = recorder.track(roster.name, roster.epoch, roster.ranks)
+        self._track = recorder.track(roster.name, roster.epoch, roster.ranks, roster.context)
         self.issuer = Issuer(loop, self._track, self.failures)
+        self.issuer.number = self.numbers.of_user
         self._quiet = False  # the Works have failed: nothing touches their buffers
         self._late: list[Work[Any]] = []  # issued between the break and that moment
         self._closing: asyncio.Future[None] | None = None
@@ -117,6 +119,7 @@ class GroupCore:
             seen=lambda seq: self.backend.seen(seq),
             breaks=self.break_group,
             left=lambda rank, whole: self.backend.rank_left(rank, whole),
+            number=self.numbers.of_user,
         )
         self.backend = make_backend(roster.context, roster.ranks, self._watch)
         self.batches = Batches(self.backend, self.numbers)
@@ -239,6 +242,7 @@ class GroupCore:
             self.break_group(over, tell=False)
         self.failures.forget()
         await self._end_all()
+        self._track.close()
 
     def succeed(self, old: GroupCore) -> None:
         """Take the place of an earlier epoch's group: closing that one, or one before it, closes this one."""
@@ -257,6 +261,7 @@ class GroupCore:
 
     async def leave(self, error: BaseException | None) -> None:
         """Close the latest epoch's group as `async with` does; abort it first if it is left by an error."""
+        note_what_was_meant(error, type(self.owner))
         latest = self.lineage.latest
         if latest is not self:
             await latest.leave(error)
@@ -346,6 +351,7 @@ class GroupCore:
         self._flight.close()
         self._watch.close()
         self.backend.retire()
+        self._track.close()
         if self._closer is not None:
             await self._closer()
 
@@ -378,7 +384,7 @@ class GroupCore:
         limit = usual if timeout is None else seconds(timeout)
         if ROLES[kind].message:
             number = self.numbers.next_message(kind, asked.peer, asked.tag, mark)
-            call = Call(kind, number, dtype, shape, None, asked.peer)
+            call = Call(kind, number, dtype, shape, None, asked.peer, 0, asked.detail)
         else:
             seq = self.numbers.issue() if reserved is None else reserved
             call = Call(kind, seq, dtype, shape, asked.reduce, asked.root, 0, detail)
@@ -455,7 +461,7 @@ class GroupCore:
         array = work._result
         operation = Operation(work.call, work, array, array, array, self._flight.ended, place=HOST_PLACE)
         self._flight.issue(operation, self.timeout)
-        gone = self._watch.gone(work.seq)
+        gone = self._watch.gone(work.call.seq)
         if gone is not None:
             self.loop.call_soon(self.break_group, gone)
         return operation
@@ -469,11 +475,17 @@ class GroupCore:
         """Make the handle of a call."""
         return Work(self.issuer, call, async_op)
 
-    def reserve(self) -> int:
-        """Take a collective's number now, to issue it later."""
+    def reserve(self, part: bool = False) -> int:
+        """Take a collective's number now, to issue it later.
+
+        Args:
+            part: it is a further step of the call that has taken the number before.
+        """
         if self.error is not None:
             return self.numbers.issue()
         number = self.numbers.reserve()
+        if part:
+            self.numbers.note_part(number)
         self.backend.reserve(number)
         return number
 

@@ -118,6 +118,14 @@ class Flight:
             call = next((call for call in calls if call.seq == seq and not call.message), None)
         return call
 
+    def described(self, call: Call) -> str:
+        """A collective in words, with the line that issued it where it is in flight."""
+        self._catch_up()
+        for operation in self._open:
+            if operation.call.seq == call.seq and not operation.call.message:
+                return f"{call.describe()}{operation.work._line()}"
+        return call.describe()
+
     def collectives(self) -> list[int]:
         """Numbers of the collectives in flight."""
         self._catch_up()

@@ -6,12 +6,14 @@ numbers, without asking each other.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from aiodist.roles import Kind
 
 _RECV = Kind.recv
+_KEPT = 4096
 
 
 @dataclass(slots=True)
@@ -26,6 +28,8 @@ class Numbers:
     issued: int = 0
     unbegun: set[int] = field(default_factory=set)
     _counts: dict[Hashable, int] = field(default_factory=dict)
+    _parts: list[int] = field(default_factory=list)  # numbers of further steps, the last ones
+    _earlier: int = 0  # such numbers that are not kept
 
     def issue(self) -> int:
         """Take the number of a collective that begins now."""
@@ -38,6 +42,17 @@ class Numbers:
         number = self.issue()
         self.unbegun.add(number)
         return number
+
+    def note_part(self, seq: int) -> None:
+        """Note that the number taken last belongs to the call that took the one before it."""
+        if len(self._parts) >= 2 * _KEPT:
+            self._parts = self._parts[_KEPT:]
+            self._earlier += _KEPT
+        self._parts.append(seq)
+
+    def of_user(self, seq: int) -> int:
+        """The place among the user's calls of the call that has a number: one may have taken several."""
+        return seq - self._earlier - bisect_right(self._parts, seq)
 
     def hold(self, seq: int) -> None:
         """Note that the collective of a number that was taken begins later."""

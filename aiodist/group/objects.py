@@ -24,7 +24,7 @@ from aiodist.group.core import GroupCore
 from aiodist.group.requests import Request, internal, source_rank
 from aiodist.roles import ROLES, Parts
 from aiodist.timeouts import Timeout
-from aiodist.types import NO_ROOT, OBJECT_TAGS, OF_OBJECTS, Kind
+from aiodist.types import AS, NO_ROOT, OBJECT_TAGS, Kind
 from aiodist.wire.objects import decode, encode
 from aiodist.work import Work
 
@@ -66,7 +66,7 @@ class Objects:
             await self._bytes(kind, number, limit, data, into, root=root, sizes=counts)
             return None if into is None else _decoded(into, counts, allow_pickle)
 
-        all_sizes = internal(Kind.all_gather, mine, table, detail=OF_OBJECTS)
+        all_sizes = internal(Kind.all_gather, mine, table, detail=_named(kind, root))
         return self._two_steps(all_sizes, rest, timeout, async_op)
 
     def broadcast(
@@ -84,7 +84,7 @@ class Objects:
             return obj if root == self._rank else decode(into.data, allow_pickle=allow_pickle)
 
         size = np.array([data.size], np.int64)
-        return self._two_steps(_told(root, size), rest, timeout, async_op)
+        return self._two_steps(_told(Kind.broadcast, root, size), rest, timeout, async_op)
 
     def scatter(
         self, objs: Sequence[Any] | None, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -107,14 +107,14 @@ class Objects:
             await self._bytes(Kind.scatter, number, limit, joined, into, root=root, sizes=counts)
             return decode(into.data, allow_pickle=allow_pickle)
 
-        return self._two_steps(_told(root, sizes), rest, timeout, async_op)
+        return self._two_steps(_told(Kind.scatter, root, sizes), rest, timeout, async_op)
 
     def send(
         self, obj: Any, dst: int, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[None]:
         """See `ProcessGroup.send_object`."""
         self._check_pickle(allow_pickle)
-        peer = check.peer_rank(dst, self._rank, self._size, "dst")
+        peer = check.group_rank(dst, self._size, "dst")
         number = check.message_tag(tag) + OBJECT_TAGS
         encoded = encode(obj, allow_pickle=allow_pickle)
         short = self._core.short_for(timeout)
@@ -122,7 +122,8 @@ class Objects:
         if sent is not None:
             return sent
         data = np.frombuffer(encoded, np.uint8)
-        asked = Request(Kind.send, (_BYTES, data.shape), data, peer=peer, tag=number, own=True)
+        named = f"{AS}send_object(dst={peer})"
+        asked = Request(Kind.send, (_BYTES, data.shape), data, peer=peer, tag=number, detail=named, own=True)
         return self._core.issue(asked, timeout, async_op)
 
     def recv(
@@ -142,7 +143,7 @@ class Objects:
     ) -> Work[Any]:
         """Receive an object → what `result` makes of the sender's group rank and the object."""
         self._check_pickle(allow_pickle)
-        peer = source_rank(src, self._rank, self._size)
+        peer = source_rank(src, self._size)
         number = check.message_tag(tag) + OBJECT_TAGS
 
         def decoded(received: tuple[int, Any]) -> Any:
@@ -153,14 +154,15 @@ class Objects:
         posted = None if short is None else short.recv_bytes(peer, number, async_op, decoded)
         if posted is not None:
             return posted
-        asked = Request(Kind.recv, (_BYTES, (0,)), peer=peer, tag=number, convert=decoded)
+        named = f"{AS}recv_object({f'src={peer}' if peer >= 0 else ''})"
+        asked = Request(Kind.recv, (_BYTES, (0,)), peer=peer, tag=number, detail=named, convert=decoded)
         return self._core.issue(asked, timeout, async_op)
 
     def _check_pickle(self, allowed: bool) -> None:
         if allowed and self._core.control.exposed:
             raise UsageError(
-                "allow_pickle=True is refused in a job without a secret that other hosts can reach: whoever "
-                "does could run code here",
+                "allow_pickle=True is refused in a job without a secret that other hosts can reach: "
+                "those hosts could run code here",
                 hint="Set AIODIST_SECRET to the same on every host, or use TLS",
             )
 
@@ -191,7 +193,7 @@ class Objects:
         limit = self._core.limit(timeout)
         self._core.check_here()
         sizes = self._core.issue(first, timeout, True)
-        return self._core.compose(sizes, partial(rest, sizes, self._core.reserve(), limit), async_op)
+        return self._core.compose(sizes, partial(rest, sizes, self._core.reserve(part=True), limit), async_op)
 
     async def _bytes(
         self,
@@ -213,7 +215,7 @@ class Objects:
         assert part is not None
         shape = (part.size if sizes is None else sum(sizes),)
         asked = Request(
-            *(kind, (_BYTES, shape), source, target, target), root=root, detail=OF_OBJECTS, own=True
+            *(kind, (_BYTES, shape), source, target, target), root=root, detail=_named(kind, root), own=True
         )
         if ROLES[kind].source is Parts.EACH:
             asked.source_sizes = sizes
@@ -223,9 +225,15 @@ class Objects:
         await work._as_step()
 
 
-def _told(root: int, sizes: Array) -> Request:
+def _named(kind: Kind, root: int) -> str:
+    """The detail of both steps: the user's call, so that ranks that disagree find it in the first one."""
+    roles = ROLES[kind]
+    return f"{AS}{kind.name}_object({f'{roles.root_name}={root}' if roles.rooted else ''})"
+
+
+def _told(kind: Kind, root: int, sizes: Array) -> Request:
     """The first step where one rank has objects: all get their sizes, int64."""
-    return internal(Kind.broadcast, sizes, root=root, detail=OF_OBJECTS)
+    return internal(Kind.broadcast, sizes, root=root, detail=_named(kind, root))
 
 
 def _encoded(obj: Any, allow_pickle: bool) -> Array:

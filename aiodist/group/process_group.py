@@ -45,8 +45,9 @@ class ProcessGroup:
     """A fixed set of processes that communicate. Made by `init_process_group` and `new_group`.
 
     Every operation is a plain method that starts it at once and returns a `Work`; `await` gives the
-    result. Members issue the same collectives in the same order (law 1). Tensors are borrowed until the
-    Work is done (law 6): NumPy arrays and whatever shares memory with one. Ranks are group ranks.
+    result. Members issue the same collectives in the same order. Tensors are borrowed until the Work is done:
+    do not write to them before. They are NumPy arrays, and objects that share memory with one. Ranks are
+    group ranks.
 
     All operations take
 
@@ -73,7 +74,7 @@ class ProcessGroup:
         node_rank: of its node among the members' nodes.
         node_count: nodes that the members are on. Ranks that share a host are of one node; where a launcher
             numbers nodes and local ranks, these have its order.
-        timeout: seconds; of operations that say nothing else.
+        timeout: seconds; of operations without a timeout of their own.
         backend: what carries operations out, 'host' or 'cpu:host,cuda:nccl'.
         device: index of this process's CUDA device; None where the group takes no tensors on devices.
     """
@@ -97,7 +98,7 @@ class ProcessGroup:
 
     @property
     def timeout(self) -> float:
-        """The timeout, in seconds, of operations that say nothing else."""
+        """The timeout, in seconds, of operations without a timeout of their own."""
         return self._core.timeout
 
     @timeout.setter
@@ -289,7 +290,7 @@ class ProcessGroup:
     def scatter(
         self, out: Any, tensor: Any = None, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
     ) -> Work[Any]:
-        """Deal one rank's rows out to all ranks.
+        """Distribute one rank's rows over all ranks.
 
         Args:
             out: this rank's part; same shape and dtype on all ranks; overwritten.
@@ -404,13 +405,15 @@ class ProcessGroup:
     ) -> Work[None]:
         """Send a tensor to one rank.
 
-        The Work may be done before the receive is posted for messages of up to 8 KiB, while at most 64 KiB
-        are under way so; a larger message waits for its receive. The first message from one rank to another
-        waits until the event loop there turns: the two connect with it.
+        The Work of a message of up to 8 KiB may be done before the receive is posted, while at most 64 KiB of
+        such messages are under way; a larger message waits for its receive. The first message from one rank
+        to another waits until the event loop there is free, because the two have to connect. A
+        message to oneself is like any other: a small one is copied at once, a larger one waits for its
+        receive.
 
         Args:
             tensor: any shape; read.
-            dst: group rank of the receiver.
+            dst: group rank of the receiver; this one's, too.
             tag: 0 to 2³¹ - 2; messages are matched by source and tag, in order.
 
         Returns:
@@ -434,14 +437,16 @@ class ProcessGroup:
     ) -> Work[int]:
         """Receive a tensor from one rank.
 
-        It waits as long as the sender takes, unless `timeout` is given. If the one await of it is cancelled,
-        and nobody holds its Work, it is taken back: the tensor is not touched any more, and the message goes
-        to the next receive. (In groups whose tensors go by MPI or NCCL it goes on. A large tensor that is not
-        contiguous, into which a thread copies the message at that moment, is yours when that is done.)
+        The receive waits as long as the sender takes, unless `timeout` is given. If its one await is
+        cancelled, and nobody holds its Work, the receive is taken back: it no longer touches the tensor, and
+        the message goes to the next receive. (If MPI or NCCL moves the group's tensors, the receive goes on.
+        If a thread copies the message into a large tensor that is not contiguous at that moment, you may use
+        the tensor when the copy is done.)
 
         Args:
             tensor: of the message's dtype and number of elements; overwritten.
-            src: group rank of the sender; None takes the first message with this tag from anybody.
+            src: group rank of the sender; None takes the first message with this tag from anybody, this rank
+                itself included.
             tag: of the message.
 
         Returns:
@@ -498,7 +503,7 @@ class ProcessGroup:
         timeout: Timeout = None,
         async_op: bool = False,
     ) -> Work[Any]:
-        """Give `src`'s object to every rank. Elsewhere `obj` is not looked at.
+        """Give `src`'s object to every rank. On other ranks `obj` is ignored.
 
         Returns:
             → the object; on `src`, `obj` itself.
@@ -514,7 +519,7 @@ class ProcessGroup:
         timeout: Timeout = None,
         async_op: bool = False,
     ) -> Work[Any]:
-        """Deal one rank's list of objects out. Elsewhere `objs` is not looked at.
+        """Distribute one rank's list of objects over all ranks. On other ranks `objs` is ignored.
 
         Args:
             objs: on `src`, `size` objects; the r-th goes to rank r.
@@ -552,13 +557,14 @@ class ProcessGroup:
     ) -> Work[Any]:
         """Receive an object from one rank, or from anybody where `src` is None.
 
-        It waits as long as the sender takes, unless `timeout` is given. If the one await of it is cancelled,
-        and nobody holds its Work, it is taken back, and the message goes to the next receive: so
-        `asyncio.wait_for(pg.recv_object(0), 0.2)` in a loop loses nothing.
+        The receive waits as long as the sender takes, unless `timeout` is given. If its one await is
+        cancelled, and nobody holds its Work, the receive is taken back, and the message goes to the next
+        receive. So `asyncio.wait_for(pg.recv_object(0), 0.2)` in a loop loses no message.
 
         Raises:
-            PeerClosed: from the Work: that rank has closed its group (where `src` is None: all have). That
-                is known at once, or 3 s later where no message came from there or it works on in others.
+            PeerClosed: from the Work: that rank has closed its group (if `src` is None: all have). This is
+                known at once, or 3 s later if no message came from that rank, or if it goes on in other
+                groups.
             GroupClosed: from the Work: the group was closed here meanwhile.
 
         Returns:
@@ -597,12 +603,12 @@ class ProcessGroup:
             @pg.handler(name="scan", limit=4)
             async def scan_all(prefix): yield ...
 
-        Handlers belong to the process and outlive `rebuild`. One of the same name takes the other's place. A
+        Handlers belong to the process and outlive `rebuild`. A new handler replaces one of the same name. A
         call waits up to a second for a handler that is not registered yet.
 
         Args:
-            function: plain, async, or an async generator function, whose parts `stream` gives. A plain one
-                runs on the event loop, so it had better be quick.
+            function: plain, async, or an async generator function, whose parts `stream` gives. A plain
+                function runs on the event loop, so it should be quick.
             name: by which it is called; its own by default.
             limit: calls of it that run at once in this process, 256 by default; the next ones wait. A plain
                 function runs alone.
@@ -645,7 +651,7 @@ class ProcessGroup:
     def stream(self, rank: int, handler: Any, *args: Any, timeout: Timeout = None) -> Stream:
         """Call a handler of one rank that yields: `async for part in pg.stream(rank, "scan", prefix)`.
 
-        About a MiB of parts comes before it is taken; then the handler waits. Leaving the loop stops it.
+        About a MiB of parts is sent ahead; then the handler waits. Leaving the loop stops the handler.
 
         Args:
             rank, handler, args: as in `call`.
@@ -660,8 +666,8 @@ class ProcessGroup:
     async def send_message(self, rank: int, message: Any, *, timeout: Timeout = None) -> None:
         """Put a message into the mailbox of one rank, from which `messages` takes it.
 
-        Returns when it is there. A full mailbox (1024 messages, 64 MiB) lets senders wait. Messages of one
-        task arrive in its order.
+        The call returns when the message is in the mailbox. If the mailbox is full (1024 messages, 64 MiB),
+        senders wait. Messages of one task arrive in its order.
 
         Args:
             rank: group rank; this one's, too.
@@ -669,15 +675,16 @@ class ProcessGroup:
             timeout: seconds; None takes the group's.
 
         Raises:
-            CallNotRun: it is not there; CallUnknown: nobody knows whether it is.
+            CallNotRun: the message is not there; CallUnknown: nobody knows whether it is.
         """
         await self._calls.send_message(rank, message, timeout)
 
     def messages(self) -> AsyncIterator[tuple[int | None, Any]]:
         """The messages that other ranks send: `async for sender, message in pg.messages()`.
 
-        The mailbox belongs to the process and outlives `rebuild`. Any number of tasks may take messages;
-        each goes to one of them. Cancelling one loses nothing. They end when this process leaves the job.
+        The mailbox belongs to the process and outlives `rebuild`. Any number of tasks may take messages; each
+        message goes to one of them. Cancelling a task loses no message. The iterator ends when this process
+        leaves the job.
 
         Returns:
             An async iterator of (sender, message); the sender's rank in this group, None where it is no
@@ -686,13 +693,13 @@ class ProcessGroup:
         return self._calls.messages()
 
     def together(self, steps: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Run steps to their end, also where the task that awaits them is cancelled meanwhile.
+        """Run steps to their end, even if the task that awaits them is cancelled meanwhile.
 
             total = await pg.together(both(pg, a, b))   # two collectives; the others count on both
 
-        Peers wait for each collective that was agreed on. A handler that is cancelled between two of them
-        (its caller left, say) would let them wait for the second. The cancellation comes when the steps have
-        ended. Each step is bounded by its own timeout.
+        If a handler were cancelled between two collectives (for example because its caller left), its peers
+        would wait for the second. Here the task is cancelled only when the steps have ended. Each step is
+        bounded by its own timeout.
 
         Args:
             steps: a coroutine.
@@ -711,15 +718,15 @@ class ProcessGroup:
                 for tensor in tensors:
                     pg.all_reduce(tensor)
 
-        What the task that enters the block issues in it is numbered in the call, as everywhere, and starts
-        when the block is left, also by an exception: peers count on it. Leaving waits for what has
-        `async_op=False`. Until then awaiting its Work is a `UsageError`.
+        The operations of the task that enters the block get their place in the order in the call, as always.
+        They start when the block is left, also by an exception, because peers wait for them. Leaving waits
+        for operations with `async_op=False`. Awaiting a Work inside the block is a `UsageError`.
 
-        What anybody else issues, also tasks, timers and callbacks born inside, is not in the batch and starts
-        at once; so does `new_group` and whatever else has to be awaited in the block: `split`, `agree`,
-        `pending_joins`. A collective that starts so has all that was held back before it start first, and so
-        have closing and rebuilding; a message, the messages of its tag. A block in a block of the same group
-        and task is a part of it.
+        Operations of others are not in the batch and start at once. This includes tasks, timers and callbacks
+        that are created inside the block, and `new_group`, `split`, `agree` and `pending_joins`, which have
+        to be awaited in it. Before such a collective starts, all operations start that were held back before
+        it; closing and rebuilding do the same. Before such a message, the messages of its tag start. A block
+        inside a block of the same group and task is a part of it.
         """
         self._core.check_here()
         return Batch(self._core.batches)
@@ -760,7 +767,7 @@ class ProcessGroup:
     ) -> Entering[Self | None]:
         """Make a group of some of this group's ranks. All members of this group call it, in the same order.
 
-        It takes its number in the call, like every collective, and returns when all have called.
+        The order of the calls counts, as for every collective. The call returns when all have called.
 
         Args:
             ranks: group ranks of the members, in any order; None means all. They are sorted.
@@ -794,7 +801,7 @@ class ProcessGroup:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def drain(self) -> None:
-        """Return when nothing that was issued here is in flight any more. Of what failed ask the Works.
+        """Return when no operation of this rank is in flight any more. The Works have the errors.
 
         Raises:
             UsageError: a `coalesce` block of this task holds something back.
@@ -828,7 +835,7 @@ class ProcessGroup:
         await self._core.aclose()
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Counts as of now, on this rank. Nothing is counted for it on the way of an operation.
+        """Counts as of now, on this rank. They cost operations no time.
 
         Returns:
             By part, then by name. A part that the group does not have is left out.
@@ -866,13 +873,14 @@ class ProcessGroup:
     ) -> Awaitable[ProcessGroup]:
         """Go on with the members that are left: the next epoch's world, without the lost, with newcomers.
 
-        Every member that lives calls it, after an error or at a step's boundary. It is returned when every
-        member has left this epoch; this group and its subgroups are closed then, and ranks are counted anew,
-        in their old order, newcomers last. A member that dies meanwhile is left out; its death starts nothing
-        over for the user. Cancelling its awaiter does not stop it; the next such call takes it up.
+        Every living member calls it, after an error or between two steps. The new group is returned when
+        every member has left this epoch; then this group and its subgroups are closed. Ranks are counted
+        anew, in their old order, newcomers last. A member that dies meanwhile is left out, and the user need
+        not call again. Cancelling the awaiting task does not stop the change; the next such call continues
+        it.
 
         Args:
-            min_size: with fewer members than this there is no next epoch. Newcomers count.
+            min_size: the least number of members of the next epoch, newcomers included.
             admit: take in newcomers that wait (`dist.join`).
             timeout: seconds to wait for members that live and have not called; then they are evicted. None
                 takes the group's.
@@ -902,8 +910,8 @@ class ProcessGroup:
     def grow(self, n: int = 1, *, timeout: Timeout = None) -> Awaitable[ProcessGroup]:
         """Wait for newcomers and go on with them. All members call it.
 
-        What is in flight ends first. Where it comes to nothing this group is as it was. Where a member calls
-        `rebuild` meanwhile, because something broke, all go on without waiting for newcomers.
+        Operations in flight end first. If the newcomers do not come, this group is as it was. If a member
+        calls `rebuild` meanwhile, because something broke, all go on without waiting for newcomers.
 
         Args:
             n: how many newcomers there have to be; all that wait are admitted.
@@ -920,8 +928,8 @@ class ProcessGroup:
     async def agree(self, flag: bool = True, *, timeout: Timeout = None) -> bool:
         """Whether all members say yes: the same answer on all survivors, also if members die meanwhile.
 
-        It is a collective, numbered in order with the others. After a death operations may have ended well on
-        some members and failed on others; only this is uniform, so steps are committed by it.
+        This is a collective, in order with the others. After a death, operations may have ended well on some
+        members and failed on others. Only the answer of `agree` is the same on all, so commit steps by it.
 
             ok = await pg.agree(ok)
 

@@ -127,7 +127,30 @@ def request(
             out, renew = _renewed(out, names.out, written=True)
         elif out is None:
             tensor, renew = _renewed(tensor, names.tensor, written=not roles.cut)
-    made = _made(kind, here, tensor, out, member, counts, op, names)
+    try:
+        if counts is not None:
+            made = _uneven(kind, here, tensor, out, counts)
+        else:
+            if not roles.cut:
+                source, target, result = _whole(roles, here, member, tensor, out, names)
+                one = source
+            elif roles.source is Parts.ONE:
+                source, target, result = _to_each(roles, here, member, tensor, out, names)
+                one = source
+            else:
+                source, target, result = _from_each(roles, here, member, tensor, out, names)
+                one = target
+            assert isinstance(one, np.ndarray)
+            shape = one.shape
+            if roles.cut and not roles.agrees_on_part:
+                shape = source.shape if isinstance(source, np.ndarray) else (here.size, *shape)
+            made = Request(kind, (one.dtype, shape), source, target, result, root=member)
+    except UsageError as error:
+        error.hint = lists.hint(kind, names.listed, tensor, out) or error.hint
+        raise
+    if roles.reduces:
+        made.reduce = check_reduction(op, made.agreed[0])  # type: ignore[arg-type]
+        made.factor = op.factor if isinstance(op, Premultiplied) else None
     if renew is not None and made.result is not None:
         made.convert = renew
     return made
@@ -149,49 +172,6 @@ def _renewed(tensor: Any, name: str, written: bool) -> tuple[Any, Callable[[Any]
         raise UsageError(
             f"no memory for a new value of {name}: {array.nbytes} bytes", hint="Pass a writable array"
         ) from None
-
-
-def _made(
-    kind: Kind,
-    here: Roster,
-    tensor: Any,
-    out: Any,
-    member: int,
-    counts: list[int] | None,
-    op: Op | None,
-    names: Names,
-) -> Request:
-    """Make the request of what was checked so far."""
-    roles = ROLES[kind]
-    try:
-        if counts is not None:
-            made = _uneven(kind, here, tensor, out, counts)
-            return _reducing(made, op) if roles.reduces else made
-        if not roles.cut:
-            source, target, result = _whole(roles, here, member, tensor, out, names)
-            one = source
-        elif roles.source is Parts.ONE:
-            source, target, result = _to_each(roles, here, member, tensor, out, names)
-            one = source
-        else:
-            source, target, result = _from_each(roles, here, member, tensor, out, names)
-            one = target
-    except UsageError as error:
-        error.hint = lists.hint(kind, names.listed, tensor, out) or error.hint
-        raise
-    assert isinstance(one, np.ndarray)
-    shape = one.shape
-    if roles.cut and not roles.agrees_on_part:
-        shape = source.shape if isinstance(source, np.ndarray) else (here.size, *shape)
-    made = Request(kind, (one.dtype, shape), source, target, result, root=member)
-    return _reducing(made, op) if roles.reduces else made
-
-
-def _reducing(made: Request, op: Op | None) -> Request:
-    """Add how elements combine."""
-    made.reduce = check_reduction(op, made.agreed[0])  # type: ignore[arg-type]
-    made.factor = op.factor if isinstance(op, Premultiplied) else None
-    return made
 
 
 Arranged = tuple[Given, Given, Any]
@@ -319,7 +299,7 @@ def _uneven(kind: Kind, here: Roster, tensor: Any, out: Any, sizes: list[int]) -
 
 def sending(here: Roster, tensor: Any, dst: object, tag: object) -> Request:
     """Check a send. Arguments as in `ProcessGroup.send`."""
-    peer, number = check.peer_rank(dst, here.rank, here.size, "dst"), check.message_tag(tag)
+    peer, number = check.group_rank(dst, here.size, "dst"), check.message_tag(tag)
     source = check.readable(tensor, "tensor")
     return Request(Kind.send, (source.dtype, source.shape), source, peer=peer, tag=number)
 
@@ -328,23 +308,16 @@ def receiving(
     here: Roster, tensor: Any, src: object | None, tag: object, senders: Sequence[int] | None = None
 ) -> Request:
     """Check a receive. Arguments as in `ProcessGroup.recv`; `senders`: what the Work gives, by group rank."""
-    peer, number = source_rank(src, here.rank, here.size), check.message_tag(tag)
+    peer, number = source_rank(src, here.size), check.message_tag(tag)
     target = check.writable(tensor, "tensor")
     asked = Request(Kind.recv, (target.dtype, target.shape), target=target, peer=peer, tag=number)
     asked.senders = range(here.size) if senders is None else senders
     return asked
 
 
-def source_rank(src: object | None, me: int, size: int) -> int:
-    """The rank that a message is received from; -1 takes one from anybody.
-
-    Raises:
-        UsageError: it is no other rank of the group, or there is none.
-    """
-    peer = -1 if src is None else check.peer_rank(src, me, size, "src")
-    if size == 1:
-        raise UsageError("a group of one has nobody to receive from")
-    return peer
+def source_rank(src: object | None, size: int) -> int:
+    """The rank that a message is received from; -1 takes one from anybody."""
+    return -1 if src is None else check.group_rank(src, size, "src")
 
 
 # ── all_to_all: each pair may have a size of its own ─────────────────────────────────────────────────

@@ -105,7 +105,7 @@ def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, 
     """Check all that `send` and `recv` check, before any message of a batch is under way."""
     pg._core.check_here()
     if peer is not None:
-        check.peer_rank(peer, pg.rank, pg.size, "peer")
+        check.group_rank(peer, pg.size, "peer")
     check.message_tag(tag)
     if sends:
         place_of(check.readable(tensor, "tensor"), None, pg._core.backend)

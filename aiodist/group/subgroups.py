@@ -18,7 +18,7 @@ from aiodist.group.core import GroupCore
 from aiodist.group.requests import NO_DATA, Request, internal
 from aiodist.group.roster import context_of
 from aiodist.timeouts import Timeout
-from aiodist.types import OF_SPLIT, Kind
+from aiodist.types import AS, Kind
 from aiodist.work import Work
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Subgroups:
         label = check.text(name, "name")
         limit = self._core.limit(timeout)
         table = np.empty((self._roster.size, 2), np.int64)
-        asked = internal(Kind.all_gather, mine, table, detail=OF_SPLIT)
+        asked = internal(Kind.all_gather, mine, table, detail=f"{AS}split()")
         work = self._core.issue(asked, limit, True, at_once=True)
         return self._after_split(work, self._next_child(), int(mine[0]), limit, label)
 

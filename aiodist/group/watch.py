@@ -92,6 +92,7 @@ class Watch:
         seen: other members, by group rank, that are seen to have begun it.
         breaks: breaks the group.
         left: told who has left this group, or, where that is True, all groups.
+        number: gives the place among the user's calls of a collective's number.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Watch:
         seen: Callable[[int], set[int]],
         breaks: Breaks,
         left: Callable[[int, bool], None] = _ignore,
+        number: Callable[[int], int] = int,
     ) -> None:
         self._roster = roster
         self._flight = flight
@@ -113,6 +115,7 @@ class Watch:
         self._seen = seen
         self._breaks = breaks
         self._tell_left = left
+        self._number = number
         self._context = roster.context
         self._members = frozenset(roster.ranks)
         self._inquiries: dict[int, Inquiry] = {}
@@ -175,7 +178,7 @@ class Watch:
             found = self._other_side(operation, blocked)
         else:
             found = self.absent.get(call.seq) or self._guess(call.seq, blocked)
-        trouble = [f"{self._name(me)} had not turned its own event loop for {late:.1f} s"] if late else []
+        trouble = [f"{self._name(me)} had not run its own event loop for {late:.1f} s"] if late else []
         trouble += [f"{self._name(rank)} {blocked[rank]}" for rank in ranks if rank in blocked]
         # What peers have written into shared memory says more than they do: also that one has come since. A
         # verdict on this rank, which was busy when asked, or came later, says nothing: it is here.
@@ -227,7 +230,7 @@ class Watch:
         call = self._flight.call(seq)
         said = {
             peer: describe_signature(theirs),
-            self._control.rank: call.describe() if call else "no such operation",
+            self._control.rank: self._flight.described(call) if call else "no such operation",
         }
         self._later(SUSPICION, lambda: self._breaks(CollectiveMismatch(said)))
         self.ask(seq)
@@ -332,7 +335,8 @@ class Watch:
                     call = self._flight.call(seq)
                     what = call.describe() if call else "an operation"
                     late = name_ranks(ranks + unheard)
-                    logger.info("%s #%d of group '%s' waits for %s", what, seq, self._roster.name, late)
+                    number = self._number(seq)
+                    logger.info("%s #%d of group '%s' waits for %s", what, number, self._roster.name, late)
             case _:
                 raise WireError(f"{message.say.name} is not said to a group")
 
@@ -374,7 +378,7 @@ class Watch:
     def _answer(self, seq: int, leader: int) -> None:
         arrived = self._begun(seq)
         call = self._flight.call(seq) if arrived else None
-        signature, text = (call.signature, call.describe()) if call else (b"", "")
+        signature, text = (call.signature, self._flight.described(call)) if call else (b"", "")
         self._control.tell([leader], Say.here, self._context, seq, arrived, signature, text)
 
     def _learn(self, message: Message) -> None:

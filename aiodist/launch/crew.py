@@ -11,13 +11,14 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from aiodist.errors import UsageError
+from aiodist.launch.doing import doing
 from aiodist.launch.nodes.messages import Elastic
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.report import how_it_ended
@@ -69,6 +70,7 @@ class Crew:
         self._began: dict[int, float] = {}  # loop time at which each started last
         self._joined_late: set[int] = set(range(self._config.nproc)) if self._place.newcomer else set()
         self._endings: list[Ending] = []
+        self._doing: dict[int, tuple[str, ...]] = {}  # by rank: what it did while others waited for it
         self._tasks: set[asyncio.Task[None]] = set()
         self._unswept: set[Worker] = set()
         self._finished: list[int] = []  # ranks that have ended well, of which the workers are yet to be told
@@ -225,6 +227,7 @@ class Crew:
             symptom=worker.code != 0 and worker.words.symptom,
             error=worker.words.error if worker.code != 0 else "",
             words=worker.words.excerpt() if worker.code != 0 else (),
+            doing=self._doing.get(place.first_rank + local_rank, ()),
         )
         self._endings.append(ending)
         self._do(self._sweep(worker))
@@ -241,12 +244,25 @@ class Crew:
         self._announce(ending, "")
         if ending.failed:
             self._trouble()
-        self._handle(Ended(ending.local_rank, ending.failed, ending.symptom))
+            self._ask(ending.late)
+        self._handle(Ended(ending.local_rank, ending.failed, ending.symptom, bool(ending.late)))
         if ending.code == 0 and self._config.max_restarts and not self._supervisor.stopping:
             self._finished.append(ending.rank)
             if not self._telling:
                 self._telling = True
                 self._do(self._tell_the_workers())
+
+    def _ask(self, late: Iterable[int]) -> None:
+        """Ask workers that others waited for what they do, before they are stopped; each once."""
+        for rank in late:
+            local_rank = rank - self._place.first_rank
+            if local_rank in self._supervisor.alive and rank not in self._doing:
+                self._doing[rank] = ()
+                self._do(self._note_doing(rank, self._workers[local_rank].pid))
+
+    async def _note_doing(self, rank: int, pid: int) -> None:
+        with suppress(OSError, ValueError):  # nothing of it is needed
+            self._doing[rank] = await asyncio.to_thread(doing, pid)
 
     async def _tell_the_workers(self) -> None:
         """Tell the workers who has ended well: one that comes back shall not wait for those."""

@@ -60,7 +60,7 @@ def inside(environ: Mapping[str, str]) -> Inside | None:
             f"{place.launcher} started {place.world_size} agents, {several} of them on this node, and one "
             "agent starts all workers of its node",
             hint=f"Start one on each node: {_HOW[place.launcher]} aiodist run …; AIODIST_ALONE=1 if each "
-            "shall be a job of its own",
+            "is meant to be a job of its own",
         )
     return Inside(place.launcher, place.world_size, place.rank)
 

@@ -12,8 +12,8 @@ import signal
 from aiodist.errors import name_ranks
 from aiodist.launch.plain import shown
 from aiodist.launch.verdict import Ending, Verdict, lost_nodes, signal_name
+from aiodist.terminal import painter
 
-_RED, _BOLD, _RESET = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 _HINTS = {
     signal.SIGKILL: "aiodist did not send it; often the kernel does, out of memory: see dmesg",
     signal.SIGSEGV: "it crashed in native code",
@@ -23,6 +23,7 @@ _HINTS = {
 }
 # Where an error of a group ends and its hint begins, which the box itself makes superfluous.
 _WITHOUT_HINT = re.compile(r"(.*\(in \w+(?: #\d+)? of group '.*?'\))\. ")
+_INTERRUPTED = "interrupted at "  # begins the line in which a rank says where Ctrl-C found it
 _MOST_WORDS = 40  # last lines of a worker, which its agent has chosen
 _MOST_LOST = 64  # rows about lost nodes
 _MOST_WAYS = 5  # rows about others; ranks that were in many different operations would fill the screen
@@ -43,7 +44,8 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
         return _interrupted(verdict)
     title = "the job was cut short"
     if verdict.culprit:
-        title = f"{name_ranks([verdict.culprit.rank])} failed first"
+        how = "failed first" if verdict.culprit.failed else "kept the others waiting"
+        title = f"{name_ranks([verdict.culprit.rank])} {how}"
     elif missed := [node for node in verdict.lost if node not in verdict.spared]:
         title = lost_nodes(missed[:_MOST_LOST], "was")
     rows = [verdict.error, ""] if verdict.error else []
@@ -57,9 +59,8 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
     top = f"╭─ aiodist run: {title} "
     top += "─" * max(0, width - len(top))
     bottom = "╰" + "─" * max(0, width - 1)
-    bar = "│"
-    if colour:
-        top, bottom, bar = f"{_RED}{_BOLD}{top}{_RESET}", f"{_RED}{bottom}{_RESET}", f"{_RED}│{_RESET}"
+    paint = painter(colour)
+    top, bottom, bar = paint("red", paint("bold", top)), paint("red", bottom), paint("red", "│")
     body = "".join(f"{bar} {shown(row)}".rstrip() + "\n" for row in rows)
     return f"{top}\n{body}{bottom}\n"
 
@@ -92,6 +93,9 @@ def _mended(verdict: Verdict) -> str:
 
 def _culprit(ending: Ending) -> list[str]:
     where = f"host {ending.host}, local rank {ending.local_rank}, pid {ending.pid}"
+    if not ending.failed:
+        what = ending.doing[:_MOST_WORDS] or ["what it did is not known"]
+        return [f"the others waited for it; it was stopped · {where}", *what, ""]
     rows = [f"{how_it_ended(ending)} after {ending.at_ns / 1e9:.2f} s · {where}"]
     if -ending.code in _HINTS:
         rows.append(_HINTS[signal.Signals(-ending.code)])
@@ -151,7 +155,16 @@ def _interrupted(verdict: Verdict) -> str:
     forced = [e.rank for e in verdict.endings if e.asked == signal.SIGKILL]
     more = f"; {name_ranks(forced)} had to be killed" if forced else ""
     count = len(verdict.endings)
-    return (
+    places: dict[str, list[int]] = {}
+    for ending in verdict.endings:
+        for word in ending.words:
+            if word.startswith(_INTERRUPTED):
+                places.setdefault(word.removeprefix(_INTERRUPTED), []).append(ending.rank)
+    rows = [f"  {name_ranks(ranks)} at {place}" for place, ranks in list(places.items())[:_MOST_WAYS]]
+    if rest := [rank for ranks in list(places.values())[_MOST_WAYS:] for rank in ranks]:
+        rows.append(f"  {name_ranks(rest)} at other lines")
+    last = (
         f"aiodist run: stopped by {signal_name(verdict.signum)}: all {count} worker(s) have ended{more}; "
-        f"exit code {verdict.code}\n"
+        f"exit code {verdict.code}"
     )
+    return "".join(f"{shown(row)}\n" for row in (last, *rows))

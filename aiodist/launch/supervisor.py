@@ -24,16 +24,19 @@ from enum import Enum
 # milliseconds; a traceback and the end of an interpreter take a tenth of a second. Too short to be felt.
 FAILURE_GRACE = 0.3
 SYMPTOM_GRACE = 0.5
+LATE_GRACE = 1.5  # where others name a rank that has not arrived: it is asked what it does instead
 INTERRUPT_GRACE = 10.0
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a worker. `failed`: not with code 0; `symptom`: because of another rank."""
+    """The end of a worker. `failed`: not with code 0; `symptom`: because of another rank; `late`: because
+    that had not arrived."""
 
     local_rank: int
     failed: bool
     symptom: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class State(Enum):
 
     RUNNING = "nobody is asked to end"
     GRACE = "something failed; the others may end by themselves"
-    STOPPING = "who still runs is asked to end"
+    STOPPING = "workers that still run are asked to end"
     OVER = "all have ended"
 
 
@@ -171,8 +174,8 @@ class Supervisor:
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that `event` asks for, in this order."""
         match event:
-            case Ended(local_rank, failed, symptom):
-                grace = SYMPTOM_GRACE if symptom else FAILURE_GRACE
+            case Ended(local_rank, failed, symptom, late):
+                grace = LATE_GRACE if late else SYMPTOM_GRACE if symptom else FAILURE_GRACE
                 return self._leave(local_rank, now, failed=failed, grace=grace)
             case Away(local_rank) if self.stopping:
                 return self._leave(local_rank, now, failed=True)

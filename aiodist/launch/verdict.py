@@ -11,6 +11,7 @@ that the job went on without. Unless nobody is left who did better.
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from aiodist.launch.plain import read
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
+_LATE = re.compile(r"[:;] (ranks? [\d, and]+) (?:had not arrived|did not answer)")
 NEVER = 1 << 62  # the turn of a node where nothing went wrong
 
 
@@ -39,6 +41,7 @@ class Ending:
         words: the end of its stderr.
         restarted: it failed, and was started again into the running group.
         forgiven: it failed, and the job went on without it.
+        doing: what it did while others waited for it, as lines; () where it was not asked.
     """
 
     rank: int
@@ -54,6 +57,13 @@ class Ending:
     words: tuple[str, ...] = ()
     restarted: bool = False
     forgiven: bool = False
+    doing: tuple[str, ...] = ()
+
+    @property
+    def late(self) -> frozenset[int]:
+        """The ranks that had not arrived at what this one waited for, as far as its error says."""
+        named = _LATE.findall(self.error) if self.symptom else []
+        return frozenset(int(rank) for ranks in named for rank in re.findall(r"\d+", ranks))
 
     @property
     def stopped(self) -> bool:
@@ -112,7 +122,8 @@ class Verdict:
 
     Args:
         code: what every agent exits with.
-        culprit: the worker that failed first, if one did and it decided.
+        culprit: the worker that failed first, if one did and it decided; or the one for which those that
+            failed had waited, and which was stopped.
         signum: the operator's signal, if that decided.
         lost: nodes that stopped answering or sent no report.
         spared: of these, the ones that the job went on without.
@@ -166,7 +177,9 @@ def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
             return replace(job, code=128 + first.signum, signum=first.signum)
     missed = lost - spared
     if failures and not (missed and failures[0].symptom):  # else the culprit was on a lost node
-        return replace(job, code=failures[0].exit_code, culprit=failures[0])
+        late = [e for e in endings if e.rank in failures[0].late and e.stopped]
+        culprit = max(late, key=lambda e: (bool(e.doing), -e.rank), default=failures[0])
+        return replace(job, code=failures[0].exit_code, culprit=culprit)
     return replace(job, code=1) if missed else job
 
 

@@ -132,7 +132,7 @@ class Assembly:
         self._late = float("inf")  # the end of every wait for a convener or a draft
         self._attempt = call << 16  # drafts of different calls have different numbers, and names
         self._why = ""  # the last draft came to nothing
-        self._unruled = "nobody said which epoch is the next"
+        self._unruled = "no member said which epoch is next"
 
     # ── what happened ────────────────────────────────────────────────────────────────────────────────
 
@@ -306,7 +306,7 @@ class Assembly:
     def _silence(self, now: float) -> str:
         missing = self.missing()
         if self.convener(now) == self.rank:
-            said = f"no draft could be formed within {OVERTIME:g} s"
+            said = f"the next epoch could not be formed within {OVERTIME:g} s"
         else:
             said = f"no message from {name_ranks(missing) if missing else f'rank {self.convener(now)}'}"
-        return f"{said}; the last draft came to nothing: {self._why}" if self._why else said
+        return f"{said}; the last attempt failed: {self._why}" if self._why else said

@@ -21,7 +21,7 @@ class State(Enum):
     DRAFTED = "its members form it now"
     FORMED = "its members are connected, and the arbiter is asked"
     UNRULED = "the arbiter could not answer, and is asked again while there is time"
-    DROPPED = "it came to nothing, as far as is known here"
+    DROPPED = "it was given up, as far as is known here"
     EPOCH = "it is the next epoch, for ever"
 
 

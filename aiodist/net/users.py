@@ -26,7 +26,7 @@ from aiodist.wire.handshake import refuse
 
 _TABLES = ("tcp", "tcp6")  # in /proc/self/net
 _LOCAL, _REMOTE, _USER, _INODE = 1, 2, 7, 9  # fields
-_HINT = "set AIODIST_SECRET; AIODIST_ALLOW_INSECURE=1 does without"
+_HINT = "set AIODIST_SECRET; AIODIST_ALLOW_INSECURE=1 allows it without"
 
 
 def why_not(sock: socket.socket | RecordSocket, vouched: bool) -> str:
@@ -53,7 +53,7 @@ def why_not(sock: socket.socket | RecordSocket, vouched: bool) -> str:
         return ""
     if user is None and isinstance(sock, socket.socket) and _hung_up(sock):
         return ""  # it has said nothing, and never will
-    what = "its user cannot be told" if user is None else "it runs under another user"
+    what = "its user is not known" if user is None else "it runs under another user"
     return f"{what}, and this job has no secret: {_HINT}"
 
 

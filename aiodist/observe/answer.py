@@ -1,22 +1,29 @@
 """Answering, in a rank's process, when another process of its user asks what it does.
 
-The question is a number in the recorder's memory, the answer a file beside it. Nothing is written, and next
-to nothing is done, while nobody asks.
+The question is a file beside the recorder's (`question`), the answer another one. Nothing is written, and
+next to nothing is done, while nobody asks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import threading
+from collections import deque
 from typing import Any
 
+from aiodist.environment.files import Folder
 from aiodist.observe.fault import FaultFile
 from aiodist.observe.frames import stacks
+from aiodist.observe.question import Mark, take
 from aiodist.observe.tasks import task_lines
 from aiodist.recorder import Recorder
 from aiodist.shm.records import STACKS, open_folder
+
+_KEPT = 16
+"""Questions that an answer tells of, the last ones: who has asked before reads the later answer, too."""
 
 _log = logging.getLogger("aiodist.observe")
 
@@ -40,32 +47,46 @@ class Answerer:
         self._thread = thread
         self._watcher = 0
         self._fault = FaultFile(name)
+        self._questions: deque[Mark] = deque(maxlen=_KEPT)
+        self._folder: Folder | None = None
+        with contextlib.suppress(OSError):  # nobody can ask then
+            self._folder = open_folder()
         recorder.tell(signal=self._fault.signal, thread=thread)
 
     def look(self) -> None:
-        """Answer, if somebody asks. Called twice a second by a thread that is not the loop's."""
+        """Answer, if somebody asks. Called ten times a second by a thread that is not the loop's."""
         if self._watcher != threading.get_native_id():
             self._watcher = threading.get_native_id()
             self._recorder.tell(watcher=self._watcher)
-        number = self._recorder.asked()
-        if number:
-            try:
-                self._answer(number)
-            except OSError as error:  # no room, or somebody has removed the folder
-                _log.debug("cannot answer what this process does: %s", error)
+        if self._folder is None:
+            return
+        try:
+            question = take(self._folder, self._name)
+            if question is not None:
+                self._questions.append(question)
+                self._answer(self._folder)
+        except OSError as error:  # no room, or somebody has removed the folder
+            _log.debug("cannot answer what this process does: %s", error)
 
     def close(self) -> None:
         """Let go of the signal, when the thread that looks has ended. May be called twice."""
         self._fault.close()
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
 
-    def _answer(self, number: int) -> None:
+    def _answer(self, folder: Folder) -> None:
         own, others = stacks(self._thread)
         tasks = task_lines(self._loop) if self._loop is not None else ()
-        told: dict[str, Any] = {"number": number, "thread": own, "tasks": tasks, "others": others}
+        told: dict[str, Any] = {
+            "questions": list(self._questions),
+            "thread": own,
+            "tasks": tasks,
+            "others": others,
+        }
         fresh = f"{self._name}.new{STACKS}"
-        with open_folder() as folder:
-            handle = folder.fresh(fresh)
-            with open(handle, "wb") as file:
-                file.write(json.dumps(told).encode())
-            folder.rename(fresh, self._name + STACKS)  # so that it is whole when it is read
-        self._recorder.answered(number)
+        handle = folder.fresh(fresh)
+        with open(handle, "wb") as file:
+            file.write(json.dumps(told).encode())
+        folder.rename(fresh, self._name + STACKS)  # so that it is whole when it is read
+        self._fault.trim()

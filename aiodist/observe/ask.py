@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import struct
 import time
 from collections.abc import Container, Iterable
 from dataclasses import replace
@@ -15,12 +14,12 @@ from aiodist.environment.files import Folder
 from aiodist.observe.fault import catches, parse, send
 from aiodist.observe.frames import beside, telling
 from aiodist.observe.host import host_name
+from aiodist.observe.question import put, put_before
 from aiodist.observe.view import Doing, RankView, Stacks
-from aiodist.recorder.layout import ANSWERED_AT, ASKED_AT
-from aiodist.shm.records import FAULT, STACKS, is_alive, open_folder, open_writable
+from aiodist.shm.records import FAULT, STACKS, Name, is_alive, name_of, open_folder
 
 PATIENCE = 1.5
-"""Seconds to wait for an answer: processes look for questions twice a second."""
+"""Seconds to wait for an answer: processes look for questions ten times a second."""
 
 _PAUSE = 0.01
 _MOST = 4 << 20  # bytes of an answer that are read
@@ -51,9 +50,10 @@ def ask(
             wanted = only is None or view.rank in only
             here = view.host == host_name() and view.alive and not view.stopped
             if wanted and here and not view.recording.left:
-                found = open_writable(folder, view.key, view.recording.pid, view.recording.began)
+                found = name_of(folder, view.key, view.recording.pid, view.recording.began)
                 if found is not None:
-                    asked[place] = _Asked(folder, view, *found)
+                    with contextlib.suppress(OSError):
+                        asked[place] = _Asked(folder, view, found)
         _wait_for([one for one in asked.values() if one.view.doing is not Doing.held], patience)
         silent = [one for one in asked.values() if not one.answered() and one.signal()]
         _wait_for_files(silent, patience)
@@ -69,25 +69,26 @@ class _Asked:
     Args:
         folder: of the recorders.
         view: of the rank.
-        name, memory: of its recorder.
+        name: of its recorder's file.
     """
 
-    def __init__(self, folder: Folder, view: RankView, name: str, memory: memoryview) -> None:
+    def __init__(self, folder: Folder, view: RankView, name: Name) -> None:
         self.view = view
         self._folder = folder
-        self._name = name
-        self._memory = memory
+        self._name = str(name)
         self._read_from = 0
-        self._number = self._count(ASKED_AT) + 1
-        _word.pack_into(memory, ASKED_AT, self._number)
+        self._answer: Stacks | None = None
+        self._question = put(folder, self._name)
 
     def answered(self) -> bool:
         """Whether it has answered."""
-        return self._count(ANSWERED_AT) >= self._number
-
-    def _count(self, at: int) -> int:
-        count: int = _word.unpack_from(self._memory, at)[0]
-        return count
+        if self._answer is None:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                if put_before(self._folder, self._name) != self._question:
+                    told = json.loads(self._read(STACKS))
+                    if list(self._question) in told["questions"]:
+                        self._answer = Stacks.from_json({**told, "by_signal": False})
+        return self._answer is not None
 
     def signal(self) -> bool:
         """Make it write what it does → whether that was possible."""
@@ -96,10 +97,9 @@ class _Asked:
         watcher = watcher if 0 < watcher <= _MOST_THREADS else 0
         pid = self.view.recording.pid
         try:
-            if self.written() > _MOST:
-                self._empty()
             self._read_from = self.written()
-            if not is_alive(self._folder, self._name) or not catches(pid, number):
+            alive = self.view.near and is_alive(self._folder, self._name)
+            if not alive or not catches(pid, number):
                 return False
             send(pid, watcher, number)
         except OSError:
@@ -110,11 +110,6 @@ class _Asked:
         """Bytes that it has written at signals so far."""
         return self._folder.size(self._name + FAULT)
 
-    def _empty(self) -> None:
-        """Empty what it has written at signals so far: it only ever adds to that."""
-        handle = self._folder.file(self._name + FAULT, os.O_WRONLY | os.O_TRUNC)
-        os.close(handle)
-
     def wrote(self) -> int:
         """Bytes that it has written at this signal."""
         with contextlib.suppress(OSError):
@@ -124,12 +119,9 @@ class _Asked:
     def stacks(self) -> Stacks | None:
         """What it has said."""
         try:
-            return self._answer() if self.answered() else self._fault()
+            return self._answer if self.answered() else self._fault()
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-
-    def _answer(self) -> Stacks:
-        return Stacks.from_json({**json.loads(self._read(STACKS)), "by_signal": False})
 
     def _fault(self) -> Stacks | None:
         threads = parse(self._read(FAULT, self._read_from).decode(errors="replace")) if self.wrote() else []
@@ -144,9 +136,6 @@ class _Asked:
         with os.fdopen(self._folder.file(self._name + end), "rb") as file:
             file.seek(start)
             return file.read(_MOST)
-
-
-_word = struct.Struct("<Q")
 
 
 def _number(value: Any) -> int:

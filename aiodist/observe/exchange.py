@@ -53,7 +53,7 @@ async def gather(store: Store, size: int, own: list[RankView], *, most: int, sta
     asker = os.urandom(6).hex()
     wish = {"most": most, "stacks": stacks}
     await store.set(f"{ASKED}{asker}", json.dumps(wish).encode(), ttl=LINGER)
-    found = {(view.host, view.recording.pid): view for view in own}
+    found = {view.identity: view for view in own}
     taken: set[str] = set()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):
@@ -61,7 +61,7 @@ async def gather(store: Store, size: int, own: list[RankView], *, most: int, sta
                 for key in set(await store.list_keys(f"{SEEN}{asker}/")) - taken:
                     taken.add(key)
                     for view in _views(key, await store.get(key)):
-                        found.setdefault((view.host, view.recording.pid), view)
+                        found.setdefault(view.identity, view)
                 await asyncio.sleep(EVERY)
     await store.delete_key(f"{ASKED}{asker}")
     return list(found.values())
@@ -82,7 +82,7 @@ def _wish(data: bytes) -> tuple[int, bool] | None:
         wish: Any = json.loads(data)
         return int(wish["most"]), bool(wish["stacks"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        _log.info("a wish to see this host cannot be read: %s", one_line(str(error)))
+        _log.info("a request to see this host cannot be read: %s", one_line(str(error)))
         return None
 
 

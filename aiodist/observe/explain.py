@@ -165,10 +165,10 @@ def _advice(first: Sequence[RankView], errors: Sequence[_Error], verdicts: Seque
         return "to do: if the job stands still, look at the rank that others wait for"
     rank = first[0]
     if any(rank.rank in error.ranks for error in errors):
-        return f"to do: mend what rank {rank.rank} told; its log has the whole traceback"
+        return f"to do: repair what rank {rank.rank} reported; its log has the whole traceback"
     return (
-        f"to do: rank {rank.rank} told no error: its log, or on {told(rank.host)} 'dmesg' (out of memory?), "
-        f"says what ended it"
+        f"to do: rank {rank.rank} reported no error: its log, or on {told(rank.host)} 'dmesg' "
+        f"(out of memory?), says what ended it"
     )
 
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from aiodist.observe.frames import Call
 from aiodist.shm.records import FAULT, open_folder
 
+_MOST = 1 << 20  # bytes of the file that are kept
 _FIRST = 12  # beyond SIGRTMIN: lower ones are used by C libraries
 
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
@@ -52,6 +53,11 @@ class FaultFile:
             faulthandler.register(free, self._handle, all_threads=True)
             self.signal = free
             _mine.add(self)
+
+    def trim(self) -> None:
+        """Empty the file where it has grown large: each signal adds to it. For a process that can answer."""
+        if self._handle >= 0 and os.fstat(self._handle).st_size > _MOST:
+            os.ftruncate(self._handle, 0)
 
     def close(self) -> None:
         """Let go of the signal and the file. May be called twice."""

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from aiodist.environment.clock import clock_id
+from aiodist.environment.pids import pid_space, proc_is_ours
 from aiodist.environment.user import is_me
 from aiodist.observe.view import JobView, RankView, jobs
 from aiodist.recorder import Recording
@@ -33,14 +34,16 @@ def look(job: str | None = None, pid: int | None = None, most: int = RING_PLACES
         folder = open_folder()
     except OSError:
         return []  # nobody has recorded here, or not for us
+    space, known = pid_space(), proc_is_ours()
     with folder:
         for found in find(folder, job, pid, most):
             if found.recording.size:
-                state, memory, cpu = _kernels(found.name.pid) if found.alive else ("", 0, 0.0)
+                near = found.alive and known and found.name.space == space
+                state, memory, cpu = _kernels(found.name.pid) if near else ("", 0, 0.0)
                 seen.append(
                     RankView(
                         *(host_name(), found.name.job, found.recording, _now(found.recording), found.alive),
-                        *(state in ("T", "t"), memory, cpu),
+                        *(state in ("T", "t"), near, memory, cpu),
                     )
                 )
     return seen
@@ -54,7 +57,7 @@ def look_at_jobs(job: str | None = None) -> list[JobView]:
 def environ_of(view: RankView) -> dict[str, str]:
     """The environment that a rank of this host was started with: its job's secret may be there, for whoever
     may read it, which is this user. {} where it cannot be read, or has no secret."""
-    if not view.alive or view.host != host_name():
+    if not view.alive or not view.near or view.host != host_name():
         return {}
     try:
         with open(f"/proc/{view.recording.pid}/environ", "rb") as file:

@@ -14,7 +14,7 @@ from pathlib import Path
 from aiodist.observe.dumps import open_given, open_kept, write
 from aiodist.observe.host import look
 from aiodist.observe.view import RankView
-from aiodist.shm.records import open_folder
+from aiodist.shm.records import name_of, open_folder, remove
 
 LOG_DIR = "AIODIST_LOG_DIR"
 """Variable with the folder of the job's logs, by which a launcher that keeps logs says so to its workers."""
@@ -73,7 +73,9 @@ async def keep_own(key: str, environ: Mapping[str, str]) -> None:
     """Write down this process's record, and those of the job's dead on this host; for two seconds at most."""
 
     def work() -> Path | None:
-        views = [view for view in look(key) if view.recording.pid == os.getpid() or _is_dead(view)]
+        views = [
+            view for view in look(key) if (view.near and view.recording.pid == os.getpid()) or _is_dead(view)
+        ]
         return keep(views, environ)
 
     if (path := await _apart(work, PATIENCE)) is not None:
@@ -105,6 +107,6 @@ def _is_dead(view: RankView) -> bool:
 
 def _forget(view: RankView) -> None:
     with contextlib.suppress(OSError), open_folder() as folder:
-        for text in folder.names():
-            if text.startswith(f"{view.key}.{view.recording.pid}."):
-                folder.remove(text)
+        name = name_of(folder, view.key, view.recording.pid, view.recording.began)
+        if name is not None:
+            remove(folder, str(name))

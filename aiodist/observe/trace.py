@@ -166,7 +166,7 @@ def _happened(rank: RankView, base: float, moved: float, since: float) -> Iterat
     if rank.doing is Doing.dead:
         moments.append((present(rank), "last sign: its process has ended without leaving"))
     elif rank.doing in (Doing.blocked, Doing.stopped) and vitals.turned:
-        moments.append((vitals.turned, f"last turn of the loop: {rank.doing.value}"))
+        moments.append((vitals.turned, f"last seen running: {rank.doing.value}"))
     elif rank.doing is Doing.held:
         moments.append((vitals.flushed, f"last sign: {rank.doing.value}"))
     for at, text in moments:

@@ -33,7 +33,7 @@ _ADVICE = {
     "blocked": "Move the call off the loop: await asyncio.to_thread(…), or an async library.",
     "held": "A call in C holds the interpreter: it has to release it, or to run in another process.",
     "stopped": "Let it go on: kill -CONT {pid}; a debugger that is attached stops it too.",
-    "dead": "Its last words are in its log; 'aiodist explain' reads what its recorder held.",
+    "dead": "Its last output is in its log; 'aiodist explain' reads its record.",
     "left": "It has ended before the others: all ranks must call the same operations as often.",
     "late": "It has not reached this call yet: look at what it does instead.",
     "branched": "All members of a group must issue the same operations in the same order.",
@@ -231,7 +231,7 @@ def _on_circle(circle: list[Wait], waits: Waits, ranks: dict[int, RankView]) -> 
     apart = [rank for rank in names if _key(first[rank]) != most]
     if len(apart) == 1 and 2 * count > len(first):
         others = [wait for wait in first.values() if _key(wait) == most]
-        title = f"rank {apart[0]} went another way than most others, for {since}"
+        title = f"rank {apart[0]} takes another branch than most others, for {since}"
         who = name_ranks(sorted(one.rank for one in others))
         verb = "wait" if len(others) > 1 else "waits"
         rest = f"{who} {verb} in {words.operation(others[0].record)}{_at(others[0])}"
@@ -363,7 +363,7 @@ def _branch(record: Record, rank: int, ranks: dict[int, RankView]) -> str:
         mine = own[number]
         if 2 * count > len(others) and (mine.op, mine.line) != (op, where):
             return (
-                f"its way departs from the others' at #{number}: it issued {mine.op} at "
+                f"it differs from the others from #{number}: it issued {mine.op} at "
                 f"{words.place(mine.line) or '?'}, {count} of the others {op} at {words.place(where) or '?'}"
             )
     return ""

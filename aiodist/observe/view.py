@@ -23,7 +23,7 @@ class Doing(enum.Enum):
 
     running = "it computes, or has nothing to do"
     waiting = "its loop sleeps while operations are pending"
-    blocked = "its event loop does not turn"
+    blocked = "its event loop is blocked"
     held = "a call holds its interpreter"
     stopped = "it is stopped, by a signal or a debugger"
     dead = "its process has ended without leaving"
@@ -64,6 +64,7 @@ class RankView:
         now: when it was seen, in seconds of the host's monotonic clock.
         alive: its process lived.
         stopped: a signal or a debugger had stopped it.
+        near: who looks and the process mean the same by its id: not in two containers, say.
         memory: resident bytes of the process; cpu: seconds of processor time that it has used.
         stacks: what it did, where it was asked.
         shift: seconds to add to its monotonic times to have those of whoever looks; error: by how much that
@@ -77,6 +78,7 @@ class RankView:
     now: float
     alive: bool = True
     stopped: bool = False
+    near: bool = False
     memory: int = 0
     cpu: float = 0.0
     stacks: Stacks | None = None

@@ -82,4 +82,4 @@ def _between(least: float, most: float) -> str:
 
 def _lag(table: Sequence[Row]) -> Iterator[str]:
     worst = max(table, key=lambda row: row.late)
-    yield f"the event loops turn; rank {worst.rank}'s was late by {span(worst.late)}, the most of all of late"
+    yield f"the event loops run; rank {worst.rank}'s was late by {span(worst.late)}, the most of all of late"

@@ -4,9 +4,9 @@
     4 KiB    pending     the 64 operations that the loop has slept for longest
     8 KiB    ring        the last 2,048 operations, each in the next place; some twice: once with their end
     136 KiB  sums        how many operations of each sort there were, and how long they took
-    160 KiB  text        lines of JSON that only grow: the job, groups, sorts of operations, lines of the
-                         program, events
-    288 KiB  links       how much has gone to peers, by TCP
+    160 KiB  text        lines of JSON: the job, groups, sorts of operations, lines of the program, events
+    288 KiB  text        the place to which they go when the one is full of groups that are closed
+    416 KiB  links       how much has gone to peers, by TCP
 
 One thread writes. Others read at any time, also in other processes: a place that changes while they read it
 is left out (`reading`). Times are seconds of the monotonic clock, which all processes of a host share.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 
-MAGIC = b"aiodist record 2"
+MAGIC = b"aiodist record 3"
 
 HEADER = struct.Struct("<16sQQQQdQdd")
 """Magic; process id, rank, number of ranks, epoch; wall clock minus monotonic clock, in seconds; bytes of
@@ -34,9 +34,9 @@ which a beat was late of late; operations that were issued; those that failed.""
 
 VITALS_AT = 128
 
-ASKED_AT, ANSWERED_AT = 2048, 2056
-"""Another process of this user adds one to the first word where it wants to know what the process does; the
-process answers in a file beside, and writes the number that it has answered into the second."""
+TURN_AT = 2048
+"""How often the text was written anew, times two; and one more while that is being done: what is read then is
+read again. The text lies in the first place where that is even, else in the second (`text_at`)."""
 
 CLOCK = struct.Struct("<Qdddd")
 """What is known of a neighbour's clock: its rank; seconds to add to a time of this process's clock to have
@@ -60,10 +60,15 @@ PENDING_AT, PENDING_PLACES = 4096, 64
 RING_AT, RING_PLACES = 8192, 2048
 SUMS_AT = RING_AT + RING_PLACES * PLACE.size
 SUM_PLACES = 600
-TEXT_AT = 160 * 1024
+TEXT_AT, TEXT_BYTES = 160 * 1024, 128 * 1024
 
 LINK = struct.Struct("<QQddQd")
 """One connection: the rank at its other end; as `net.traffic.Traffic`."""
 
-LINKS_AT, LINK_PLACES = 288 * 1024, 170
-SIZE = 296 * 1024
+LINKS_AT, LINK_PLACES = 416 * 1024, 170
+SIZE = 424 * 1024
+
+
+def text_at(turn: int) -> int:
+    """Where the text lies, by the word at `TURN_AT`."""
+    return TEXT_AT + (turn >> 1 & 1) * TEXT_BYTES

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.errors import WireError
@@ -28,9 +29,11 @@ from aiodist.recorder.layout import (
     SUM,
     SUM_PLACES,
     SUMS_AT,
-    TEXT_AT,
+    TEXT_BYTES,
+    TURN_AT,
     VITALS,
     VITALS_AT,
+    text_at,
 )
 
 MOST_RANKS = 1 << 16
@@ -72,7 +75,7 @@ class Group:
     Args:
         name, epoch: of it.
         ranks: the global ranks of its members: a range, where they are one, else a tuple.
-        twin: how many groups of the same name, epoch and ranks were made before.
+        twin: what tells it from others of the same name, epoch and ranks.
     """
 
     name: str
@@ -287,15 +290,18 @@ class _Texts:
         self.lines: dict[int, Line] = {}
         self.about: dict[str, Any] = {}
         self.events: list[Event] = []
-        self._twins: Counter[Group] = Counter()
         for entry in lines.split(b"\n"):
             if not entry:
                 continue
             match json.loads(entry, parse_int=_parse):
-                case ["group", number, str(name), epoch, "span", [start, count]] if _whole(number, epoch):
-                    self._add(number, Group(name, epoch, span_of(start, count)))
-                case ["group", number, str(name), epoch, "list", list(ranks)] if _whole(number, epoch):
-                    self._add(number, Group(name, epoch, members_of(ranks)))
+                case ["group", number, str(name), epoch, "span", [start, count], twin] if _whole(
+                    number, epoch, twin
+                ):
+                    self.groups[number] = Group(name, epoch, span_of(start, count), twin)
+                case ["group", number, str(name), epoch, "list", list(ranks), twin] if _whole(
+                    number, epoch, twin
+                ):
+                    self.groups[number] = Group(name, epoch, members_of(ranks), twin)
                 case ["sort", number, group, str(op), str(dtype), list(shape), str(reduce), *more] if _whole(
                     number, group, *more
                 ):
@@ -309,10 +315,6 @@ class _Texts:
                     self.events.append(Event(at, text))
                 case _:
                     raise ValueError("a line is none of a recorder's")
-
-    def _add(self, number: int, group: Group) -> None:
-        self.groups[number] = replace(group, twin=self._twins[group])
-        self._twins[group] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +370,7 @@ def read(memory: Any, most: int = RING_PLACES) -> Recording:
     shown = memoryview(memory).cast("B")
     if len(shown) < SIZE:
         raise WireError(f"a recorder's memory has {SIZE} bytes, not {len(shown)}")
-    once, again = bytes(shown[:SIZE]), bytes(shown[:SIZE])
+    once, again, text = _copied(shown)
     magic, pid, rank, size, epoch, offset, _, began, left = HEADER.unpack_from(again)
     vitals = Vitals(*VITALS.unpack_from(again, VITALS_AT))
     if magic != MAGIC:
@@ -378,7 +380,7 @@ def read(memory: Any, most: int = RING_PLACES) -> Recording:
     ):
         raise WireError("a recorder's memory is broken")
     try:
-        texts = _Texts(_written(bytes(shown[TEXT_AT:LINKS_AT])))
+        texts = _Texts(_written(text))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"a recorder's text is broken: {error}") from error
     last = _records(once, again, texts, RING_AT, RING_PLACES, most)
@@ -390,6 +392,38 @@ def read(memory: Any, most: int = RING_PLACES) -> Recording:
         *(texts.about, tuple(texts.events), tuple(_clocks(once, again))),
         tuple(_links(once, again)),
     )
+
+
+_TRIES = 200
+_PAUSE = 0.001  # seconds
+
+
+def _copied(shown: memoryview) -> tuple[bytes, bytes, bytes]:
+    """The memory, the same again, and the text: all from before it was written anew, or all from after.
+
+    Of a process that has ended, or is stopped, while it does that, it is what it was doing it to.
+
+    Raises:
+        WireError: it is written anew all the time: no recorder's is.
+    """
+    before = -1
+    for _ in range(_TRIES):
+        once, again = bytes(shown[:SIZE]), bytes(shown[:SIZE])
+        (turn,) = _WORD.unpack_from(once, TURN_AT)
+        start = text_at(turn)
+        text = bytes(shown[start : start + TEXT_BYTES])
+        if turn == _WORD.unpack_from(shown, TURN_AT)[0]:
+            if not turn % 2 or before == turn:
+                return once, again, text
+            before, pause = turn, _HELD
+        else:
+            pause = _PAUSE
+        time.sleep(pause)
+    raise WireError("a recorder's text changes all the time")
+
+
+_HELD = 0.1  # seconds for which a process that lives does not write its text anew
+_WORD = struct.Struct("<Q")
 
 
 def _written(text: bytes) -> bytes:

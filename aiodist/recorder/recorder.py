@@ -13,14 +13,13 @@ import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from itertools import takewhile
 from operator import itemgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from aiodist.recorder.layout import (
-    ANSWERED_AT,
-    ASKED_AT,
     CLOCK,
     CLOCK_PLACES,
     CLOCKS_AT,
@@ -43,10 +42,12 @@ from aiodist.recorder.layout import (
     SUM,
     SUM_PLACES,
     SUMS_AT,
-    TEXT_AT,
+    TEXT_BYTES,
     TEXT_BYTES_AT,
+    TURN_AT,
     VITALS,
     VITALS_AT,
+    text_at,
 )
 from aiodist.recorder.lines import Lines
 
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 MOST_SORTS = 500  # of one group that are told apart
 MOST_AT_ONCE = 256  # operations that `flush` writes: it holds the interpreter meanwhile
 MOST_EVENTS = 200  # that are kept, the first ones; and as many troubles
+WASTE = TEXT_BYTES // 4  # bytes of closed groups for which the text is written anew
+MOST_UNWRITTEN = 1000  # lines that wait for that
+MOST_PAST = 60  # sorts by which closed groups are counted
 RESERVED = 16 * 1024  # bytes of text that groups, sorts and lines leave to what goes wrong
 MOST_LOST = 64  # ranks that are told to be gone
 LONGEST = 500  # characters of an event
@@ -64,6 +68,7 @@ LATELY = 10.0  # seconds for which the longest delay of the loop is told
 
 _put_place = struct.Struct("<QQQ").pack_into
 _put_count = struct.Struct("<Q").pack_into
+_get_count = struct.Struct("<Q").unpack_from
 _put_time = struct.Struct("<d").pack_into
 
 Entry = tuple["Sort", int, int, float]
@@ -79,14 +84,16 @@ class Sort:
     Attributes:
         mark: its number.
         nbytes: of the tensor that ranks agree on.
+        told: what is written of it.
         uses, slept, failed, waited, moved: as in `layout.SUM`, as far as `flush` has seen them.
     """
 
-    __slots__ = ("failed", "mark", "moved", "nbytes", "slept", "uses", "waited")
+    __slots__ = ("failed", "mark", "moved", "nbytes", "slept", "told", "uses", "waited")
 
-    def __init__(self, mark: int, nbytes: int) -> None:
+    def __init__(self, mark: int, nbytes: int, told: Sequence[Any] = ()) -> None:
         self.mark = mark
         self.nbytes = nbytes
+        self.told = told
         self.uses = self.slept = self.failed = 0
         self.waited = self.moved = 0.0
 
@@ -98,6 +105,14 @@ class Sort:
         begun = arrived or issued
         self.waited += begun - issued
         self.moved += max(0.0, abs(ended) - begun)
+
+    def add(self, other: Sort) -> None:
+        """Count the other's operations, too."""
+        self.uses += other.uses
+        self.slept += other.slept
+        self.failed += other.failed
+        self.waited += other.waited
+        self.moved += other.moved
 
 
 _NO_CLOCK = (0, 0.0, 0.0, 0.0, 0.0)
@@ -115,7 +130,7 @@ class Recorder:
 
     Attributes:
         lines: of the program.
-        sorts: how many sorts of operations there were, of all groups.
+        sorts: how many sorts of operations there were at once, of all groups.
         kept: the last operations.
         pending: those that the loop sleeps for, by their ids.
         troubled: a group has broken.
@@ -132,7 +147,13 @@ class Recorder:
         self._lost_in = -1
         self._memory = memoryview(memory)
         self._gate = threading.Lock()
-        self._unwritten: deque[bytes] = deque()
+        self._unwritten: deque[tuple[Track | None, bytes]] = deque()
+        self._texts: list[tuple[Track | None, bytes]] = []  # as written, with whose they are
+        self._about: dict[str, Any] = {}
+        self._turn = 0
+        self.waste = 0  # bytes of text that need not stay
+        self._free: list[int] = []  # numbers of sorts that are gone, as a heap: the low ones have sums
+        self._past: dict[str, Sort] = {}  # of groups that are gone
         self._next = 0
         self._flushed = self._flushed_end = 0.0
         self._shown = self._linked = 0
@@ -149,16 +170,25 @@ class Recorder:
         """Note the process's place in an epoch of its job."""
         _put_place(self._memory, RANK_AT, rank, size, epoch)
 
-    def track(self, name: str, epoch: int, ranks: Sequence[int]) -> Track:
-        """The part of a group; `ranks`: the global ranks of its members."""
+    def track(self, name: str, epoch: int, ranks: Sequence[int], twin: int = 0) -> Track:
+        """The part of a group.
+
+        Args:
+            name, epoch: of it.
+            ranks: the global ranks of its members.
+            twin: what tells it from others of that name, epoch and ranks: the same number at all members.
+        """
         self._groups += 1
+        track = Track(self, self._groups, epoch)
         span = isinstance(ranks, range) or list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
         members = [ranks[0], len(ranks)] if span else list(ranks)
-        self._write("group", self._groups, name, epoch, "span" if span else "list", members)
-        return Track(self, self._groups, epoch)
+        how = "span" if span else "list"
+        self._write("group", self._groups, name, epoch, how, members, twin, owner=track)
+        return track
 
     def tell(self, **about: Any) -> None:
         """Write what is told of the process and its job: plain values by name."""
+        self._about.update(about)
         self._write("about", about, reserved=0)
 
     def event(self, text: str, trouble: bool = False) -> None:
@@ -170,15 +200,6 @@ class Recorder:
         if self._events[trouble] < MOST_EVENTS:
             self._events[trouble] += 1
             self._write("event", self.clock(), text[:LONGEST], reserved=0 if trouble else RESERVED)
-
-    def asked(self) -> int:
-        """The number of the last question that another process has asked; 0 where it is answered."""
-        asked, answered = struct.unpack_from("<QQ", self._memory, ASKED_AT)
-        return int(asked) if asked != answered else 0
-
-    def answered(self, number: int) -> None:
-        """Note that this question is answered."""
-        _put_count(self._memory, ANSWERED_AT, number)
 
     def clocks(self, seen: Sequence[tuple[int, float, float, float, float]]) -> None:
         """Write what is known of neighbours' clocks: as `layout.CLOCK`, one for each. What was there goes."""
@@ -244,6 +265,8 @@ class Recorder:
         late = max((late for _, late in self._late), default=0.0)
         vitals = (self.clock(), self._turns, self._turned, late, self._issued, self._failed)
         VITALS.pack_into(self._memory, VITALS_AT, *vitals)
+        if self.waste >= WASTE and self._text > TEXT_BYTES - WASTE:
+            self._write_anew()
 
     def _count(self, fresh: list[Entry]) -> None:
         """Add what was issued since the last time."""
@@ -263,33 +286,132 @@ class Recorder:
         """Note that the process has left its job in good order."""
         _put_time(self._memory, LEFT_AT, self.clock())
 
-    def _write(self, *entry: Any, reserved: int = RESERVED) -> bool:
+    def new_sort(self, track: Track | None, group: int, told: Sequence[Any]) -> Sort:
+        """A sort of operations that is seen first."""
+        if self._free:
+            mark = heappop(self._free)
+        else:
+            mark = self.sorts = self.sorts + 1
+        sort = Sort(mark, told[-1], told)
+        if not self._write("sort", mark, group, *told, owner=track):
+            sort.mark = 0
+            heappush(self._free, mark)
+        return sort
+
+    def _write(self, *entry: Any, reserved: int = RESERVED, owner: Track | None = None) -> bool:
         """Add a line of text → whether there was room. From any thread, also inside itself: what collects
         garbage may run anywhere, and tell of an error that nobody waits for.
 
         Args:
             reserved: bytes that it leaves free.
+            owner: the group that it is of: it goes some time after that is closed.
         """
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        if TEXT_AT + self._text + len(line) > LINKS_AT - reserved:
+        if self._text + len(line) > TEXT_BYTES - reserved and not self._gives_room():
             return False
-        self._unwritten.append(line)
+        if owner is not None:
+            owner.nbytes += len(line)
+        elif entry[0] == "about":
+            self.waste += len(line)
+        self._unwritten.append((owner, line))
         self._write_text()
         return True
+
+    def _gives_room(self) -> bool:
+        """Whether the next flush makes room."""
+        return self.waste >= WASTE and len(self._unwritten) < MOST_UNWRITTEN
 
     def _write_text(self) -> None:
         """Write what is left to be written, unless somebody is at it: that one goes on, or the next flush."""
         if self._gate.acquire(blocking=False):
             try:
                 while self._unwritten:
-                    line = self._unwritten.popleft()
-                    start = TEXT_AT + self._text
-                    if start + len(line) <= LINKS_AT:
+                    owner, line = self._unwritten[0]
+                    if self._text + len(line) <= TEXT_BYTES:
+                        start = text_at(self._turn) + self._text
                         self._memory[start : start + len(line)] = line
                         self._text += len(line)
                         _put_count(self._memory, TEXT_BYTES_AT, self._text)
+                        self._texts.append((owner, line))
+                    elif self._gives_room():
+                        return
+                    self._unwritten.popleft()
             finally:
                 self._gate.release()
+
+    def _write_anew(self) -> None:
+        """Write the text into its other place, without the groups closed first. For `flush` alone."""
+        if not self._gate.acquire(blocking=False):
+            return  # the next time
+        try:
+            gone = self._outdated()
+            about = json.dumps(("about", self._about), separators=(",", ":")).encode() + b"\n"
+            self._texts = [
+                (owner, line)
+                for owner, line in self._texts
+                if owner not in gone and not line.startswith(b'["about",')
+            ]
+            self._texts.insert(0, (None, about))
+            _put_count(self._memory, TURN_AT, self._turn + 1)
+            self._forget_sorts(gone)
+            text = b"".join(line for _, line in self._texts)
+            self._turn += 2
+            start = text_at(self._turn)
+            self._memory[start : start + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")
+            self._text = len(text)
+            _put_count(self._memory, TEXT_BYTES_AT, self._text)
+            _put_count(self._memory, TURN_AT, self._turn)
+            left = {owner for owner, _ in self._texts if owner is not None and owner.closed}
+            self.waste = sum(owner.nbytes for owner in left)
+        finally:
+            self._gate.release()
+        self._write_text()
+
+    def _outdated(self) -> set[Track | None]:
+        """The closed groups that have no place in the half of the text, the oldest ones."""
+        tracks = dict.fromkeys(owner for owner, _ in self._texts if owner is not None)
+        closed = [track for track in tracks if track.closed]
+        room = TEXT_BYTES // 2 - (self._text - sum(track.nbytes for track in closed))
+        gone: set[Track | None] = set()
+        for track in reversed(closed):
+            room -= track.nbytes
+            if room < 0:
+                gone.add(track)
+        return gone
+
+    def _forget_sorts(self, gone: set[Track | None]) -> None:
+        """Count what closed groups have done without them, and let others have the numbers of their sorts."""
+        sorts = [sort for track in gone if track is not None for sort in track.sorts if sort.mark]
+        marks = {sort.mark for sort in sorts}
+        for start, places in ((RING_AT, RING_PLACES), (PENDING_AT, PENDING_PLACES)):
+            for at in range(start, start + places * PLACE.size, PLACE.size):
+                if _get_count(self._memory, at)[0] in marks:
+                    self._memory[at : at + PLACE.size] = bytes(PLACE.size)
+        for sort in sorts:
+            mark, sort.mark = sort.mark, 0
+            if mark < SUM_PLACES:
+                SUM.pack_into(self._memory, SUMS_AT + mark * SUM.size, 0, 0, 0, 0.0, 0.0)
+            heappush(self._free, mark)
+        for sort in sorts:
+            self._of_the_past(sort).add(sort)
+        for past in self._past.values():
+            if 0 < past.mark < SUM_PLACES:
+                at = SUMS_AT + past.mark * SUM.size
+                SUM.pack_into(self._memory, at, past.uses, past.slept, past.failed, past.waited, past.moved)
+
+    def _of_the_past(self, sort: Sort) -> Sort:
+        """The sort of no group by which one of a closed group is counted."""
+        op = sort.told[0]
+        told = [*sort.told] if len(self._past) < MOST_PAST else [op, "", [], "", -1, 0, 0]
+        told[-3:] = [-1, 0, told[-1]]  # of any root and tag
+        key = json.dumps(told)
+        past = self._past.get(key)
+        if past is None:
+            mark = heappop(self._free)
+            past = self._past[key] = Sort(mark, told[-1], told)
+            line = json.dumps(("sort", mark, 0, *told), separators=(",", ":")).encode() + b"\n"
+            self._texts.append((None, line))
+        return past
 
 
 class Track:
@@ -301,6 +423,8 @@ class Track:
         epoch: its.
 
     Attributes:
+        closed: no operation of it will be issued any more.
+        nbytes: of what is written of it.
         lines, known: of the recorder (`Lines`); keep: takes an entry. For who writes `note` out.
     """
 
@@ -312,9 +436,11 @@ class Track:
         "_pending",
         "_recorder",
         "_sorts",
+        "closed",
         "keep",
         "known",
         "lines",
+        "nbytes",
     )
 
     def __init__(self, recorder: Recorder, group: int, epoch: int) -> None:
@@ -322,8 +448,21 @@ class Track:
         self._epoch = epoch
         self._group = group
         self._sorts: dict[Any, Sort] = {}
+        self.closed = False
+        self.nbytes = 0
         self._clock, self._pending, self._end = recorder.clock, recorder.pending, recorder._over.append
         self.lines, self.known, self.keep = recorder.lines, recorder.lines.known, recorder.kept.append
+
+    @property
+    def sorts(self) -> list[Sort]:
+        """Its sorts of operations."""
+        return list(self._sorts.values())
+
+    def close(self) -> None:
+        """Note that the group has ended: what it did stays while there is room. May be called twice."""
+        if not self.closed:
+            self.closed = True
+            self._recorder.waste += self.nbytes
 
     def trouble(self, text: str, lost: Sequence[int] = ()) -> None:
         """Note that the group has broken, and why.
@@ -358,11 +497,7 @@ class Track:
         return sort
 
     def _new_sort(self, key: Any, op: str, told: list[Any]) -> Sort:
-        recorder = self._recorder
-        recorder.sorts += 1
-        sort = self._sorts[key] = Sort(recorder.sorts, told[-1])
-        if not recorder._write("sort", sort.mark, self._group, op, *told):
-            sort.mark = 0
+        sort = self._sorts[key] = self._recorder.new_sort(self, self._group, [op, *told])
         return sort
 
     def note(self, sort: Sort, number: int, frame: FrameType) -> Entry:

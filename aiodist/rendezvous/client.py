@@ -51,9 +51,10 @@ _REPLY, _PUSH, _CLOSING, _AWAY = map(int, (Status.reply, Status.push, Status.clo
 class TcpStore(Store):
     """A store that is served elsewhere. Make it with `await TcpStore.connect(…)`.
 
-    A broken connection is replaced, and what was pending is sent again; the server sees to it that it
-    happens once. When that fails for `RECONNECT_SECONDS`, everything pending fails with `RendezvousError`. A
-    durable store may be started again meanwhile: then each call waits for it until its own timeout.
+    The client replaces a broken connection, and sends pending requests again; the server makes sure that each
+    happens once. If connecting fails for `RECONNECT_SECONDS`, every pending call fails with
+    `RendezvousError`. A durable store may be started again meanwhile; then each call waits for it until its
+    own timeout.
 
     Another store at the same address, or this one on older data, is refused with `StoreReplaced`.
 

@@ -18,10 +18,10 @@ _RETRY = 0.1  # of a ttl, after a renewal that failed
 class Lease:
     """Lease of a store (`Store.lease`). Enter it (`async with` or `await lease.begin()`), set keys, leave it.
 
-    Times are of the loop's clock, which nobody sets. There are two ends of a lease, and they differ: the
-    *store's*, which removes the keys and tells watches; and the *holder's own* (`held`), which comes first: a
-    ttl after the last renewal that was confirmed was asked for. Who does something that only the holder
-    may do looks at `held` before, and gives `token` to whatever it writes to.
+    Times are of the loop's clock, which nobody sets. A lease has two ends. The *store's* end removes the keys
+    and tells watches. The *holder's own* end (`held`) comes first: a ttl after the request of the last
+    confirmed renewal. Before the holder does something that only the holder may do, it looks at `held`, and
+    passes `token` to the place to which it writes.
 
     Attributes:
         ttl: seconds.

@@ -23,7 +23,7 @@ class Store(ABC):
     """Interface of every store. A key is at most 4 KiB long, a value nearly 8 MiB.
 
     Args:
-        timeout: seconds that a call may take where it says nothing itself.
+        timeout: seconds that a call without a timeout of its own may take.
 
     Attributes:
         address: this host's address on the way to the store, which peers can reach, too; of the loopback
@@ -66,7 +66,7 @@ class Store(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Let go of the store; what waits fails with `RendezvousError`. May be called again."""
+        """Close the store; waiting calls fail with `RendezvousError`. May be called again."""
 
     # What is the same for all.
 
@@ -86,8 +86,9 @@ class Store(ABC):
         """Set a key.
 
         Args:
-            ttl: makes it a lease: the key goes away after so many seconds unless set again; sooner where
-                this client's connection ends without goodbye and is not replaced within two seconds.
+            ttl: makes the key a lease: it is removed after so many seconds unless it is set again. It is
+                removed earlier if this client's connection ends without a goodbye and is not replaced within
+                two seconds.
         """
         lasts = None if ttl is None else seconds(ttl, "ttl")
         await self._call("set", [check_key(key), check_value(value), lasts])
@@ -131,8 +132,9 @@ class Store(ABC):
     async def claim(self, key: str, value: Value) -> bytes:
         """Set a key for as long as this process is a client, unless it holds something → what it holds now.
 
-        The key goes two seconds after the connection has ended without goodbye, where it is not replaced; a
-        goodbye leaves it. A key that holds nothing is free. (A store without connections keeps it.)
+        The key is removed two seconds after the connection has ended without a goodbye, if the connection is
+        not replaced; after a goodbye the key stays. A key that holds nothing is free. (A store without
+        connections keeps the key.)
         """
         return bytes(await self._call("claim", [check_key(key), check_value(value)]))
 
@@ -187,8 +189,8 @@ class Store(ABC):
     async def fence(self) -> int:
         """A fencing token: a number larger than all that this store has given before, to leases too.
 
-        Write it beside what you write elsewhere, and have that place refuse smaller ones: then who was
-        replaced while it slept can do no harm.
+        Write the token beside what you write elsewhere, and let that place refuse smaller ones. Then a
+        process that was replaced while it slept can do no harm.
         """
         return int(await self._call("fence", []))
 

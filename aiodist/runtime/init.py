@@ -17,12 +17,14 @@ from typing import Any
 
 from aiodist.backends.choice import BackendChoice, parse
 from aiodist.environment import placement, secret, tuning
+from aiodist.environment.variables import warn_of_near_misses
 from aiodist.errors import BackendUnavailable, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group, find_default, set_default
 from aiodist.group.entering import entered
 from aiodist.rendezvous import Invitation, Store, meet
 from aiodist.rendezvous.meeting_point import says_where
+from aiodist.runtime import tracebacks
 from aiodist.runtime.beside import beside_others
 from aiodist.runtime.elsewhere import current
 from aiodist.runtime.member import Member
@@ -43,7 +45,7 @@ def is_initialized() -> bool:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Whether `init_process_group` would take this backend here. Imports the backend's library.
+    """Whether `init_process_group` accepts this backend here. Imports the backend's library.
 
     Args:
         backend: as there; case does not count.
@@ -102,6 +104,7 @@ async def init_process_group(
         RendezvousError: the processes cannot work together (two with one rank, other versions…).
         BackendUnavailable: the backend is not here.
     """
+    tracebacks.install()
     choice = check_can_begin(backend)
     place = current.get()
     if place is not None:
@@ -181,6 +184,7 @@ def ask(
         more: variables besides the environment's, for one job of several in this process.
     """
     environ = {**os.environ, **(more or {})}  # a copy: each look at the real one encodes and decodes
+    warn_of_near_misses(environ)
     tuned = tuning(environ)
     limit = tuned.timeout if timeout is None else seconds(timeout)
     url = init_method or ("env://" if store is None else "")

@@ -17,6 +17,7 @@ from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, to
 from aiodist.rendezvous.handlers import connect
 from aiodist.rendezvous.hosting import listens
 from aiodist.rendezvous.meeting_point import Way, begins_job, standing_point
+from aiodist.runtime import tracebacks
 from aiodist.runtime.elsewhere import refuse_elsewhere
 from aiodist.runtime.init import about_to_meet, ask, check_can_begin, knowing_secret
 from aiodist.runtime.late import told_who_finishes, unless
@@ -50,9 +51,9 @@ async def join(
 ) -> ProcessGroup:
     """Become a member of a job, at its beginning or later.
 
-    If the job has not begun, this is `init_process_group`: all ranks meet. If it runs, this process waits at
-    the store until the members admit it (`rebuild`, `grow`), as the last rank of their next epoch. So a
-    script whose workers may die and come back calls only this. Where no member of the last run is left, all
+    If the job has not begun, this is `init_process_group`: all ranks meet. If the job runs, this process
+    waits at the store until the members admit it (`rebuild`, `grow`), as the last rank of their next epoch. A
+    script whose workers may die and come back needs only this call. If no member of the last run is left, all
     ranks meet anew.
 
     Args:
@@ -75,6 +76,7 @@ async def join(
         and what `init_process_group` raises.
     """
     refuse_elsewhere("join()", "Simulated ranks are all there from the beginning: call init_process_group")
+    tracebacks.install()
     choice = check_can_begin(backend)
     for engine in choice.engines.values():
         if "regroups" not in engine.capabilities:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import traceback
 from collections.abc import Callable, Coroutine
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
 from aiodist.forgotten import taken_late
 from aiodist.group.default import find_default
+from aiodist.runtime import tracebacks
 from aiodist.runtime.elsewhere import current
 
 T = TypeVar("T")
@@ -28,13 +25,9 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
         UsageError: `main` is no coroutine, or a loop runs in this thread already.
     """
     _check(main)
-    try:
-        with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
-            return runner.run(_guarded(main))
-    except KeyboardInterrupt as interrupt:
-        # Nobody needs two tracebacks a rank to know that they pressed Ctrl-C; where it was may be of use.
-        sys.excepthook = partial(_say_interrupted, _interrupted_at(interrupt), sys.excepthook)
-        raise
+    tracebacks.install()
+    with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
+        return runner.run(_guarded(main))
 
 
 def _check(main: object) -> None:
@@ -43,31 +36,13 @@ def _check(main: object) -> None:
         calls = (
             f"Call it: dist.run({name}())" if asyncio.iscoroutinefunction(main) else "Write dist.run(main())"
         )
-        raise UsageError(f"run wants a coroutine, got {type(main).__name__}", hint=calls)
+        raise UsageError(f"run needs a coroutine, got {type(main).__name__}", hint=calls)
     if asyncio._get_running_loop() is not None:
         main.close()  # else Python warns of it, too
         raise UsageError(
             "run was called where an event loop runs already, in a notebook perhaps",
             hint="Write `await main()` there, or use aiodist.portal",
         )
-
-
-def _interrupted_at(interrupt: BaseException) -> str:
-    """The innermost line of the user's own code that Ctrl-C interrupted, as text."""
-    chain = interrupt.__context__ or interrupt
-    inner = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
-    for frame in reversed(traceback.extract_tb(chain.__traceback__)):
-        if not frame.filename.startswith((*inner, "uvloop", "<")):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-    return "before any of its lines"
-
-
-def _say_interrupted(where: str, usual: Callable[..., None], kind: type[BaseException], *rest: Any) -> None:
-    """Print one line for a KeyboardInterrupt, as an excepthook."""
-    if issubclass(kind, KeyboardInterrupt):
-        print(f"interrupted at {where}", file=sys.stderr)
-    else:
-        usual(kind, *rest)
 
 
 async def _guarded(main: Coroutine[Any, Any, T]) -> T:

@@ -13,7 +13,7 @@ from aiodist.services.connection import Connection
 from aiodist.services.outcomes import LATE, LEAVES, LEFT, LOST, Outcome
 from aiodist.transport.line import Line
 from aiodist.wire import calls
-from aiodist.wire.calls import ENDS, Frame, Says
+from aiodist.wire.calls import ENDS, HEAD, Frame, Says
 
 
 class Waiter(Protocol):
@@ -43,6 +43,7 @@ class Caller:
         self._loop = loop
         self._rooms: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._connection = Connection(loop, line, self._take, self._lost, self._let_in)
 
     @property
@@ -86,8 +87,11 @@ class Caller:
         left = math.inf if deadline == math.inf else max(0.0, deadline - self._loop.time())
         asked = asking.ask(kind, nbytes, deadline, waiter)
         before = calls.asking(kind, asked.number, left, name, nbytes)
-        self._connection.send(before, payload, more=len(asking) > 1)
-        if self._timer is None or asking.due < self._timer.when():
+        if self._connection.in_turn(lane := _lane(asked), nbytes):
+            self._connection.send_in_turn(lane, kind, asked.number, before[HEAD:], payload)
+        else:
+            self._connection.send(before, payload, more=len(asking) > 1)
+        if asking.due < self._timer_at:
             self._set_timer()
         return asked
 
@@ -98,6 +102,7 @@ class Caller:
     def abandon(self, asked: Asked) -> None:
         """Wait for a call no more, and have the other side stop it. May be repeated."""
         if self.asking.abandon(asked):
+            self._connection.drop(_lane(asked), asked.number)
             self._connection.send(calls.frame(Says.CANCEL, asked.number))
 
     def took(self, asked: Asked, nbytes: int) -> None:
@@ -145,7 +150,8 @@ class Caller:
             self.asking.answered(asked.number)
             if not asked.abandoned:
                 unseen = not why and asked.number > self._connection.last > 0
-                _tell(asked, (Says.REFUSED, LEAVES.encode()) if unseen else (LOST, why))
+                unseen = unseen or asked.number in self._connection.unsent
+                _tell(asked, (Says.REFUSED, (why or LEAVES).encode()) if unseen else (LOST, why))
         self._let_in()
 
     def _let_in(self) -> None:
@@ -160,16 +166,21 @@ class Caller:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_at = None, math.inf
         if self.asking.due < math.inf and not self.over:
-            self._timer = self._loop.call_at(self.asking.due, self._expire)
+            self._timer_at = self.asking.due
+            self._timer = self._loop.call_at(self._timer_at, self._expire)
 
     def _expire(self) -> None:
-        self._timer = None
         for asked in self.asking.expired(self._loop.time()):
             self.abandon(asked)
             _tell(asked, (LATE, None))
         self._set_timer()
+
+
+def _lane(asked: Asked) -> int:
+    """The lane of a call: messages keep their order."""
+    return 0 if asked.kind is Says.MESSAGE else asked.number
 
 
 def _tell(asked: Asked, outcome: Outcome) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 from aiodist.errors import UsageError
@@ -24,6 +25,9 @@ def encode(value: Any) -> bytes:
     Raises:
         UsageError: something in it cannot be sent, or it is too large.
     """
+    small = objects.encode_small(value)
+    if small is not None:
+        return small
     try:
         payload = objects.encode(value)
     except UsageError:
@@ -53,6 +57,9 @@ def is_bulky(value: Any) -> bool:
             if looked >= _MANY:
                 return True
             rest += one.values() if kind is dict else one
+        elif dataclasses.is_dataclass(kind):
+            rest += [getattr(one, field.name, None) for field in dataclasses.fields(kind)]
+            looked += 1
         else:
             nbytes = getattr(one, "nbytes", 0)
             if isinstance(nbytes, int) and nbytes >= LARGE:
@@ -62,6 +69,9 @@ def is_bulky(value: Any) -> bool:
 
 async def encoded(value: Any) -> bytes:
     """`encode`, in a thread where the value is large; it must not be changed meanwhile."""
+    small = objects.encode_small(value)
+    if small is not None:
+        return small
     if is_bulky(value):
         return await asyncio.to_thread(encode, value)
     return encode(value)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiodist.errors import WireError
 from aiodist.net.polling import Poller
+from aiodist.services.outbox import PIECE, Outbox, Pieces
 from aiodist.transport.line import Line
 from aiodist.wire.calls import Frame, Frames, Says, frame
+
+_PIECE = Says.PIECE
+_BESIDE = frozenset(map(int, (Says.CANCEL, Says.GRANT)))  # these go past the pieces of their call
 
 HIGH = 4 << 20
 """Bytes that wait to be written before writers have to wait."""
 
-_JOINED = 64 << 10  # pieces up to here are put together
+_LOW = 256 << 10  # bytes that wait to be written before large frames have to wait
+_BURST = 16  # pieces of large frames that are written in one turn of the loop
+_BATCH = 64  # pieces that leave together, at most
+_JOINED = 128 << 10  # pieces up to here are put together
 
 
 class Connection:
@@ -31,6 +38,7 @@ class Connection:
         over: it has ended.
         taken: called when what came together was taken, and what was sent meanwhile has left.
         last: the number of the last call that the other side has taken, as its goodbye says.
+        unsent: once it has ended, the calls that had not left whole.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class Connection:
     ) -> None:
         self.over = False
         self.last = 0
+        self.unsent: frozenset[int] = frozenset()
         self.taken: Callable[[], object] = _nothing
         self._loop = loop
         self._line = line
@@ -52,6 +61,9 @@ class Connection:
         self._poller = Poller(loop)
         self._polling = False
         self._held: list[bytes] | None = None
+        self._outbox = Outbox()
+        self._pieces = Pieces()
+        self._pumping = False
         self._writers: list[asyncio.Future[None]] = []
         self._drained = drained
         line.received, line.ended, line.drained = self._received, self._end, self._has_drained
@@ -62,9 +74,9 @@ class Connection:
         """Whether so much waits to be written that the next has to wait."""
         return self._line.waiting > HIGH
 
-    async def until_room(self) -> None:
+    async def until_room(self, *, large: bool = False) -> None:
         """Return when not too much waits to be written, or nothing can be written any more."""
-        while self.full and not self.over:
+        while (self.full or (large and self.crowded)) and not self.over:
             written: asyncio.Future[None] = self._loop.create_future()
             self._writers.append(written)
             await written
@@ -77,13 +89,40 @@ class Connection:
         """
         if self.over:
             return
-        if self._held is not None:
-            self._held += pieces
+        held = self._held
+        if held is not None:
+            held += pieces
+            if len(held) >= _BATCH:  # the other side begins with these while the rest is made
+                self._held = []
+                self._write(held)
             return
         self._write(pieces)
         if more:
             self._held = []
             self._loop.call_soon(self._flush)
+
+    def in_turn(self, lane: int, nbytes: int) -> bool:
+        """Whether a frame is sent by `send_in_turn`: it is large, or follows one in its lane."""
+        return nbytes > PIECE or (len(self._outbox) > 0 and lane in self._outbox)
+
+    def send_in_turn(self, lane: int, kind: Says, number: int, *body: bytes | memoryview) -> None:
+        """Send a frame in pieces, while small frames go between them."""
+        if not self.over:
+            self._outbox.add(lane, kind, number, body)
+            self._pump_soon()
+
+    def drop(self, lane: int, number: int) -> None:
+        """Send no more of a frame."""
+        self._outbox.drop(lane, number)
+
+    def forget(self, number: int) -> None:
+        """Drop what has come of a frame that does not come whole."""
+        self._pieces.drop(number)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much of large frames waits that the next large one has to wait."""
+        return self._outbox.nbytes > HIGH
 
     def poll(self) -> bool:
         """Look for frames for some microseconds, if that promises something; whether some came.
@@ -111,6 +150,8 @@ class Connection:
         """
         if not self.over:
             self._flush()
+            while self._outbox:
+                self._write(self._outbox.cut())
             self._line.write(frame(Says.GOODBYE, last))
             self._stop()
             self._line.close()
@@ -126,14 +167,32 @@ class Connection:
         if held:
             self._write(held)
 
-    def _write(self, pieces: tuple[bytes, ...] | list[bytes]) -> None:
+    def _pump_soon(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Write pieces of large frames, as long as little waits before them."""
+        self._pumping = False
+        was_crowded = self.crowded
+        for _ in range(_BURST):
+            if not self._outbox or self._line.waiting > _LOW or self.over:
+                break
+            self._write(self._outbox.cut())
+        if self._outbox and self._line.waiting <= _LOW:
+            self._pump_soon()
+        if was_crowded and not self.crowded:
+            self._let_writers_go()
+
+    def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
         if len(pieces) == 1:
-            self._line.write(pieces[0])
+            self._line.write(bytes(pieces[0]))
         elif sum(map(len, pieces)) <= _JOINED:
             self._line.write(b"".join(pieces))
         else:
             for piece in pieces:
-                self._line.write(piece)
+                self._line.write(bytes(piece))
 
     def _received(self, data: bytes) -> None:
         if self._held is None:
@@ -147,6 +206,11 @@ class Connection:
                     self.kill()
                     self._ended("")
                     return
+                if one[0] == _PIECE:
+                    self._pieces.add(one[1], one[2])
+                    continue
+                if len(self._pieces) and one[0] not in _BESIDE:
+                    one = (one[0], one[1], self._pieces.whole(one[1], one[2]))
                 self._take(one)
         except WireError as error:
             self._end(f"protocol error: {error.message}")
@@ -162,9 +226,16 @@ class Connection:
     def _stop(self) -> None:
         self.over = True
         self._held = None
+        self.unsent = frozenset(self._outbox.numbers())
+        self._outbox.clear()
         self._has_drained()
 
     def _has_drained(self) -> None:
+        if self._outbox:
+            self._pump_soon()
+        self._let_writers_go()
+
+    def _let_writers_go(self) -> None:
         writers, self._writers = self._writers, []
         for written in writers:
             if not written.done():

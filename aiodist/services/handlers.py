@@ -6,7 +6,10 @@ import asyncio
 import inspect
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from aiodist.errors import UsageError, shown
@@ -14,7 +17,8 @@ from aiodist.services import records
 from aiodist.wire.calls import MAX_NAME
 
 GRACE = 1.0
-"""Seconds that a call waits for its handler to be registered: processes do not begin in the same instant."""
+"""Seconds that a call waits for its handler to be registered: processes do not begin in the same instant.
+They count from the latest registration, so a wrong name fails at once where no others are registered."""
 
 LIMIT = 256
 """Calls of one handler that run at once in a process, where its registration says nothing else."""
@@ -40,7 +44,7 @@ class Handler:
         called = function if inspect.isroutine(function) else type(function).__call__
         self.streams = inspect.isasyncgenfunction(called)
         self.quick = not (self.streams or inspect.iscoroutinefunction(called))
-        self.slots = asyncio.Semaphore(limit)
+        self.slots = Slots(limit)
         self._least, self._most = _counts(function)
         self._builders = records.parameters(function)
 
@@ -58,6 +62,47 @@ class Handler:
         return ""
 
 
+class Slots:
+    """Places for calls that run at once. Who waits for one has it in the order of asking.
+
+    Args:
+        count: of them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> bool:
+        """Take one now; False where none is free."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    async def wait(self) -> None:
+        """Take one when there is one."""
+        if self.take():
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Give one back: to the first who waits."""
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+        self._free += 1
+
+
 class Handlers:
     """The handlers of one process.
 
@@ -69,6 +114,7 @@ class Handlers:
     def __init__(self) -> None:
         self.by_name: dict[str, Handler] = {}
         self.names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._latest = 0.0  # time of the latest registration
         self._awaited: dict[str, list[asyncio.Future[None]]] = {}
 
     def register(self, function: Any, name: str | None, limit: int | None) -> None:
@@ -82,6 +128,7 @@ class Handlers:
         name = name_of(function) if name is None else checked(name)
         if limit is not None and (type(limit) is not int or limit < 1):
             raise UsageError(f"limit must be at least 1, got {shown(limit)}")
+        self._latest = asyncio.get_running_loop().time()
         self.by_name[name] = Handler(name, function, limit or LIMIT)
         if inspect.isfunction(function):
             self.names[function] = name
@@ -94,13 +141,27 @@ class Handlers:
         registered = self.names.get(function) if inspect.isfunction(function) else None
         return registered or name_of(function)
 
+    def unknown(self, name: str) -> str:
+        """What is said of a name that has no handler."""
+        near = get_close_matches(name, self.by_name, 1)
+        known = ", ".join(sorted(self.by_name)[:10])
+        meant = f"did you mean {near[0]!r}?" if near else ""
+        return f"it has no handler {name!r}; {meant or (f'it has {known}' if known else 'it has none')}"
+
+    def patience(self) -> float:
+        """Seconds to wait for a handler: until `GRACE` after the latest registration, or from now."""
+        if not self.by_name:
+            return GRACE
+        return self._latest + GRACE - asyncio.get_running_loop().time()
+
     async def wait_for(self, name: str) -> Handler | None:
-        """The handler of a name, which may be about to be registered; None where none is within a second."""
-        if name not in self.by_name:
+        """The handler of a name, which may be about to be registered; None where none will be, it seems."""
+        patience = self.patience()
+        if name not in self.by_name and patience > 0:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._awaited.setdefault(name, []).append(waiting)
             try:
-                await asyncio.wait([waiting], timeout=GRACE)
+                await asyncio.wait([waiting], timeout=patience)
             finally:
                 left = self._awaited.get(name, [])
                 if waiting in left:
@@ -123,6 +184,10 @@ def checked(name: Any) -> str:
     if not isinstance(name, str) or not name or not name.isprintable() or len(name.encode()) > MAX_NAME:
         raise UsageError(f"a handler's name is a text of 1 to {MAX_NAME} bytes, got {shown(name)}")
     return name
+
+
+known = lru_cache(maxsize=256)(checked)
+"""`checked`, for names that come again and again."""
 
 
 def _counts(function: Callable[..., Any]) -> tuple[int, float]:

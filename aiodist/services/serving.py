@@ -3,7 +3,8 @@
     begin ──▶ served ──ended──▶ gone
                 └─ cancel, expired: the handler is to be stopped, and answers all the same
 
-Numbers only rise, so no call runs twice. Each call is answered once, cancelled or not.
+No number comes twice, so no call runs twice. Numbers that were passed over, since large calls come later, are
+kept. Each call is answered once, cancelled or not, also one that is cancelled before it has come whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from aiodist.errors import WireError
 from aiodist.services.asking import CALLS, PART_COST, PARTS, WINDOW
 from aiodist.wire.calls import Says
+
+CANCELLED = "the caller cancelled it"
 
 
 class Served:
@@ -29,11 +32,25 @@ class Served:
     Attributes:
         work: what is to be cancelled with it: has `cancel`; None until it begins.
         begun: the handler has begun.
+        started: its task has taken its first step; a task that is cancelled before never takes it.
+        slot: the handler's slots, of which it holds one; None while it holds none.
         stopped: why it is to be stopped; '' while it is not.
         credit: bytes of parts that may be sent.
     """
 
-    __slots__ = ("begun", "credit", "deadline", "kind", "nbytes", "number", "room", "stopped", "work")
+    __slots__ = (
+        "begun",
+        "credit",
+        "deadline",
+        "kind",
+        "nbytes",
+        "number",
+        "room",
+        "slot",
+        "started",
+        "stopped",
+        "work",
+    )
 
     def __init__(self, number: int, kind: Says, nbytes: int, deadline: float) -> None:
         self.number = number
@@ -42,7 +59,8 @@ class Served:
         self.deadline = deadline
         self.work: Any = None
         self.room: Any = None  # who waits for credit
-        self.begun = False
+        self.begun = self.started = False
+        self.slot: Any = None
         self.stopped = ""
         self.credit = PARTS
 
@@ -63,6 +81,7 @@ class Serving:
         self.due = math.inf
         self.last = 0
         self._calls: dict[int, Served] = {}
+        self._skipped: set[int] = set()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -73,12 +92,13 @@ class Serving:
 
     def begin(self, number: int, kind: Says, nbytes: int, deadline: float) -> Served:
         """Enter a call. `WireError`: it came before, or is beyond the window."""
-        if number <= self.last:
+        if number == self.last + 1:
+            self.last = number
+        elif not self.skip(number):
             raise WireError(f"call {number} after call {self.last}")
         count = len(self._calls)
         if count >= CALLS or (count and self._bytes + nbytes > WINDOW):
             raise WireError(f"a call beyond {count} with {self._bytes} bytes, which nobody may ask at once")
-        self.last = number
         self._calls[number] = served = Served(number, kind, nbytes, deadline)
         self._bytes += nbytes
         if deadline < self.due:
@@ -93,13 +113,24 @@ class Serving:
         return True
 
     def cancel(self, number: int) -> Served | None:
-        """The call that its caller gives up; None where it is answered. `WireError`: it never came."""
-        if number > self.last:
-            raise WireError(f"call {number} is cancelled before it came")
+        """The call that its caller gives up; None where it is answered, or has not come."""
         served = self._calls.get(number)
         if served is not None:
-            served.stopped = served.stopped or "the caller cancelled it"
+            served.stopped = served.stopped or CANCELLED
         return served
+
+    def skip(self, number: int) -> bool:
+        """Note that a number comes now; whether it had not come. `WireError` where it is too far ahead."""
+        if number <= self.last:
+            if number in self._skipped:
+                self._skipped.remove(number)
+                return True
+            return False
+        if number - self.last + len(self._skipped) > CALLS:
+            raise WireError(f"call {number} after call {self.last}, and others between that have not come")
+        self._skipped.update(range(self.last + 1, number))
+        self.last = number
+        return True
 
     def grant(self, number: int, nbytes: int) -> Served | None:
         """The stream of which more may be sent; None where it has ended meanwhile."""

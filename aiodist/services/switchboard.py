@@ -16,13 +16,14 @@ from typing import Any
 from aiodist.errors import AiodistError, CallError, CallNotRun, GroupClosed, PeerLost
 from aiodist.services.callee import Callee
 from aiodist.services.caller import Caller
-from aiodist.services.codec import decoded, encode, encoded, is_bulky
+from aiodist.services.codec import LARGE, decoded, encode, encoded
 from aiodist.services.handlers import Handlers
 from aiodist.services.mailbox import Mailbox
 from aiodist.services.outcomes import LEFT, Outcome, error_of
 from aiodist.services.records import Build, Misfit
 from aiodist.services.stream import Stream
 from aiodist.transport.line import Line, MemoryLine
+from aiodist.wire import objects
 from aiodist.wire.calls import Says
 
 A_MESSAGE = "a message"
@@ -137,11 +138,11 @@ class Switchboard:
         self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
     ) -> Any:
         """Call a handler of another process → its result. Errors as `ProcessGroup.call`."""
-        payload = await encoded(list(args)) if is_bulky(args) else encode(list(args))
+        payload = objects.encode_small(list(args)) or await encoded(list(args))
         kind, body = await self._ask(Says.CALL, uid, rank, name, payload, timeout)
         if kind != Says.RESULT:
             raise error_of((kind, body), rank, name, timeout)
-        result = await decoded(body)
+        result = objects.decode(body) if len(body) < LARGE else await decoded(body)
         if build is None:
             return result
         try:
@@ -151,7 +152,7 @@ class Switchboard:
 
     async def send_message(self, uid: bytes, rank: int, message: Any, timeout: float) -> None:
         """Put a message into the mailbox of another process. Errors as `ProcessGroup.send_message`."""
-        payload = await encoded(message) if is_bulky(message) else encode(message)
+        payload = await encoded(message)
         outcome = await self._ask(Says.MESSAGE, uid, rank, "", payload, timeout)
         if outcome[0] != Says.RESULT:
             raise error_of(outcome, rank, A_MESSAGE, timeout)

@@ -3,8 +3,8 @@
 A process's file lies in shared memory, in a folder of its user's, and is locked for as long as the process
 lives. It is removed when the process leaves its job in good order. What a killed process leaves behind is for
 whoever explains that (the launcher, or a neighbour); at the latest it is removed when a process of the user
-begins to record, ten minutes later or more. Two files may lie beside it, which go when it goes: what the
-process has answered when it was asked what it does, and what the kernel made it write where it could not.
+begins to record, ten minutes later or more. Three files may lie beside it, which go when it goes: a question
+what the process does, its answer, and what the kernel made it write where it could not answer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from types import NoneType
 from typing import NamedTuple
 
 from aiodist.environment.files import Folder
+from aiodist.environment.pids import pid_space
 from aiodist.errors import WireError
 from aiodist.recorder.layout import BEGAN, HEADER, RING_PLACES, SIZE
 from aiodist.recorder.reading import GLANCE, Glance, Recording, glance, read
@@ -31,10 +32,11 @@ from aiodist.shm.mapping import make_own, mapped
 
 SHARED_MEMORY = Path("/dev/shm")
 KEPT = 600.0  # seconds for which the file of a killed process is left to others
-STACKS, FAULT = ".stacks", ".fault"  # the ends of the names of the files beside a recorder's
+STACKS, FAULT, ASKED = ".stacks", ".fault", ".asked"  # the ends of the names of the files beside a recorder's
 
 _log = logging.getLogger("aiodist.recorder")
 _numbers = itertools.count()
+_TRIES = 100
 
 
 class Name(NamedTuple):
@@ -43,11 +45,13 @@ class Name(NamedTuple):
     Args:
         job: a key that all processes of a job know.
         pid: of the process.
+        space: the pid namespace in which it has that id (`pid_space`): containers may share this memory.
         number: of the recorder in it.
     """
 
     job: str
     pid: int
+    space: int
     number: int
 
     def __str__(self) -> str:
@@ -57,7 +61,7 @@ class Name(NamedTuple):
     def parse(cls, text: str) -> Name | None:
         """Read a name; None: it is no recorder's."""
         job, *numbers = text.split(".")
-        if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
             return None
         return cls(job, *map(int, numbers))
 
@@ -75,7 +79,8 @@ class Memory:
 
     def __init__(self, job: str) -> None:
         self.buffer: memoryview | bytearray = bytearray(SIZE)
-        self.name = str(Name(job, os.getpid(), next(_numbers)))
+        self.name = ""
+        self._job = job
         self._lock = -1
         try:
             with open_folder(make=True) as folder:
@@ -85,7 +90,7 @@ class Memory:
             _log.debug("the recorder has no file: %s", error)
 
     def _lay_into(self, folder: Folder) -> None:
-        handle = folder.file(self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        handle = self._open_fresh(folder)
         try:
             self._lock = folder.file(self.name)  # of its own: memory keeps what it was mapped by open
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,12 +104,19 @@ class Memory:
         finally:
             os.close(handle)
 
+    def _open_fresh(self, folder: Folder) -> int:
+        """Make a file; a dead process of this id, in a namespace of this number, may have left some."""
+        for _ in range(_TRIES):
+            self.name = str(Name(self._job, os.getpid(), pid_space(), next(_numbers)))
+            with contextlib.suppress(FileExistsError):
+                return folder.file(self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        raise FileExistsError(f"{self.name} and those before it are there")
+
     def remove(self) -> None:
         """Remove the file, and those beside it: the process leaves its job in good order."""
         if self._lock >= 0:
             with contextlib.suppress(OSError), open_folder() as folder:
-                for end in ("", STACKS, FAULT):
-                    folder.remove(self.name + end)
+                remove(folder, self.name)
             self._let_go()
 
     def _let_go(self) -> None:
@@ -176,25 +188,31 @@ def glances(folder: Folder, job: str) -> Iterator[tuple[str, Glance]]:
                 yield text, seen
 
 
-def open_writable(folder: Folder, job: str, pid: int, began: float) -> tuple[str, memoryview] | None:
-    """The name and the memory of a recorder, to ask its process by; None where there is none.
+def name_of(folder: Folder, job: str, pid: int, began: float) -> Name | None:
+    """The name of a recorder's file; None where there is none.
 
     Args:
-        began: when it began, which tells it from others of the same process.
+        began: when it began, which tells it from others of the same process, and of other pid namespaces.
     """
     for text in folder.names():
         name = Name.parse(text)
         if name is not None and (name.job, name.pid) == (job, pid):
             with contextlib.suppress(OSError):
-                handle = folder.file(text, os.O_RDWR)
+                handle = folder.file(text)
                 try:
-                    if os.fstat(handle).st_size >= SIZE:
-                        memory = mapped(handle, SIZE, writable=True)
-                        if HEADER.unpack_from(memory)[BEGAN] == began:
-                            return text, memory
+                    header = os.pread(handle, HEADER.size, 0)
                 finally:
                     os.close(handle)
+                if len(header) == HEADER.size and HEADER.unpack(header)[BEGAN] == began:
+                    return name
     return None
+
+
+def remove(folder: Folder, name: str) -> None:
+    """Remove a recorder's file, and those beside it."""
+    for text in folder.names():
+        if text == name or text.startswith(f"{name}."):
+            folder.remove(text)
 
 
 def sweep(folder: Folder) -> None:
@@ -207,7 +225,9 @@ def sweep(folder: Folder) -> None:
                 old = os.fstat(handle).st_ctime < before
             finally:
                 os.close(handle)
-            if old and not is_alive(folder, text.removesuffix(STACKS).removesuffix(FAULT)):
+            if old and not is_alive(
+                folder, text.removesuffix(STACKS).removesuffix(FAULT).removesuffix(ASKED)
+            ):
                 folder.remove(text)
 
 

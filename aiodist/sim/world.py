@@ -82,9 +82,9 @@ class Quiet(Recorder):
         super().__init__(*args)  # type: ignore[arg-type]
         self.kept = type(self.kept)(maxlen=0)
 
-    def track(self, name: str, epoch: int, ranks: Sequence[int]):  # type: ignore[no-untyped-def]
+    def track(self, name: str, epoch: int, ranks: Sequence[int], twin: int = 0):  # type: ignore[no-untyped-def]
         """The part of a group; thousands of members are not written out."""
-        return super().track(name, epoch, range(1))
+        return super().track(name, epoch, range(1), twin)
 
     def event(self, text: str, trouble: bool = False) -> None:
         """Keep nothing."""

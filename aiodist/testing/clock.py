@@ -16,7 +16,7 @@ _NOBODYS = Context()  # timers have contexts of their own
 
 
 class SimulationStuck(RuntimeError):
-    """The error that nothing is ready and no timer is set: in real time this would wait for ever.
+    """Nothing is ready and no timer is set: in real time the program would wait for ever.
 
     Its text lists the tasks: at which line each is, and what it waits for.
     """

@@ -49,6 +49,7 @@ async def check_backend(pg: ProcessGroup, seed: int = 0, length: int = 60) -> No
     await check_concurrent(pg, seed + 1, length)
     await check_large(pg)
     await check_handles(pg)
+    await check_messages_to_oneself(pg)
     if pg.size > 1:
         await check_messages(pg)
         if "any-source" in pg._core.backend.capabilities:
@@ -136,8 +137,29 @@ async def check_messages(pg: ProcessGroup) -> None:
             assert await pg.recv(into, left, tag=tag) == left
             assert into[0] == 100 * left + i
     await asyncio.gather(*sent)
-    with refused("a message to oneself"):
-        pg.send(np.zeros(1), pg.rank)
+    await pg.barrier()
+
+
+async def check_messages_to_oneself(pg: ProcessGroup) -> None:
+    """A rank's own messages match by tag, in order, whichever side is first, strided and in place."""
+    me = pg.rank
+    for count in (0, 1, 3, 50_000):
+        sent = [np.arange(count, dtype=np.float64) + 100 * me + 10 * i for i in range(3)]
+        into = [np.zeros((count, 2)) for _ in sent]
+        tags = [0, 1, 0]
+        early = pg.recv(into[0][:, 1], me, async_op=True)
+        sends = [pg.send(tensor, me, tag, async_op=True) for tensor, tag in zip(sent, tags, strict=True)]
+        receives = [early, *(pg.recv(into[i][:, 1], me, tags[i], async_op=True) for i in (1, 2))]
+        assert await asyncio.gather(*receives) == [me] * 3
+        await asyncio.gather(*sends)
+        for tensor, got in zip(sent, into, strict=True):
+            assert same_bits(np.ascontiguousarray(got[:, 1]), tensor)
+            assert not got[:, 0].any()
+    one = np.arange(5.0) + me
+    work = pg.send(one, me, async_op=True)
+    assert await pg.recv(one, me) == me
+    await work
+    assert same_bits(one, np.arange(5.0) + me)
     await pg.barrier()
 
 

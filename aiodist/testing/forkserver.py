@@ -35,6 +35,7 @@ from dataclasses import asdict, dataclass
 import aiodist
 from aiodist.launch.worker.descendants import die_with_parent
 from aiodist.net.descriptors import receive, receive_message, send_message
+from aiodist.testing.hosts import enter_here
 
 SERVERS = 2
 _START = 60.0  # seconds for a server to import everything and fork its first
@@ -58,6 +59,8 @@ _IMPORTED = (
     "aiodist.testing.worker",
     "aiodist.transport",
 )
+# Likewise, where the driver has it: tests of the driver's import it, and each rank imports its test's module.
+_IMPORTED_THERE = ("hypothesis",)
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,14 @@ class Request:
         arguments: its `sys.argv`, from 1 on.
         env: its whole environment; None: the server's.
         folder: its working directory.
+        network: its network namespace, as a path; '': the server's.
     """
 
     program: str
     arguments: Sequence[str]
     env: Mapping[str, str] | None
     folder: str
+    network: str = ""
 
 
 # Not as a module that is run: it would be imported a second time. What `serve` returns is called from here,
@@ -82,7 +87,7 @@ class Request:
 _RUN = """
 import sys
 from aiodist.testing.forkserver import serve
-serve(int(sys.argv[1]), int(sys.argv[2]))()
+serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])()
 """
 
 
@@ -101,9 +106,10 @@ class ForkServer:
         self._pid = os.getpid()
         self._requests, theirs = socket.socketpair()
         self._turn = threading.Lock()
+        more = [name for name in _IMPORTED_THERE if name in sys.modules]
         with theirs:
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-c", _RUN, str(theirs.fileno()), str(self._pid)],
+                [*prefix, sys.executable, "-c", _RUN, str(theirs.fileno()), str(self._pid), *more],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -217,14 +223,15 @@ def _ready(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def serve(number: int, driver: int) -> Callable[[], object]:
+def serve(number: int, driver: int, more: Sequence[str] = ()) -> Callable[[], object]:
     """The server's life. It returns in forked processes alone: what they are to do.
 
     Args:
         number: of the descriptor on which the requests come.
         driver: its process.
+        more: modules to import, beside those that every rank needs.
     """
-    for name in _IMPORTED:
+    for name in (*_IMPORTED, *more):
         with suppress(ModuleNotFoundError):  # uvloop and pytest may not be there
             importlib.import_module(name)
     for name in aiodist.__all__:
@@ -291,6 +298,8 @@ def _fork(
         os.dup2(output, standard)
     for descriptor in (status, output):
         os.close(descriptor)
+    if request.network:
+        enter_here(request.network)
     os.chdir(request.folder)
     if request.env is not None:
         os.environ.clear()

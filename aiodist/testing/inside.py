@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from aiodist.testing.report import visible
 @functools.cache
 def _config() -> pytest.Config:
     """A configuration without plugins and files. The fork server makes it before it forks."""
+    from _pytest._io import TerminalWriter
     from _pytest.config import get_config
 
     loads = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
@@ -27,6 +29,9 @@ def _config() -> pytest.Config:
     try:
         config = get_config()
         config.parse(["--assert=plain", "--noconftest", "-c", os.devnull, f"--rootdir={os.sep}"])
+        # pytest 8 asks it how to highlight what a comparison says; here is no terminal.
+        writer = TerminalWriter(io.StringIO())
+        config.pluginmanager.register(SimpleNamespace(_tw=writer), "terminalreporter")
     finally:
         if loads is None:
             del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]

@@ -79,20 +79,27 @@ def issue(pg: ProcessGroup, step: Step, timeout: float | None = None, place: Pla
     get: Callable[[Any], Array] = place.get if place else np.asarray
     options: dict[str, Any] = {"async_op": True, "timeout": timeout}
     if step.kind is Kind.send:
-        return Issued(step, *_message(pg, step, lay, get, options), tuple(tensors))
+        return Issued(step, *_message(pg, step, lay, get, options, place), tuple(tensors))
     size, rank, root, roles = pg.size, pg.rank, step.root, ROLES[step.kind]
     gives, gets = roles.gives(rank, root), roles.gets(rank, root)
     must = expected(step, rank, size)
     before = tensor(step, rank, size) if gives or roles.one_tensor else None
-    source = None if before is None else lay(before)
+    source = None if before is None else _given(step, lay(before), place)
     target = None
     if must is not None and (step.separate or roles.root_gives) and not roles.one_tensor:
         target = lay(np.zeros(must.shape, step.dtype))
-    overwritten = target is None and not roles.cut and gets
+    renewed = target is None and gets and _frozen(source)
+    overwritten = target is None and not roles.cut and gets and not renewed
 
     def check(result: Any) -> None:
         if must is None:
             assert result is (source if roles.one_tensor else None), step.describe()
+        elif renewed:
+            if isinstance(source, np.generic):
+                assert isinstance(result, np.generic) == (not must.ndim), step.describe()
+            else:
+                assert result is not source, step.describe()
+            same(result, must, step, exact=not roles.reduces)
         else:
             into = source if overwritten else target
             assert into is None or result is into, step.describe()
@@ -133,22 +140,43 @@ def _message(
     lay: Callable[[Array], Any],
     get: Callable[[Any], Array],
     options: dict[str, Any],
+    place: Place | None,
 ) -> tuple[Work[Any] | None, Callable[[Any], None]]:
-    """A message from the step's root to the rank after it."""
-    root, target = step.root, (step.root + 1) % pg.size
+    """A message from the step's root to its receiver."""
+    root, target = step.root, step.receiver(pg.size)
+    checks: list[Callable[[], None]] = []
+    sending = receiving = None
     if pg.rank == root:
-        mine = lay(value(step, root))
+        mine = _given(step, lay(value(step, root)), place)
         sending = pg.send(mine, target, tag=step.salt, **options)
-        return sending, lambda result: same_bytes(get(mine), value(step, root), step)
+        checks.append(lambda: same_bytes(get(mine), value(step, root), step))
     if pg.rank == target:
         into = lay(np.zeros(step.shape, step.dtype))
+        receiving = pg.recv(into, root, tag=step.salt, **options)
+        checks.append(lambda: same_bytes(get(into), value(step, root), step))
 
-        def check(result: Any) -> None:
-            assert result == root
-            same_bytes(get(into), value(step, root), step)
+    def check(result: Any) -> None:
+        assert result == (None if receiving is None else root), step.describe()
+        assert sending is None or receiving is None or sending.done(), step.describe()
+        for one in checks:
+            one()
 
-        return pg.recv(into, root, tag=step.salt, **options), check
-    return None, lambda result: None
+    return receiving or sending, check
+
+
+def _given(step: Step, laid: Any, place: Place | None) -> Any:
+    """What is passed for a tensor that is given."""
+    if place is not None or not step.frozen:
+        return laid
+    if not laid.ndim and step.salt % 2:
+        return laid[()]  # a scalar
+    frozen = laid.view()
+    frozen.flags.writeable = False
+    return frozen
+
+
+def _frozen(source: Any) -> bool:
+    return isinstance(source, np.generic | np.ndarray) and not source.flags.writeable
 
 
 def _shared(pg: ProcessGroup, nbytes: int) -> Array:

@@ -38,17 +38,18 @@ class Step:
     """One operation of a program, the same on all ranks.
 
     Args:
-        kind: the operation; `send` stands for a message from `root` to the rank after it.
+        kind: the operation; `send` stands for a message from `root` to `receiver`.
         dtype: of the tensors.
         shape: of every rank's tensor.
         layout: 'C', 'F', 'strided' or 'reversed': how the tensor lies in memory.
         op: for reductions.
         root: group rank.
-        separate: whether the result goes to an `out` of its own.
+        separate: whether the result goes to an `out` of its own; of a message, whether it goes to its sender.
         salt: makes the values of this step differ from those of others.
         moved: whether the tensors begin at any byte, on every rank at another, and some of them in memory
             that the other ranks of the host read; else at the start of memory of their own.
         uneven: whether the parts for, or of, each rank differ in size: see `rows`.
+        frozen: whether what is given cannot be written: a read-only array, or a scalar.
     """
 
     kind: Kind
@@ -61,16 +62,22 @@ class Step:
     salt: int
     moved: bool = False
     uneven: bool = False
+    frozen: bool = False
 
     @property
     def in_rows(self) -> bool:
         """Whether a part is some rows of `shape`; else it is of `shape` itself."""
         return self.uneven or self.kind is Kind.all_to_all
 
+    def receiver(self, size: int) -> int:
+        """The group rank that a message goes to: the one after its root, or the root itself."""
+        return self.root if self.separate else (self.root + 1) % size
+
     def describe(self) -> str:
         """The step in a line, for a failing test."""
         what = f"{self.kind.name} {self.dtype.name}{list(self.shape)} {self.layout} {self.op.name}"
-        marks = f"{' separate' * self.separate}{' moved' * self.moved}{' uneven' * self.uneven}"
+        named = ("separate", "moved", "uneven", "frozen")
+        marks = "".join(f" {name}" for name in named if getattr(self, name))
         return f"{what} root={self.root}{marks}"
 
 
@@ -83,7 +90,7 @@ def program(
 
 
 def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Step:
-    kind = rng.choice([k for k in kinds if size > 1 or k is not Kind.send])
+    kind = rng.choice(kinds)
     dtype = rng.choice(DTYPES if rng.random() < 0.7 else BYTES)
     dims = rng.choice([0, 1, 1, 1, 2, 2, 3])
     shape = tuple(
@@ -106,6 +113,7 @@ def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Ste
         rng.randrange(1000),
         rng.random() < 0.6,
         uneven,
+        rng.random() < 0.3,
     )
 
 

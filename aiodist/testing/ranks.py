@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aiodist.rendezvous import StoreServer
 from aiodist.testing.forkserver import SERVERS, Forked, Request, servers
+from aiodist.testing.hosts import entering
 from aiodist.testing.outcome import Outcome, RanksFailed, put_in_order
 from aiodist.testing.report import Report
 from aiodist.testing.terminal import Terminal
@@ -31,7 +32,7 @@ async def launch(
     *,
     timeout: float,
     env: Mapping[str, str] | None = None,
-    prefixes: Sequence[list[str]] = (),
+    places: Sequence[str] = (),
     folder: Path | None = None,
     say: Say | None = None,
     terminal: Terminal | None = None,
@@ -45,7 +46,7 @@ async def launch(
         size: number of ranks.
         timeout: seconds; then the ranks are asked what they do, and killed.
         env: further environment variables.
-        prefixes: by rank, what its command begins with.
+        places: by rank, its network namespace, as a path; (): this process's.
         folder: to which ranks report; None: they do not.
         say: told of each line that a rank prints, as it comes.
         terminal: by which ranks are debugged.
@@ -56,7 +57,7 @@ async def launch(
     secret = secrets.token_hex(32)
     server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
     begun = any(name.startswith(("PYTHON", "LD_")) for name in env or {})  # read as the interpreter starts
-    forks = not (begun or prefixes) and tuple(arguments[:2]) == WORKER and sys.platform == "linux"
+    forks = not begun and tuple(arguments[:2]) == WORKER and sys.platform == "linux"
     processes: list[Process] = []
     ended: list[int] = []
 
@@ -84,10 +85,11 @@ async def launch(
             **(env or {}),
         }
         if forks:
-            request = Request("aiodist.testing.worker:main", arguments[2:], variables, os.getcwd())
+            network = places[rank] if places else ""
+            request = Request("aiodist.testing.worker:main", arguments[2:], variables, os.getcwd(), network)
             return Forked(servers()[rank % SERVERS], request, output)
         return await asyncio.create_subprocess_exec(
-            *(prefixes[rank] if prefixes else ()),
+            *(entering(places[rank]) if places else ()),
             sys.executable,
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,

@@ -53,13 +53,13 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
     own = {one: kind for one, value in arguments.items() if (kind := own_kind(value)) is not None}
     with tempfile.TemporaryDirectory(prefix="aiodist-spmd-") as made, contextlib.ExitStack() as kept:
         folder = Path(made)
-        prefixes: list[list[str]] = []
+        places: list[str] = []
         env = {"AIODIST_TRANSPORT": options.transport, **options.env}
         if options.hosts > 1:
-            places = kept.enter_context(Hosts(options.hosts))
+            hosts = kept.enter_context(Hosts(options.hosts))
             size = options.world_size
-            prefixes = [places.enter(rank * options.hosts // size) for rank in range(size)]
-            env = {**places.env, **env}
+            places = [hosts.place(rank * options.hosts // size) for rank in range(size)]
+            env = {**hosts.env, **env}
         screen = _terminal(folder, around)
         plan = Plan(
             function.__module__,
@@ -86,7 +86,7 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
                     options.world_size,
                     timeout=options.timeout,
                     env=env,
-                    prefixes=prefixes,
+                    places=places,
                     folder=folder,
                     say=lambda rank, line: _say(screen, rank, line),
                     terminal=screen,

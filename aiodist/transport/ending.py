@@ -19,7 +19,7 @@ class Stage(enum.Enum):
 
     OPEN = "messages go both ways"
     CLOSING = "this side has said goodbye, and drops what it reads, up to the peer's goodbye"
-    LEAVING = "nothing is read any more; the last word is on its way, behind all that waits"
+    LEAVING = "nothing is read any more; the last message is on its way, behind all that waits"
     OVER = "the socket is closed, or about to be"
 
 
@@ -28,8 +28,8 @@ class Event(enum.Enum):
 
     CLOSE = "this side closes"
     GOODBYE = "the peer's goodbye"
-    ALTERED = "what came was altered"
-    ACCUSED = "the peer found what was sent altered"
+    ALTERED = "received bytes were altered"
+    ACCUSED = "the peer found that sent bytes were altered"
     FAILED = "the connection failed, or the peer broke the protocol"
     SENT = "all that waited has left"
     LATE = "time is over"

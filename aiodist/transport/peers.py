@@ -11,11 +11,13 @@ from typing import Any
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import GroupBroken, Tampered, UsageError
 from aiodist.net.traffic import Traffic
+from aiodist.recent import Recent
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import Key, Observer, Route, Taker
 from aiodist.transport.control_link import ControlLink
 from aiodist.transport.line import Line
 from aiodist.transport.link import Waking
+from aiodist.transport.memory_link import MemoryLink
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.sending import Outgoing
 
@@ -100,7 +102,7 @@ class Endpoint(ABC):
         self._loop = loop
         self._eager_budget = eager_budget
         self._peers: dict[int, Peer] = {}
-        self._retired: set[int] = set()
+        self._retired = Recent()
         self.takers: dict[int, Taker] = {}
         self._controls: set[ControlLink] = set()
         self._controls_gone: Callable[[], None] | None = None
@@ -169,7 +171,7 @@ class Endpoint(ABC):
 
     def statistics(self) -> dict[str, int]:
         """Counts of its links now, by name; none where it keeps none."""
-        peers = self._peers.values()
+        peers = [peer for peer in self._peers.values() if peer.rank != self.rank]
         return {
             "outgoing": sum(peer.sender.link is not None for peer in peers),
             "outgoing_shm": sum(peer.over == "shm" for peer in peers),
@@ -178,7 +180,8 @@ class Endpoint(ABC):
         }
 
     def outgoing(self, rank: int) -> Outgoing:
-        """The channel to `rank`; returns at once, dials when first used. Failure goes to `Observer.lost`."""
+        """The channel to `rank`, also to this one; returns at once, dials when first used. Failure goes to
+        `Observer.lost`."""
         return self._peer(rank).sender
 
     def incoming(self, rank: int) -> Incoming:
@@ -292,6 +295,10 @@ class Endpoint(ABC):
                 takers=self.takers,
             )
             peer = self._peers[rank] = Peer(rank, sender, receiver)
+            if rank == self.rank:  # what goes to oneself needs no connection
+                link, other_end = MemoryLink.pair(self._loop, rank, rank)
+                receiver.attach(other_end)
+                sender.attach(link)
         return peer
 
     def _lost(self, peer: Peer, cause: str) -> None:

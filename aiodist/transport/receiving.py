@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import Tampered, UsageError, WireError
+from aiodist.recent import Recent
 from aiodist.transport.base import (
     EAGER_MESSAGE,
     EAGER_SHARES,
@@ -110,7 +111,7 @@ class Incoming:
         *,
         crowded: Callable[[int], None] = _ignore,
         eager_budget: int = EAGER_BUDGET,
-        retired: set[int] | None = None,
+        retired: Recent | None = None,
         takers: Mapping[int, Taker] | None = None,
     ) -> None:
         self.rank = rank
@@ -131,7 +132,7 @@ class Incoming:
         # Of all contexts: what the sender counts as spent, and what of it is stored no more.
         self._spent_all = 0
         self._owed_all = 0
-        self._retired = set() if retired is None else retired
+        self._retired = Recent() if retired is None else retired
         self._takers = {} if takers is None else takers
         self._cancelled: set[int] = set()
         self._arriving: _Receive | None = None  # its fragment is being received piecemeal

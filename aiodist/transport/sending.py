@@ -34,6 +34,7 @@ from collections.abc import Callable
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import Tampered, WireError
+from aiodist.recent import Recent
 from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, FRAGMENT, REMEMBERED, Done, Key
 from aiodist.transport.link import Handed, Link, Message
 from aiodist.wire.frame import HEADER, Frame, Type, Word, pack
@@ -65,7 +66,7 @@ class Outgoing:
         on_end: Callable[[int, bool, str | Tampered], None],
         *,
         eager_budget: int = EAGER_BUDGET,
-        retired: set[int] | None = None,
+        retired: Recent | None = None,
     ) -> None:
         self.rank = rank
         self.link: Link | None = None
@@ -84,7 +85,7 @@ class Outgoing:
         self._active: deque[Message] = deque()
         self._leaving: Message | None = None  # the link still borrows its last fragment given
         self._lent = 0  # fragments that the peer has yet to read where they lie
-        self._retired = set() if retired is None else retired
+        self._retired = Recent() if retired is None else retired
         self._cancelled: set[int] = set()  # until they are retired
         self._pumping = False
         self._closing = False

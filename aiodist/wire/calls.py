@@ -3,12 +3,13 @@
     frame       u32 little-endian: bytes behind this head; u8 kind; u64 number of the call; then the body
     body        of CALL, STREAM, MESSAGE: f64 seconds left, u16 bytes of the name, the name, the payload
                 of RESULT, RAISED, PART: the payload; of REFUSED, DROPPED: text; of GRANT: u64 bytes
-                of CANCEL, GOODBYE: none
+                of CANCEL, GOODBYE: none; of PIECE: bytes that stand before the body of the next other frame
+                with this number, except CANCEL and GRANT
 
-A connection carries the calls of the process that dialed it. It sends CALL, STREAM and MESSAGE with numbers
-that rise, CANCEL and GRANT; the other side answers each of the first three with exactly one of RESULT,
-RAISED, REFUSED and DROPPED, after any number of PARTs of a stream. Either side ends with GOODBYE. Payloads
-are those of `wire.objects`.
+A connection carries the calls of the process that dialed it. It sends CALL, STREAM and MESSAGE, each with a
+number of its own, counted from 1 (a large one may come after later ones), CANCEL and GRANT. The other side
+answers each of the first three with exactly one of RESULT, RAISED, REFUSED and DROPPED, after any number of
+PARTs of a stream. Either side ends with GOODBYE. Payloads are those of `wire.objects`.
 
 These bytes are read only behind a completed handshake. Still sizes are bounded before anything is kept.
 """
@@ -27,9 +28,12 @@ MAX_PAYLOAD = 128 << 20
 MAX_NAME = 255
 MAX_TEXT = 4096
 _HEAD = struct.Struct("<IBQ")
+HEAD = _HEAD.size
 _ASK = struct.Struct("<dH")
 _COUNT = struct.Struct("<Q")
-_MOST = MAX_PAYLOAD + _ASK.size + MAX_NAME
+MOST = MAX_PAYLOAD + _ASK.size + MAX_NAME
+"""Bytes of a body, at most."""
+
 _LARGE = 256 << 10  # from here on a body is gathered in memory of its own, and not copied out of another
 
 
@@ -46,12 +50,13 @@ class Says(enum.IntEnum):
     REFUSED = 18  # it has not begun, and never will
     DROPPED = 19  # it had begun, and was stopped: by the caller, its deadline or the end of the process
     PART = 20
+    PIECE = 21  # bytes of the body of a frame with this number, which comes behind its pieces
     GOODBYE = 32
 
 
-ASKS = frozenset((Says.CALL, Says.STREAM, Says.MESSAGE))
-ENDS = frozenset((Says.RESULT, Says.RAISED, Says.REFUSED, Says.DROPPED))
-_KNOWN = frozenset(Says)
+ASKS: dict[int, Says] = {int(kind): kind for kind in (Says.CALL, Says.STREAM, Says.MESSAGE)}
+ENDS = frozenset(map(int, (Says.RESULT, Says.RAISED, Says.REFUSED, Says.DROPPED)))
+_KNOWN = frozenset(map(int, Says))
 
 
 class Request(NamedTuple):
@@ -99,7 +104,7 @@ def read_request(body: bytes | bytearray) -> Request:
     try:
         left, size = _ASK.unpack_from(body)
         end = _ASK.size + size
-        name = bytes(body[_ASK.size : end]).decode()
+        name = str(body[_ASK.size : end], "utf-8")
     except (struct.error, UnicodeDecodeError) as error:
         raise WireError(f"a call that cannot be read ({error})") from None
     if len(body) < end or size > MAX_NAME or not left >= 0:
@@ -160,9 +165,10 @@ class Frames:
     def _cut(self, inbox: bytes | bytearray, found: list[Frame]) -> int:
         """Take whole frames, and begin to gather a large one; how many bytes were taken."""
         at, end = 0, len(inbox)
+        whole = type(inbox) is bytes
         while end - at >= _HEAD.size:
             size, kind, number = _HEAD.unpack_from(inbox, at)
-            if size > _MOST or kind not in _KNOWN:
+            if size > MOST or kind not in _KNOWN:
                 raise WireError(f"a frame of {size} bytes and kind {kind}, which calls do not have")
             start = at + _HEAD.size
             stop = start + size
@@ -172,6 +178,6 @@ class Frames:
                     self._missing, self._head = stop - end, (kind, number)
                     return end
                 break
-            found.append((kind, number, bytes(memoryview(inbox)[start:stop])))
+            found.append((kind, number, inbox[start:stop] if whole else bytes(memoryview(inbox)[start:stop])))
             at = stop
         return at

@@ -327,7 +327,7 @@ class Handshake:
                 _SAME_ORDER,
             )
         if hmac.compare_digest(nonce, self._nonce):
-            raise WireError(f"the {self._other()} sends this process its own words back")
+            raise WireError(f"the {self._other()} sends this process its own messages back")
         if self._choose is not None:
             self._identity, self._secret = self._choose(peer.job)
             mine = self._identity
@@ -343,7 +343,7 @@ class Handshake:
         if len(body) != NONCE_BYTES:
             raise WireError(f"a handshake challenge of {len(body)} bytes")
         if hmac.compare_digest(body, self._nonce):
-            raise WireError("the server sends this process its own words back")
+            raise WireError("the server sends this process its own messages back")
 
     # Proofs.
 

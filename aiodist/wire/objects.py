@@ -22,12 +22,12 @@ said so.
 from __future__ import annotations
 
 import enum
-import re
 import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -109,8 +109,10 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
     try:
         if _HEAD.size < len(data) <= SHORT:
             form, size = _HEAD.unpack_from(data)
-            if form == FORMAT and size == len(data) - _HEAD.size and not _extension_in(data, _HEAD.size):
-                return _unpackb(data[_HEAD.size :], **_UNPACKING)
+            if form == FORMAT and size == len(data) - _HEAD.size:
+                plain = bytes(data[_HEAD.size :])
+                if len(plain.translate(None, _EXTENSIONS)) == size:
+                    return _unpack_plain(plain)
         return _Decoder(memoryview(data), allow_pickle).decode()
     except AiodistError:
         raise
@@ -164,6 +166,57 @@ def _is_plain(x: Any, depth: int = 0) -> bool:
         if type(item) not in _PLAIN and (depth == _PLAIN_DEPTH or not _is_plain(item, depth + 1)):
             return False
     return True
+
+
+_NUMBERS = frozenset({type(None), bool, int, float})
+_SMALL = 16 << 10  # bytes of a text, of bytes
+_FEW = 256  # items
+
+
+def encode_small(x: Any, room: int = _FEW) -> bytes | None:
+    """A small plain value as `encode` has it; None for every other, which may be encodable all the same.
+
+    Args:
+        x: a list or dict, or a leaf.
+        room: items that are looked at, at most.
+    """
+    if _room_left(x, room, 0) < 0:
+        return None
+    try:
+        plain = _packed(x)
+    except OverflowError:
+        return None
+    return _HEAD.pack(FORMAT, len(plain)) + plain
+
+
+def _room_left(x: Any, room: int, depth: int) -> int:
+    """What is left of the room for items; negative where a value is not plain, or not small."""
+    kind = type(x)
+    if kind is dict:
+        for key in x:
+            if type(key) not in _NUMBERS and (type(key) not in _PLAIN or len(key) > _SMALL):
+                return -1
+        items = x.values()
+    elif kind is list:
+        items = x
+    elif kind in _NUMBERS:
+        return room
+    else:
+        return room if kind in _PLAIN and len(x) <= _SMALL else -1
+    room -= len(items)
+    if room < 0 or depth > _PLAIN_DEPTH:
+        return -1
+    for item in items:
+        kind = type(item)
+        if kind not in _NUMBERS:
+            if kind is str or kind is bytes:
+                if len(item) > _SMALL:
+                    return -1
+            else:
+                room = _room_left(item, room, depth + 1)
+                if room < 0:
+                    return -1
+    return room
 
 
 _KEPT = 64 * 1024  # bytes of room that a packer may have that is kept
@@ -432,11 +485,11 @@ _UNPACKING: dict[str, Any] = {
 }
 
 
-_unpackb = msgpack.unpackb
+_unpack_plain = partial(msgpack.unpackb, **_UNPACKING)
 
 # First bytes of extensions, which may also stand in text or a float: then the long way says so. (A hook that
 # raises is no way to find out: msgpack up to 1.2.0 never frees what it has built by then.)
-_extension_in = re.compile(rb"[\xc7-\xc9\xd4-\xd8]").search
+_EXTENSIONS = b"\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"
 
 
 class _Decoder:

@@ -80,7 +80,7 @@ class Told(logging.Handler):
         self.first: tuple[int, str] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.first is None and "has not turned its event loop" in record.getMessage():
+        if self.first is None and "has not run its event loop" in record.getMessage():
             self.first = time.monotonic_ns(), record.getMessage()
 
 

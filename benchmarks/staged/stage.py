@@ -45,9 +45,9 @@ class Staged:
 
 STANDS, SLOWER = "the job stands still", "is slower than the others"
 ALL = (
-    Staged("branches", STANDS, ("rank 2 went another way", "ranks 0, 1 and 3 wait")),
+    Staged("branches", STANDS, ("rank 2 takes another branch", "ranks 0, 1 and 3 wait")),
     Staged("late", STANDS, ("for rank 2 of 4", "its tasks")),
-    Staged("blocked", STANDS, ("for rank 2 of 4", "its event loop does not turn")),
+    Staged("blocked", STANDS, ("for rank 2 of 4", "its event loop is blocked")),
     Staged("held", STANDS, ("for rank 2 of 4", "a call holds its interpreter")),
     Staged("stopped", STANDS, ("for rank 2 of 4", "it is stopped", "kill -CONT"), line=False),
     Staged("deadlock", STANDS, ("ranks 1 and 2 wait for each other",)),

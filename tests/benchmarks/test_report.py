@@ -28,9 +28,26 @@ def test_the_folder_has_a_page_and_the_figures(tmp_path: Path) -> None:
     assert "| 8 B  |    2 ms | 2 ms |" in page
     assert "store: store_get" in page
     assert "- without mpich: no launcher" in page
+    assert "\\*" not in page
     figures = json.loads((tmp_path / "results.json").read_text())
     assert [record["value"] for record in figures["records"]] == [2e-3, 2e-3, 1e-4]
     assert figures["records"][0]["busbw"] == pytest.approx(8 / 2e-3)
+
+
+def test_figures_of_a_busy_machine_are_marked(tmp_path: Path) -> None:
+    results = some_results()
+    results.add("all_reduce", "all_reduce", "aiodist", [1e-3], ranks=2, nbytes=64, dtype="float32")
+    results.add("store", "store_set", "aiodist", [1e-4])
+    results.doubt_since(3, "this machine is busy: make")
+    write(results, Found({"aiodist": AIODIST}, []), tmp_path)
+    page = (tmp_path / "results.md").read_text()
+    assert "2 of 5 figures are marked so: this machine" in page
+    assert "this machine is busy: make." in page
+    assert "| 8 B     |" in page and "| 64 B \\* |" in page
+    assert "store: store_get  " in page and "store: store_set \\*" in page
+    figures = json.loads((tmp_path / "results.json").read_text())
+    assert [bool(record["doubt"]) for record in figures["records"]] == [False] * 3 + [True] * 2
+    assert figures["doubt"] == ""  # the whole run's
 
 
 def test_quick_is_smaller_and_the_environment_names_prefixes() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from aiodist.bench.cases import Case
 from aiodist.bench.measures import SIZES
+from aiodist.environment.busy import Look, Taken
+from benchmarks import run as running
 from benchmarks.crew import AbsentError, Crew, CrewError
 from benchmarks.peers import PASSES, SOCKETS, Found
 from benchmarks.results import Results
@@ -79,6 +83,31 @@ def test_what_fails_is_noted_and_the_rest_goes_on() -> None:
     run.carry_out([Step("a", "1", absent), Step("b", "2", broken), Step("c", "3", lambda: done.append("c"))])
     assert done == ["c"]
     assert run.results.notes == ["a 1: cannot", "b 2: is broken"]
+
+
+def test_figures_that_came_while_others_took_the_processors_are_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = make_run()
+    me, clock = os.getpid(), [0.0, 0.0, 0.0]  # monotonic; seconds of this run's ranks, and of others
+
+    def at_work(own: float, others: float) -> None:
+        clock[:] = clock[0] + 10, clock[1] + own, clock[2] + others
+        run.results.add("a", f"{own} {others}", "aiodist", [1.0])
+
+    def look() -> Look:
+        took = {me: Taken("python", 1.0, 1, clock[1]), 1: Taken("make", clock[2])}
+        return Look(clock[0], clock[1] + clock[2], 0.0, took)
+
+    monkeypatch.setattr(running, "look", look)
+    cores = len(os.sched_getaffinity(0))
+    run.carry_out(
+        [Step("a", "alone", lambda: at_work(9, 0)), Step("a", "beside", lambda: at_work(1, 9 * cores))]
+    )
+    alone, beside = run.results.records
+    assert alone.doubt == ""
+    assert "other processes took 90 % of the processors' time, most of it make" in beside.doubt
+    assert "took 45 %" in run.results.doubt
 
 
 def test_when_the_time_is_up_the_rest_is_skipped() -> None:

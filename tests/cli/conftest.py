@@ -6,12 +6,12 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from aiodist.observe.host import look_at_jobs
+from tests.waiting import until
 
 PROGRAM = """
 import asyncio
@@ -62,9 +62,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     ) as started:
         assert started.stdout is not None
-        assert any("ready" in line for line in started.stdout)
-        while not written(script.name):  # ten times a second
-            time.sleep(0.02)
-        yield script.name
-        started.terminate()
-        started.stdout.read()
+        try:
+            assert any("ready" in line for line in started.stdout), "the job ended before it was ready"
+            until(lambda: written(script.name), "what both ranks did, in their records", started)
+            yield script.name
+        finally:
+            started.terminate()
+            started.stdout.read()

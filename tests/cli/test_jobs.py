@@ -65,7 +65,7 @@ def test_the_dead_are_shown_and_rubbish_is_not(
     make(0).memory._let_go()
     folder = tmp_path / f"aiodist-{os.geteuid()}"
     for number, rubbish in enumerate((b"", b"x" * (1 << 19), b"\xff" * 100)):
-        (folder / f"{KEY}.{number + 2}.0").write_bytes(rubbish)
+        (folder / f"{KEY}.{number + 2}.0.0").write_bytes(rubbish)
     assert main(["jobs"]) == 0
     (_, line, more) = capsys.readouterr().out.splitlines()
     assert "aiodist dashboard JOB" in more

@@ -174,7 +174,6 @@ def written_to(out: Any, argv: Sequence[str], **environ: str) -> subprocess.Comp
 PRINTING = [
     ["env"],
     pytest.param(["doctor", "--limit", "60"], marks=pytest.mark.slow(MORE)),
-    pytest.param(["doctor", "--json", "--limit", "60"], marks=pytest.mark.slow(MORE)),
     ["store", "--port", "0"],
     pytest.param(["--version"], marks=pytest.mark.slow(MORE)),
     ["help"],

@@ -17,7 +17,7 @@ import pytest
 import aiodist.errors
 from aiodist.cli.main import main
 from aiodist.rendezvous import TcpStore
-from tests.rendezvous.store_life import until
+from tests.waiting import until_so
 
 SECRET = "known to the tests alone"
 ROOT = Path(aiodist.errors.__file__).parents[1]
@@ -95,7 +95,7 @@ async def test_a_file_that_cannot_grow_ends_the_store(tmp_path: Path) -> None:
 
         filling = asyncio.ensure_future(fill())
         _, said = await asyncio.to_thread(process.communicate)
-        await until(lambda: client._connection is None)  # whatever it answered has been read
+        await until_so(lambda: client._connection is None)  # whatever it answered has been read
         for _ in range(3):
             await asyncio.sleep(0)
         filling.cancel()

@@ -225,8 +225,7 @@ def test_who_has_been_told_already_keeps_quiet() -> None:
         assert not liveness.news(now), now
     assert words == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0]
     assert (
-        liveness.blocked[7].describe(now)
-        == "has not turned its event loop for 300 s: train.py:41 in evaluate"
+        liveness.blocked[7].describe(now) == "has not run its event loop for 300 s: train.py:41 in evaluate"
     )
     # Then the watchdog falls silent, too.
     found = told(liveness, 100, False, now)
@@ -256,7 +255,7 @@ def test_who_sees_a_process_answers_who_cannot() -> None:
         assert liveness.blocked[7].state is state
         watch(liveness, now, round(24 / EVERY), stopped)
         assert bool(liveness.overdue()) is stopped  # 30 s after its last sign of life
-        liveness.learn(7, State.turns, 0.0, "", now)
+        liveness.learn(7, State.runs, 0.0, "", now)
         assert not liveness.blocked
         watch(liveness, now, 10_000, True)
         assert not liveness.overdue()
@@ -271,7 +270,7 @@ def test_a_loop_that_turns_again_is_forgotten() -> None:
         if linked:
             liveness.turned(7, 1.0)
         else:
-            liveness.learn(7, State.turns, 0.0, "", 1.0)
+            liveness.learn(7, State.runs, 0.0, "", 1.0)
         assert not liveness.blocked
     liveness.learn(7, State.blocked, 5.0, "", 1.0)
     liveness.detach(7)  # lost, or gone
@@ -280,7 +279,7 @@ def test_a_loop_that_turns_again_is_forgotten() -> None:
 
 def test_words_for_a_place_that_nobody_knows() -> None:
     assert Blocked(State.blocked, "", 0.0, 5.0).describe(8.4) == (
-        "has not turned its event loop for 8 s: it does not know where"
+        "has not run its event loop for 8 s: its line is not known"
     )
 
 

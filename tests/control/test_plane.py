@@ -424,7 +424,7 @@ def test_groups_hear_of_a_blocked_loop_until_it_turns_and_nobody_is_lost() -> No
     pings = blocked.links[2].pings
     blocked.run(3, alive=(1, 3))
     assert blocked.links[2].pings <= pings + 4  # its room is kept
-    assert blocked.ear.blocked[-1] == {2: "has not turned its event loop for 8 s: train.py:41 in evaluate"}
+    assert blocked.ear.blocked[-1] == {2: "has not run its event loop for 8 s: train.py:41 in evaluate"}
     assert blocked.plane.blocked() == blocked.ear.blocked[-1]
     assert blocked.told(1) == [(2, State.blocked, 5.0)]  # passed on
     assert list(blocked.plane.core.avoided) == [2]
@@ -488,8 +488,8 @@ def test_this_process_says_that_its_loop_turns_again_once_the_others_think_that_
                 assert len(message.body[3]) == 200
         assert not woken.told(2) or by == "another"
         woken.run(3, alive=(1, 2, 3))
-        assert woken.told(2)[-1] == (0, State.turns, 0.0)
-        assert [state for _, state, _ in woken.told(2)].count(State.turns) == 1
+        assert woken.told(2)[-1] == (0, State.runs, 0.0)
+        assert [state for _, state, _ in woken.told(2)].count(State.runs) == 1
         assert not woken.plane.blocked()
         woken.close()
 

@@ -315,7 +315,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
                 if "# cause" in line
             )
             assert f"job.py:{number} in main" in verdict
-            assert "its event loop does not turn" in verdict
+            assert "its event loop is blocked" in verdict
             assert "job.py" in tab.run("document.title") and "owned" not in tab.run("document.title")
             tab.open(url)  # again, in the same browser: it is signed in, though the token is used
             tab.until(CELLS, lambda rows: len(rows) == 4)

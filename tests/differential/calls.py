@@ -73,7 +73,8 @@ class Maker:
     def __init__(self, step: Step, place: Place) -> None:
         self._step = step
         self._me = place.me
-        self._layout = step.layout if place.lay_out else "C"
+        self.by_value = place.lay_out and step.layout == "value"
+        self._layout = step.layout if place.lay_out and not self.by_value else "C"
 
     def mine(self, shape: tuple[int, ...], part: int = 0, *, read: bool = False) -> torch.Tensor:
         """This rank's tensor; `read`: nothing writes to it."""
@@ -82,6 +83,14 @@ class Maker:
     def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor to be filled."""
         return self.laid(np.ones(shape, steps.DTYPES[self._step.dtype]))
+
+    def value(self, array: Array) -> Any:
+        """What cannot be written, with an array's values: a read-only array, NumPy's scalar or Python's."""
+        if array.ndim:
+            array.flags.writeable = False
+            return array
+        plain = array.dtype in (np.int64, np.float64, np.complex128, np.bool_) and self._step.salt % 2
+        return array.item() if plain else array[()]
 
     def laid(self, array: Array, *, read: bool = False) -> torch.Tensor:
         """A tensor with an array's values."""
@@ -128,6 +137,11 @@ def _reducing(step: Step, place: Place) -> Begun:
     else:
         op = getattr(dist.ReduceOp, step.op)
     common: dict[str, Any] = {"op": op, "group": place.group, "async_op": step.held}
+    if make.by_value and step.kind in ("all_reduce", "reduce"):
+        mine = steps.value(step, place.me, step.shape)
+        root = _root(step, place, "dst") if step.kind == "reduce" else {}
+        handle = getattr(dist, step.kind)(make.value(mine), **root, **common)
+        return Begun([handle], lambda given: [mine if given[0] is None else np.asarray(given[0])])
     if step.kind == "all_reduce":
         tensor = make.mine(step.shape)
         return Begun([dist.all_reduce(tensor, **common)], _plain(tensor))
@@ -147,6 +161,10 @@ def _moving(step: Step, place: Place) -> Begun:
     dist, make, me = place.dist, Maker(step, place), place.me
     everybody = range(len(place.ranks))
     common: dict[str, Any] = {"group": place.group, "async_op": step.held}
+    if make.by_value and step.kind == "broadcast":
+        given_value = make.value(steps.value(step, me, step.shape))
+        handle = dist.broadcast(given_value, **_root(step, place, "src"), **common)
+        return Begun([handle], lambda given: [np.asarray(given[0])])
     tensor = make.mine(step.shape, read=step.kind != "broadcast")
     match step.kind:
         case "broadcast":
@@ -204,15 +222,16 @@ def _objects(step: Step, place: Place) -> Begun:
             dealt = [steps.thing(step, me, part) for part in range(size)] if me == step.root else None
             handle = dist.scatter_object_list(into, dealt, group=place.group, **_root(step, place, "src"))
             return Begun([handle], lambda given: [into])
+    handles = []
     if me == step.root:
         things = [steps.thing(step, me, part) for part in range(2)]
         peer = _root(step, place, "dst", step.target)
-        return Begun([dist.send_object_list(things, group=place.group, **peer)], lambda given: [])
+        handles.append(dist.send_object_list(things, group=place.group, **peer))
     if me == step.target:
         into = [None, None]
-        handle = dist.recv_object_list(into, group=place.group, **_root(step, place, "src"))
-        return Begun([handle], lambda given: [into, place.ranks.index(given[0])])
-    return Begun([], lambda given: [])
+        handles.append(dist.recv_object_list(into, group=place.group, **_root(step, place, "src")))
+        return Begun(handles, lambda given: [into, place.ranks.index(given[-1])])
+    return Begun(handles, lambda given: [])
 
 
 def _messages(step: Step, place: Place) -> Begun:
@@ -223,18 +242,8 @@ def _messages(step: Step, place: Place) -> Begun:
             return Begun([dist.barrier(group, async_op=step.held)], lambda given: [])
         case "monitored_barrier":
             return Begun([dist.monitored_barrier(group)], lambda given: [])
-        case "send" if me == step.root:
-            send = dist.isend if step.held else dist.send
-            peer = _root(step, place, "dst", step.target)
-            handle = send(make.mine(step.shape, read=True), group=group, tag=tag, **peer)
-            return Begun([handle], lambda given: [])
-        case "send" if me == step.target:
-            output = make.empty(step.shape)
-            if step.held:
-                handle = dist.irecv(output, group=group, tag=tag, **_root(step, place, "src"))
-                return Begun([handle], lambda given: [array_of(output), step.root])
-            handle = dist.recv(output, group=group, tag=tag, **_root(step, place, "src"))
-            return Begun([handle], lambda given: [array_of(output), place.ranks.index(given[0])])
+        case "send":
+            return _message(step, place, make)
         case "send_any" if me == step.root:
             outputs = [make.empty(step.shape) for _ in range(size - 1)]
             handles = [dist.recv(output, None, group, tag) for output in outputs]
@@ -257,3 +266,24 @@ def _messages(step: Step, place: Place) -> Begun:
             ]
             return Begun(dist.batch_isend_irecv(batch), _plain(output))
     return Begun([], lambda given: [])
+
+
+def _message(step: Step, place: Place, make: Maker) -> Begun:
+    """A message from the root to the target, which may be the same rank."""
+    dist, where = place.dist, {"group": place.group, "tag": place.tag}
+    handles: list[Any] = []
+    if place.me == step.root:
+        mine = steps.value(step, place.me, step.shape)
+        tensor = make.value(mine) if make.by_value else make.mine(step.shape, read=True)
+        send = dist.isend if step.held else dist.send
+        handles.append(send(tensor, **where, **_root(step, place, "dst", step.target)))
+    if place.me != step.target:
+        return Begun(handles, lambda given: [])
+    output = make.empty(step.shape)
+    recv = dist.irecv if step.held else dist.recv
+    handles.append(recv(output, **where, **_root(step, place, "src")))
+
+    def received(given: list[Any]) -> list[Any]:
+        return [array_of(output), step.root if step.held else place.ranks.index(given[-1])]
+
+    return Begun(handles, received)

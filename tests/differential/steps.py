@@ -60,10 +60,11 @@ class Step:
         dtype: of the tensors.
         shape: of a rank's tensor; where a first axis is divided, of each part.
         layout: how tensors lie in memory: 'C', 'F', 'strided' or, where they are only read, 'expanded'.
+            'value': they cannot be written: NumPy's read-only arrays, or scalars.
         op: for reductions.
         values: 'small' integers, exact in every dtype; 'wild' ones, that wrap; 'nan's among the small ones.
         root: group rank.
-        target: another group rank; of a group of one, the same.
+        target: a group rank; now and then the same.
         held: issued with async_op=True and waited for at the end.
         by_group: the root is named by `group_src`, not `src`.
         stacked: the large tensor has an axis of ranks, instead of a longer first axis.
@@ -125,7 +126,7 @@ def program(seed: int, groups: list[tuple[int, ...]]) -> Program:
 
 
 def _step(rng: random.Random, group: int, size: int) -> Step:
-    kind = rng.choice([kind for kind in KINDS if size > 1 or kind not in (*MESSAGES, "send_object_list")])
+    kind = rng.choice([kind for kind in KINDS if size > 1 or kind not in ("send_any", "batch_isend_irecv")])
     dtype = rng.choice(list(DTYPES))
     shape = _shape(rng, kind)
     root = rng.randrange(size)
@@ -134,11 +135,11 @@ def _step(rng: random.Random, group: int, size: int) -> Step:
         group=group,
         dtype=dtype,
         shape=shape,
-        layout=rng.choice(["C", "C", "F", "strided", "expanded"]),
+        layout=rng.choice(["C", "C", "F", "strided", "expanded", "value"]),
         op=rng.choice(operations(dtype)),
         values=rng.choice(["small", "small", "wild", "nan"]),
         root=root,
-        target=rng.choice([rank for rank in range(size) if rank != root] or [root]),
+        target=rng.randrange(size),
         held=rng.random() < 0.5,
         by_group=rng.random() < 0.3,
         stacked=rng.random() < 0.3,

@@ -47,6 +47,8 @@ def not_comparable(step: Step) -> str | None:
             return "gloo's MIN and MAX keep or drop a NaN by the order of ranks"
     if step.kind == "gather" and step.dtype.startswith("complex"):
         return "gloo gathers no complex tensors to one rank ('Invalid scalar type')"
+    if step.kind in ("send", "send_object_list") and step.target == step.root:
+        return "gloo has no way from a rank to itself ('Pair is not connected', or refused by torch)"
     if step.kind == "send_any" and 0 in step.shape:
         return "gloo receives nothing of size zero from any source ('offset < this->size')"
     if step.kind == "all_to_all" and len({count for row in step.rows for count in row}) > 1:

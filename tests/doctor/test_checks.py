@@ -20,12 +20,13 @@ from aiodist.doctor.checks.settings import (
     check_tuning,
     check_variables,
 )
-from aiodist.doctor.checks.system import check_cores, check_kernel, check_open_files
+from aiodist.doctor.checks.system import check_busy, check_cores, check_kernel, check_open_files
 from aiodist.doctor.finding import Finding
 from aiodist.doctor.probes.asking import Answer
 from aiodist.doctor.probes.network import Told
 from aiodist.doctor.probes.system import Kernel, Room
 from aiodist.environment import Placement
+from aiodist.environment.busy import Disturbance
 from aiodist.errors import UsageError
 
 # ── system ───────────────────────────────────────────────────────────────────────────────────────────
@@ -74,6 +75,19 @@ def test_cores_are_those_of_the_affinity_and_the_quota() -> None:
     assert check_cores(quota, 3).fix == "aiodist run --nproc-per-node 2 …"
     assert check_cores(quota, 3).value == "2.5 for 3 ranks (affinity 6 of 16 CPUs, quota 2.5)"
     assert check_cores(replace(room, quota=0.5), 1).fix == "aiodist run --nproc-per-node 1 …"
+
+
+def test_others_that_take_the_cores() -> None:
+    assert check_busy(Disturbance(2, 0.04, 0.0, 0.31)) == Finding(
+        "idle", "ok", "other processes take 4 % of the cores (load 0.3)"
+    )
+    assert check_busy(None).state == "ok"  # not Linux
+    busy = check_busy(Disturbance(2, 0.42, 0.0, 3.14, "make", 0.8))
+    assert busy.state == "limited" and busy.cost and busy.fix
+    assert busy.value == "other processes took 42 % of the processors' time, most of it make (load 3.1)"
+    elsewhere = check_busy(Disturbance(2, 0.0, 0.2, 3.14))
+    assert elsewhere.state == "limited" and "hypervisor" in elsewhere.value
+    assert not elsewhere.fix  # nothing here can be ended
 
 
 def test_open_files() -> None:

@@ -7,7 +7,7 @@ import pytest
 from aiodist.environment import is_link_local, own_host, placement, plain_host, split_address
 from aiodist.errors import UsageError
 
-LINK_LOCAL = "is a link-local address, which other hosts cannot be told. Give another address of that host"
+LINK_LOCAL = "is a link-local address, which means nothing on other hosts. Give another address of that host"
 
 
 @pytest.mark.parametrize(

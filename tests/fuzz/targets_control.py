@@ -122,6 +122,10 @@ class Flight:
         """As `flight.Flight`."""
         return CALLS.get(seq)
 
+    def described(self, call: Call) -> str:
+        """As `flight.Flight`."""
+        return call.describe()
+
     def collectives(self) -> list[int]:
         """As `flight.Flight`."""
         return list(CALLS)

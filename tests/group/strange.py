@@ -217,14 +217,18 @@ def calls(pg: ProcessGroup, x: Any, prints: bool = True) -> Iterator[tuple[str, 
     yield "in_splits", lambda: pg.all_to_all(one, np.ones(1), x, async_op=True)
     yield "out_splits", lambda: pg.all_to_all(one, None, None, x, async_op=True)
     yield "send dst", lambda: pg.send(f3, x)
-    yield "recv", lambda: pg.recv(x, 0)
-    yield "recv tag", lambda: pg.recv(f3, None, x)
+    # What is received is sent: this rank may be its own sender.
+    yield "recv", lambda: [pg.recv(x, 0, 5, async_op=True), pg.send(x, 0, 5, async_op=True)]
+    yield "recv tag", lambda: [pg.recv(f3, None, x, async_op=True), pg.send(f3, 0, x, async_op=True)]
     yield "objects", lambda: pg.all_gather_object(x, async_op=True)
     yield "pickles", lambda: pg.all_gather_object(x, allow_pickle=True, async_op=True)
     yield "broadcast_object src", lambda: pg.broadcast_object(1, x, async_op=True)
     yield "scatter_object", lambda: pg.scatter_object(x, async_op=True)
     yield "send_object dst", lambda: pg.send_object(1, x)
-    yield "recv_object tag", lambda: pg.recv_object(None, x)
+    yield (
+        "recv_object tag",
+        lambda: [pg.recv_object(None, x, async_op=True), pg.send_object(1, 0, x, async_op=True)],
+    )
     yield "new_group", lambda: pg.new_group(x)
     yield "new_group name", lambda: pg.new_group(name=x)
     yield "new_group timeout", lambda: pg.new_group(timeout=x)
@@ -269,7 +273,7 @@ def _of_torchs_names(pg: ProcessGroup, x: Any) -> Iterator[tuple[str, Callable[[
     yield "d.src", lambda: dist.broadcast(f3, x, pg, True)
     yield "d.group_src", lambda: dist.broadcast(f3, None, pg, True, x)
     yield "d.isend", lambda: dist.isend(f3, x, pg)
-    yield "d.irecv tag", lambda: dist.irecv(f3, None, pg, x)
+    yield "d.irecv tag", lambda: [dist.irecv(f3, None, pg, x), dist.isend(f3, 0, pg, x)]
     yield "d.batch", lambda: dist.batch_isend_irecv(x)
     yield "d.batch list", lambda: dist.batch_isend_irecv(many)
     yield "d.P2POp", lambda: dist.P2POp(x, f3, 0)

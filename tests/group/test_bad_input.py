@@ -39,7 +39,7 @@ CASES: list[tuple[str, Call]] = [
     ("src=5 is not a rank of this group, which has ranks 0 to 1", lambda pg: pg.broadcast(np.zeros(3), 5)),
     ("src=-1 is not a rank", lambda pg: pg.broadcast(np.zeros(3), -1)),
     ("dst must be a rank (an integer)", lambda pg: pg.reduce(np.zeros(3), cast("Any", "0"))),
-    ("this rank itself", lambda pg: pg.send(np.zeros(3), pg.rank)),
+    ("dst=2 is not a rank", lambda pg: pg.send(np.zeros(3), 2)),
     ("tag=-1 is outside", lambda pg: pg.send(np.zeros(3), 1 - pg.rank, tag=-1)),
     (
         "out has shape (2, 4), expected (6,) or (2, 3)",

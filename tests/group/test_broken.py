@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.requests import NO_DATA, internal
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from aiodist.types import OF_OBJECTS, Kind
+from aiodist.types import AS, Kind
 from aiodist.types import Call as Issued
 from tests.helpers import error_of
 
@@ -26,6 +27,15 @@ def f32(count: int = 4) -> Any:
 
 
 Call = Callable[[ProcessGroup], Awaitable[Any]]
+
+
+def _gather_all(pg: ProcessGroup) -> Awaitable[Any]:
+    return pg.all_gather_object(2)
+
+
+def _least(pg: ProcessGroup) -> Awaitable[Any]:
+    return pg.all_reduce(np.ones(1, np.uint8), dist.ReduceOp.MIN)
+
 
 MISMATCHES: list[tuple[str, Call, Call]] = [
     ("shape", lambda pg: pg.all_reduce(f32(4)), lambda pg: pg.all_reduce(f32(5))),
@@ -61,6 +71,33 @@ def test_mismatch_is_told_on_every_rank_with_who_said_what(
         assert f"rank {odd}: {error.said[odd]}" in str(error)
         with pytest.raises(dist.CollectiveMismatch):
             await pg.barrier()
+
+    run_virtual(run_cluster(3, main))
+
+
+NAMED: list[tuple[str, Call, str, Call]] = [
+    ("all_reduce(float32[4], SUM)", lambda pg: pg.all_reduce(f32()), "all_gather_object()", _gather_all),
+    ("gather_object(dst=1)", lambda pg: pg.gather_object(1, dst=1), "all_gather_object()", _gather_all),
+    ("split()", lambda pg: pg.split(0), "all_gather_object()", _gather_all),
+    ("agree()", lambda pg: pg.agree(), "all_reduce(uint8[1], MIN)", _least),
+]
+
+
+@pytest.mark.parametrize(("words", "most", "others", "one"), NAMED, ids=[case[0] for case in NAMED])
+def test_mismatch_names_the_users_calls_lines_and_numbers(
+    words: str, most: Call, others: str, one: Call
+) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        for _ in range(2):  # two steps each
+            await pg.all_gather_object("x")
+        await pg.all_reduce(f32())
+        error = await error_of((one if pg.rank == 1 else most)(pg))
+        assert isinstance(error, dist.CollectiveMismatch), error
+        assert error.said == {0: words, 1: others, 2: words}
+        assert error.seq == 4
+        assert error.op == error.said[pg.rank].partition("(")[0]
+        assert sorted(error.places) == [0, 1, 2]
+        assert all(re.fullmatch(r"tests/\S+\.py:\d+", place) for place in error.places.values())
 
     run_virtual(run_cluster(3, main))
 
@@ -142,9 +179,8 @@ def test_who_was_busy_says_so_of_itself_and_nothing_else() -> None:
             operation: Any = type("Operation", (), {"call": Issued(Kind.barrier, 1, NO_DATA[0], NO_DATA[1])})
             error = watch.expired(operation, 3.0, 6.04)
             assert (error.missing, error.unheard) == ((), ())
-            assert (
-                f"all had arrived; rank 0 ({pg.hosts[0]}) had not turned its own event loop for 6.0 s"
-                in str(error)
+            assert f"all had arrived; rank 0 ({pg.hosts[0]}) had not run its own event loop for 6.0 s" in str(
+                error
             )
         await pg.barrier()
 
@@ -413,7 +449,9 @@ async def test_a_member_that_claims_an_impossible_size_breaks_the_group(claim: i
     async def main(pg: ProcessGroup) -> None:
         if pg.rank == 0:
             size = np.array([claim], np.int64)
-            await pg._core.issue(internal(Kind.broadcast, size, root=0, detail=OF_OBJECTS), 5, True)
+            await pg._core.issue(
+                internal(Kind.broadcast, size, root=0, detail=f"{AS}broadcast_object(src=0)"), 5, True
+            )
             pg._core.reserve()
         else:
             with pytest.raises(dist.GroupBroken, match="has no memory for objects of"):

@@ -68,6 +68,25 @@ async def test_it_is_raised_at_the_end_with_its_line_and_count(
     await run_cluster(2, main)
 
 
+async def test_a_task_that_is_cancelled_before_its_first_step_has_forgotten_nothing() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        tasks = [asyncio.ensure_future(pg.all_reduce(np.ones(3))) for _ in range(2)]
+        gathered = asyncio.gather(pg.all_gather_object(1), pg.barrier())
+        for task in (*tasks, gathered):
+            task.cancel()
+        assert all(isinstance(told, asyncio.CancelledError) for told in await _all(*tasks, gathered))
+        del tasks, task, gathered
+        assert not asyncio.isfuture(pg.barrier(async_op=True))
+        gc.collect()
+        await pg.barrier()
+
+    await run_cluster(1, main)
+
+
+async def _all(*awaited: Any) -> list[Any]:
+    return await asyncio.gather(*awaited, return_exceptions=True)
+
+
 async def test_what_is_no_mistake() -> None:
     async def main(pg: ProcessGroup) -> None:
         pg.all_reduce(ones(), async_op=True)

@@ -34,6 +34,19 @@ def test_a_number_that_is_passed_over_is_taken_and_not_waited_for() -> None:
     assert numbers.issued == 3
 
 
+def test_a_call_of_two_steps_is_one_call_of_the_user() -> None:
+    numbers = Numbers()
+    calls = []
+    for call in range(20_000):
+        seq = numbers.issue()
+        calls.append(seq)
+        if call % 3 == 0:
+            numbers.note_part(numbers.reserve())
+            assert numbers.of_user(numbers.issued - 1) == call
+        assert numbers.of_user(seq) == call
+    assert [numbers.of_user(seq) for seq in calls[-5000:]] == list(range(15_000, 20_000))
+
+
 def test_other_streams_are_counted_apart() -> None:
     numbers = Numbers()
     assert [

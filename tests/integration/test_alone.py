@@ -88,7 +88,7 @@ def test_separate_agents_are_refused(flavour: str, job: str) -> None:
     assert "<" not in ended.stdout
     assert "error: " in ended.stderr
     assert "started 2 agents, 2 of them on this node, and one agent starts all workers" in ended.stderr
-    assert "AIODIST_ALONE=1 if each shall be a job of its own" in ended.stderr
+    assert "AIODIST_ALONE=1 if each is meant to be a job of its own" in ended.stderr
     ended = mpirun(flavour, 2, agent(job, "--nnodes", "1"))
     assert ended.returncode == 2, ended.stdout + ended.stderr
     assert f"error: {COUNTS[flavour]}=2: this agent is one of several that were started toge" in ended.stderr

@@ -203,7 +203,7 @@ async def block(pg: ProcessGroup, how: str) -> None:
     elif pg.rank == 0:
         barrier = pg.barrier(async_op=True)
         why = r"\S*test_detection\.py:\d+ in \w+" if how == "blocked" else "a call holds its interpreter"
-        about = r"rank 1 \(\S+\) has not turned its event loop"
+        about = r"rank 1 \(\S+\) has not run its event loop"
         await warnings.until(rf"{about} for [\d.]+ s: {why}; group 'world' waits")
         over.touch()
     await (barrier or pg.barrier())
@@ -258,7 +258,7 @@ async def test_a_receive_says_whose_loop_does_not_turn(pg: ProcessGroup) -> None
         return
     warnings = Warnings()
     work = pg.recv(np.zeros(3), 1, async_op=True)
-    why = r"rank 1 \(\S+\) has not turned its event loop for [\d.]+ s: \S*test_detection\.py:\d+ in \w+"
+    why = r"rank 1 \(\S+\) has not run its event loop for [\d.]+ s: \S*test_detection\.py:\d+ in \w+"
     await warnings.until(f"{why}; group 'world' waits")
     assert re.fullmatch(f"<Work recv #0 pending: {why}>", repr(work))
     over.touch()
@@ -278,9 +278,7 @@ async def test_an_operations_own_deadline_holds_and_says_whose_loop_does_not_tur
     with pytest.raises(dist.CollectiveTimeout) as caught:
         await pg.barrier(timeout=LONG / 2)
     assert (caught.value.missing, caught.value.unheard) == ((), (0,))
-    words = (
-        r"within 1 s: rank 0 did not answer; rank 0 \(\S+\) has not turned its event loop for [\d.]+ s: \S+"
-    )
+    words = r"within 1 s: rank 0 did not answer; rank 0 \(\S+\) has not run its event loop for [\d.]+ s: \S+"
     assert re.search(words, str(caught.value))
     assert not pg._core.control.core.lost
 

@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from aiodist.errors import UsageError
-from tests.levels import MORE
+from tests.levels import MORE, few
 from tests.processes import run_to_end
 
 ROOT = Path(__file__).parents[2]
 HELLO = str(ROOT / "examples" / "hello.py")
 SSH = str(Path(__file__).parent / "fake_ssh.sh")
 PATIENCE = 100.0
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
 LINE = re.compile(r"rank (\d+) of (\d+): local rank (\d+) of (\d+), node (\d+) of (\d+)")
 pytestmark = [
     pytest.mark.timeout(200),
@@ -134,7 +135,7 @@ def test_variables_arrive_and_no_command_line_has_them(script: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "said"),
     [
-        ("closed", "closed: it lets nobody in with this login. Give it your public key: ssh-copy-id closed"),
+        ("closed", "closed: it refuses this login. Give it your public key: ssh-copy-id closed"),
         ("gone", "gone: no ssh server listens there. Start sshd on it"),
         ("nobody", "nobody: nobody knows the name"),
         ("changed", "changed: its key is not the known one"),
@@ -172,7 +173,7 @@ def test_all_hosts_that_are_not_well_are_named_at_once() -> None:
     ended = run("a,closed,gone", HELLO)
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 2
-    assert "closed: it lets nobody in" in ended.stderr
+    assert "closed: it refuses this login" in ended.stderr
     assert "gone: no ssh server listens there" in ended.stderr
 
 
@@ -383,6 +384,7 @@ def test_a_host_that_dies_comes_again_and_a_new_one_comes(script: Path) -> None:
         job.communicate()
 
 
+@pytest.mark.slow("hosts are looked for again only after seconds")
 def test_a_host_that_goes_before_the_job_began_takes_nobody_with_it(script: Path) -> None:
     """The job waits for a third host; one of the two that wait goes, and two others come."""
     script.write_text("import os; print('<', os.environ['WORLD_SIZE'], '>')")
@@ -522,7 +524,7 @@ dist.run(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", few(SIGNALS, [signal.SIGTERM]))
 def test_one_signal_is_one_wish_on_every_host(number: signal.Signals, script: Path) -> None:
     """It comes to an agent from the launcher, and from the first agent that has it; neither is a second."""
     script.write_text(SAVES)
@@ -602,7 +604,9 @@ say("Over", code=CODE, verdict="\\x1b[2Jevil \\ud800")
 """
 
 
-@pytest.mark.parametrize(("code", "expected"), [(7, 7), (256, 1), (-5, 1), (1 << 70, 1), (0, 0)])
+@pytest.mark.parametrize(
+    ("code", "expected"), few([(7, 7), (256, 1), (-5, 1), (1 << 70, 1), (0, 0)], [(7, 7), (1 << 70, 1)])
+)
 def test_what_an_agent_says_at_the_end_is_no_more_than_that(code: int, expected: int, script: Path) -> None:
     agent = shlex.join([sys.executable, "-c", LIES.replace("CODE", str(code))])
     ended = run("old", HELLO, OLD_AGENT=agent)
@@ -616,7 +620,7 @@ def test_a_killed_launcher_leaves_nobody(script: Path) -> None:
         assert all_end(pidfds)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", few(SIGNALS, [signal.SIGINT]))
 def test_a_signal_ends_the_job_and_is_said_once(number: signal.Signals, script: Path) -> None:
     with staying(script) as (job, pidfds):
         job.send_signal(number)
@@ -641,7 +645,7 @@ def test_a_signal_to_one_job_ends_no_other(script: Path, tmp_path: Path) -> None
     )
     (tmp_path / "temporary").mkdir()
     second = subprocess.Popen(
-        command("a:2,b:2", str(other)),
+        command("a:1,b:1", str(other)),
         env=environ(TMPDIR=str(tmp_path / "temporary")),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -650,7 +654,7 @@ def test_a_signal_to_one_job_ends_no_other(script: Path, tmp_path: Path) -> None
     )
     try:
         assert second.stdout is not None
-        for _ in range(4):
+        for _ in range(2):
             assert "here" in second.stdout.readline()
         with staying(script) as (job, pidfds):
             job.send_signal(signal.SIGINT)

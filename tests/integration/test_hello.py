@@ -143,11 +143,11 @@ def slurm(port: int) -> list[Environ]:
     ("launcher", "places"),
     [
         (by_hand, ONE_NODE),
-        (deepspeed, ONE_NODE),
+        pytest.param(deepspeed, ONE_NODE, marks=SLOW),
         (pytorch_job, TWO_NODES),
-        (pods, TWO_NODES),
-        (indexed_job, ONE_NODE),
-        (jax, ONE_NODE),
+        pytest.param(pods, TWO_NODES, marks=SLOW),
+        pytest.param(indexed_job, ONE_NODE, marks=SLOW),
+        pytest.param(jax, ONE_NODE, marks=SLOW),
         (slurm, ONE_NODE),
     ],
 )
@@ -201,7 +201,7 @@ def test_horovodrun(horovodrun: int) -> None:
     ("order", "more"),
     [
         ("torch aiodist torch", {}),
-        ("aiodist torch", {"AIODIST_SHARE_PORT": "1"}),
+        pytest.param("aiodist torch", {"AIODIST_SHARE_PORT": "1"}, marks=SLOW),
         pytest.param("aiodist torch", {"ACCELERATE_MIXED_PRECISION": "no"}, marks=SLOW),
         pytest.param("torch aiodist", {"AIODIST_SHARE_PORT": "1"}, marks=SLOW),
     ],

@@ -270,7 +270,7 @@ def test_a_killed_agent_is_missed_by_the_other_node(start: Start, victim: int) -
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="the example needs scikit-learn")
 def test_the_example_learns_digits_as_one_process_does(start: Start) -> None:
     example = ROOT / "examples" / "train_digits.py"
-    code, output = start(example, arguments=("--epochs", "12"), nproc=4).end()
+    code, output = start(example, arguments=("--epochs", "12"), nproc=2).end()
     assert code == 0, output
     accuracy = re.search(r"held-out accuracy: ([\d.]+)", output)
     difference = re.search(r"weight difference to one process: ([\d.e+-]+)", output)
@@ -278,13 +278,13 @@ def test_the_example_learns_digits_as_one_process_does(start: Start) -> None:
     assert difference is not None and float(difference.group(1)) <= 1e-5
 
 
-@pytest.mark.slow("200 jobs take a minute and more")
+@pytest.mark.slow("60 jobs take a minute")
 @pytest.mark.timeout(600)
-def test_200_launches_side_by_side_race_for_no_port(tmp_path: Path) -> None:
+def test_60_launches_side_by_side_race_for_no_port(tmp_path: Path) -> None:
     script = tmp_path / "listens.py"
     script.write_text(LISTENS)
     command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "2", str(script)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     with ThreadPoolExecutor(12) as pool:
-        ended = [*pool.map(lambda _: run_to_end(command, environ, 120.0), range(200))]
+        ended = [*pool.map(lambda _: run_to_end(command, environ, 120.0), range(60))]
     assert [one.stderr for one in ended if one.returncode] == []

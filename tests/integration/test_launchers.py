@@ -45,12 +45,12 @@ def check(out: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        pytest.param(["--standalone"], ["aiodist"], marks=SLOW),
+        (["--standalone"], ["aiodist"]),
         pytest.param(["--standalone"], ["aiodist", "torch"], marks=SLOW),
         pytest.param(
             ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"], ["torch", "aiodist"], marks=SLOW
         ),
-        (["--rdzv-backend", "static"], ["torch", "aiodist"]),
+        pytest.param(["--rdzv-backend", "static"], ["torch", "aiodist"], marks=SLOW),
     ],
     ids=["standalone", "standalone-before-torch", "c10d-after-torch", "static-after-torch"],
 )

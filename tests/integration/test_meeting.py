@@ -188,24 +188,6 @@ async def test_bad_arguments(arguments: dict[str, object]) -> None:
     assert got.startswith("3: UsageError: ")
 
 
-async def test_two_processes_with_one_rank() -> None:
-    port = free_port()
-    started = await together(*(environment(rank, 3, port, AIODIST_TIMEOUT="5") for rank in (0, 1, 1)))
-    got = await outputs(started)
-    told = [text for text in got if "rank 1 is taken by pid" in text]
-    assert len(told) == 1
-    assert f"pid {started[1].pid}" in told[0]
-    assert f"pid {started[2].pid}" in told[0]
-
-
-async def test_incomplete_world_names_who_is_missing() -> None:
-    port = free_port()
-    started = await together(*(environment(rank, 4, port, AIODIST_TIMEOUT="5") for rank in (0, 2)))
-    for got in await outputs(started):
-        assert got.startswith("3: RendezvousTimeout: ")
-        assert "ranks 1 and 3" in got or "ranks 1, 3" in got
-
-
 async def test_port_in_use_names_the_owner() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -225,19 +207,6 @@ async def test_unreachable_master() -> None:
     assert "refused" in got
 
 
-async def test_other_protocol_version_is_refused_in_one_line() -> None:
-    port = free_port()
-    old = "import aiodist.wire.handshake as h; h.PROTOCOL_VERSION = 99"
-    started = await together(
-        *(environment(rank, 2, port, AIODIST_TIMEOUT="5") for rank in range(2)), before=["", old]
-    )
-    got = await outputs(started)
-    assert got[1].startswith("3: AuthenticationError: ")
-    assert "protocol" in got[1]
-    assert "99" in got[1]
-    assert "ranks 1" in got[0] or "rank 1" in got[0]
-
-
 async def test_other_settings_are_refused_in_one_line() -> None:
     port = free_port()
     started = [
@@ -249,16 +218,59 @@ async def test_other_settings_are_refused_in_one_line() -> None:
         assert "AIODIST_TRANSPORT" in got
 
 
-async def test_wrong_secret_is_refused() -> None:
+async def two_processes_with_one_rank() -> None:
+    port = free_port()
+    started = await together(*(environment(rank, 3, port, AIODIST_TIMEOUT="10") for rank in (0, 1, 1)))
+    got = await outputs(started)
+    told = [text for text in got if "rank 1 is taken by pid" in text]
+    assert len(told) == 1
+    assert f"pid {started[1].pid}" in told[0]
+    assert f"pid {started[2].pid}" in told[0]
+
+
+async def incomplete_world_names_who_is_missing() -> None:
+    port = free_port()
+    started = await together(*(environment(rank, 4, port, AIODIST_TIMEOUT="10") for rank in (0, 2)))
+    for got in await outputs(started):
+        assert got.startswith("3: RendezvousTimeout: ")
+        assert "ranks 1 and 3" in got or "ranks 1, 3" in got
+
+
+async def other_protocol_version_is_refused_in_one_line() -> None:
+    port = free_port()
+    old = "import aiodist.wire.handshake as h; h.PROTOCOL_VERSION = 99"
+    started = await together(
+        *(environment(rank, 2, port, AIODIST_TIMEOUT="10") for rank in range(2)), before=["", old]
+    )
+    got = await outputs(started)
+    assert got[1].startswith("3: AuthenticationError: ")
+    assert "protocol" in got[1]
+    assert "99" in got[1]
+    assert "ranks 1" in got[0] or "rank 1" in got[0]
+
+
+async def wrong_secret_is_refused() -> None:
     port = free_port()
     started = await together(
-        environment(0, 2, port, AIODIST_TIMEOUT="5", AIODIST_SECRET="right"),
-        environment(1, 2, port, AIODIST_TIMEOUT="5", AIODIST_SECRET="wrong"),
+        environment(0, 2, port, AIODIST_TIMEOUT="10", AIODIST_SECRET="right"),
+        environment(1, 2, port, AIODIST_TIMEOUT="10", AIODIST_SECRET="wrong"),
     )
     got = await outputs(started)
     assert got[1].startswith("3: AuthenticationError: ")
     assert "secret" in got[1]
     assert not any("right" in text.lower().replace("copyright", "") for text in got)
+
+
+async def test_who_meets_in_vain_is_told_why() -> None:
+    """All at the same time: each takes its 10 seconds."""
+    async with asyncio.TaskGroup() as group:
+        for case in (
+            two_processes_with_one_rank,
+            incomplete_world_names_who_is_missing,
+            other_protocol_version_is_refused_in_one_line,
+            wrong_secret_is_refused,
+        ):
+            group.create_task(case(), name=case.__name__)
 
 
 LISTENING = r"""

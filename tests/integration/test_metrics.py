@@ -8,11 +8,11 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -31,6 +31,7 @@ from aiodist.observe.summary import summary
 from tests.observe.metrics.receiver import receiving, serving
 from tests.observe.metrics.test_examples import DASHBOARD, EXAMPLES, EXPRESSIONS
 from tests.ports import HOST, free_port
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="recorders have files on Linux"),
@@ -66,7 +67,7 @@ Name = str
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[tuple[Name, Callable[[], None]]]:
     """A job of two ranks that goes on until it is told to end → its name, and what ends it."""
-    name = f"metrics{os.getpid()}.py"
+    name = f"metrics{secrets.token_hex(4)}.py"
     (tmp_path / name).write_text(PROGRAM)
     ranks = []
     port = str(free_port())
@@ -87,7 +88,7 @@ def job(tmp_path: Path) -> Iterator[tuple[Name, Callable[[], None]]]:
             assert process.wait() == 0
 
     try:
-        until(lambda: seen(name) or any(rank.poll() is not None for rank in ranks))
+        until(lambda: seen(name), "what both ranks did, in their records", *ranks)
         yield name, end
         end()
     finally:
@@ -96,13 +97,6 @@ def job(tmp_path: Path) -> Iterator[tuple[Name, Callable[[], None]]]:
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
-
-
-def until(what: Callable[[], object]) -> Any:
-    """What is found once there is something; the test's own limit ends it."""
-    while not (found := what()):
-        time.sleep(0.05)
-    return found
 
 
 def seen(name: Name) -> bool:
@@ -140,7 +134,7 @@ def test_the_command(
     assert r'group="a \"strange\"\\ name"' in once
     file = tmp_path / "aiodist.prom"
     telling = subprocess.Popen(command(name, "--every", "0.2", "--textfile", str(file)))
-    until(file.exists)
+    until(file.exists, "the file of metrics", telling)
     assert values(file.read_text())["aiodist_ops_total"] >= told["aiodist_ops_total"]
     end()
     assert telling.wait() == 0
@@ -157,7 +151,7 @@ def test_the_command_pushes_until_the_job_ends_or_it_is_asked_to(
         assert receiver.came.wait(60)
         file = tmp_path / "other.prom"
         telling = subprocess.Popen(command(name, "--textfile", str(file)))
-        until(file.exists)
+        until(file.exists, "the file of metrics", telling)
         telling.terminate()
         assert telling.wait() == 143
         assert not file.exists()
@@ -248,7 +242,7 @@ def prometheus(target: str, folder: Path) -> Iterator[Prometheus]:
         )
     try:
         server = Prometheus(f"http://{HOST}:{port}")
-        until(lambda: process.poll() is not None or server.ready())
+        until(lambda: process.poll() is not None or server.ready(), "a Prometheus that answers")
         assert process.poll() is None, (folder / "log").read_text()
         yield server
     finally:

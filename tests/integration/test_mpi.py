@@ -125,6 +125,7 @@ def test_job_ends_at_once_where_one_rank_cannot_go_on(flavour: str) -> None:
     assert "RendezvousError: rank 1 cannot go on: rank=0, but this is rank 1 of 2 in MPI" in ended.stderr
 
 
+@pytest.mark.slow(MORE)
 @BOTH
 def test_job_ends_in_time_where_one_rank_cannot_go_on_and_mpi_is_not_asked_where_to_meet(
     flavour: str,
@@ -136,6 +137,7 @@ def test_job_ends_in_time_where_one_rank_cannot_go_on_and_mpi_is_not_asked_where
     assert re.search("RendezvousTimeout: .*rank 1", ended.stderr), ended.stderr
 
 
+@pytest.mark.slow(MORE)
 @BOTH
 def test_meeting_that_one_rank_was_refused_may_be_tried_again(flavour: str) -> None:
     said = well(flavour, "all_try_again", 2).stdout
@@ -143,6 +145,7 @@ def test_meeting_that_one_rank_was_refused_may_be_tried_again(flavour: str) -> N
     assert "refused: rank 1 cannot go on: rank=0, but" in said
 
 
+@pytest.mark.slow(MORE)
 @BOTH
 def test_who_gave_up_meeting_the_others_is_told_so_when_it_tries_again(flavour: str) -> None:
     said = well(flavour, "gives_up", 2).stdout
@@ -174,6 +177,7 @@ def test_parts_that_do_not_fit_are_no_success(flavour: str) -> None:
     assert OPEN not in well(flavour, "splits", 3).stderr
 
 
+@pytest.mark.slow(MORE)
 @BOTH
 def test_what_all_have_begun_ends_when_the_group_is_aborted(flavour: str) -> None:
     said = well(flavour, "aborted", 3).stderr
@@ -197,6 +201,7 @@ def test_process_ends_though_operations_are_open(flavour: str) -> None:
     assert well(flavour, "open_but_all_end", 3).stderr.count(OPEN) == 1
 
 
+@pytest.mark.slow(MORE)
 @BOTH
 def test_job_ends_though_operations_are_open_and_a_rank_hangs(flavour: str) -> None:
     ended = run(flavour, "open_and_one_hangs", 3)

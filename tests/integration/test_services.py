@@ -106,7 +106,7 @@ async def test_calls_go_on_while_the_group_is_rebuilt(pg: ProcessGroup) -> None:
 
 
 @spmd(world_size=2)
-async def test_ten_thousand_calls_and_64_mib(pg: ProcessGroup) -> None:
+async def test_thousands_of_calls_and_64_mib(pg: ProcessGroup) -> None:
     @pg.handler
     async def add(a: int, b: int) -> int:
         return a + b
@@ -122,8 +122,8 @@ async def test_ten_thousand_calls_and_64_mib(pg: ProcessGroup) -> None:
             yield number
 
     other = 1 - pg.rank
-    results = await asyncio.gather(*(pg.call(other, add, number, pg.rank) for number in range(10_000)))
-    assert results == [number + pg.rank for number in range(10_000)]
+    results = await asyncio.gather(*(pg.call(other, add, number, pg.rank) for number in range(3_000)))
+    assert results == [number + pg.rank for number in range(3_000)]
     array = np.arange(8 << 20, dtype=np.float64) + pg.rank
     beside = asyncio.create_task(pg.call(other, add, 1, 2))
     assert np.array_equal(await pg.call(other, twice, array), array * 2)

@@ -109,6 +109,7 @@ def on_gloo(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return trained
 
 
+@pytest.mark.slow("torch starts in four processes; the wrapper beside gloo's is in the quick run, too")
 def test_two_ranks_train_bit_by_bit_as_on_gloo(on_gloo: Trained, tmp_path: Path) -> None:
     ours = train(tmp_path, "aiodist", 2, *MIXED)
     assert ours.groups == {"aiodist AiodistProcessGroup"}

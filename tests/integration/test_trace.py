@@ -147,14 +147,14 @@ async def traced(job: JobView, target: Path) -> Any:
 
 async def test_the_digits_job(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    run = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "4"]
+    run = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "2"]
     with started([*run, str(DIGITS), "--epochs", "100000"]) as pids:  # it runs until it is killed
         busy = await job_of(pids, lambda job: all(len(rank.recording.last) > 200 for rank in job.ranks))
         with held(busy):
             made = await traced(busy, tmp_path / "trace.json")
     events = made["traceEvents"]
     operations = [event for event in events if event["ph"] == "X" and event["cat"] != "phase"]
-    assert {event["pid"] for event in operations} == {0, 1, 2, 3}
+    assert {event["pid"] for event in operations} == {0, 1}
     assert "all_reduce" in {event["name"] for event in operations}
     assert any("train_digits.py:" in event["args"]["line"] for event in operations)
     assert made["otherData"]["clock error in seconds, at most"] == 0.0

@@ -228,6 +228,12 @@ def check_messages(ours: Any, rank: int, size: int) -> None:
     for work in c10d.batch_isend_irecv(ops):
         work.wait()
     assert out.tolist() == [float(before)] * 3
+    for mine in (torch.full((3,), float(rank)), torch.arange(300_000) + rank):  # gloo refuses such
+        came_back = torch.zeros_like(mine)
+        ops = [c10d.P2POp(c10d.isend, mine, rank, ours), c10d.P2POp(c10d.irecv, came_back, rank, ours)]
+        for work in c10d.batch_isend_irecv(ops):
+            work.wait()
+        assert torch.equal(came_back, mine)
     if rank == 0:
         came = set()
         for _ in range(size - 1):
@@ -238,6 +244,19 @@ def check_messages(ours: Any, rank: int, size: int) -> None:
         assert came == set(range(1, size))
     else:
         c10d.send(torch.tensor([float(rank)]), 0, ours, tag=7)
+
+
+def check_scalars(ours: Any, rank: int, size: int) -> None:
+    """Tensors without a dimension."""
+    one = torch.tensor(rank + 0.5)
+    c10d.all_reduce(one, group=ours)
+    assert one.item() == sum(range(size)) + size / 2
+    parts = [torch.tensor(0) for _ in range(size)]
+    c10d.all_gather(parts, torch.tensor(rank), ours)
+    assert [part.item() for part in parts] == list(range(size))
+    told = torch.tensor(rank)
+    c10d.broadcast(told, size - 1, ours)
+    assert told.item() == size - 1
 
 
 def check_objects(ours: Any, rank: int, size: int) -> None:
@@ -303,7 +322,7 @@ def main() -> None:
     first = torch.tensor([float(rank)])
     c10d.broadcast(first, size - 1, other_way)
     assert first.item() == size - 1
-    for check in (check_barrier, check_uneven, check_messages, check_objects, check_futures):
+    for check in (check_barrier, check_uneven, check_messages, check_scalars, check_objects, check_futures):
         check(groups[0], rank, size)
     check_training(rank)
     c10d.barrier()

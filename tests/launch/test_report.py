@@ -159,3 +159,65 @@ def test_an_interrupted_job_gets_one_line() -> None:
 
 def test_a_signal_without_a_name() -> None:
     assert how_it_ended(ending(0, -99)) == "killed by signal 99"
+
+
+# ── a rank for which the others had waited ───────────────────────────────────────────────────────────────
+
+LATE = "no completion within 2 s: rank 2 had not arrived (in all_reduce #4 of group 'world')"
+DOING = ("  the event loop's thread", "    train.py:9 in step")
+
+
+def late(rank: int, said: str = LATE) -> Ending:
+    return replace(ending(rank, 1), symptom=True, error=f"CollectiveTimeout: {said}. Raise timeout=")
+
+
+def waited_for(rank: int, doing: tuple[str, ...] = DOING) -> Ending:
+    return replace(ending(rank, -signal.SIGTERM, asked=signal.SIGTERM), doing=doing)
+
+
+def test_the_headline_names_the_rank_that_the_others_waited_for_with_its_stack() -> None:
+    job = judge([NodeReport(0, "box", (late(0), late(1), waited_for(2), late(3)), 0)])
+    assert job.culprit is not None and (job.culprit.rank, job.code) == (2, 1)
+    lines = render(job).splitlines()
+    assert lines[0].startswith("╭─ aiodist run: rank 2 kept the others waiting ─")
+    assert lines[2:4] == ["│   the event loop's thread", "│     train.py:9 in step"]
+    assert f"│ ranks 0, 1 and 3 noticed: {LATE}" in lines and "│ exit code 1" in lines
+    assert not any("rank 2: stopped" in line for line in lines)
+
+
+def test_what_a_late_rank_did_may_be_unknown() -> None:
+    job = judge([NodeReport(0, "box", (late(0), waited_for(2, ())), 0)])
+    assert "what it did is not known" in render(job)
+
+
+def test_a_rank_that_ends_by_itself_is_a_failure_like_any_other() -> None:
+    own = replace(ending(2, 1), error="ValueError: late and wrong")
+    assert judge([NodeReport(0, "box", (late(0), own), 0)]).culprit == own
+
+
+def test_several_late_ranks_and_some_that_did_not_answer() -> None:
+    said = "no completion within 2 s: ranks 1 and 12 had not arrived; ranks 3, 4 and 5 did not answer (in"
+    assert late(0, said).late == {1, 12, 3, 4, 5}
+    assert ending(0, 1, error="ValueError: rank 3 had not arrived").late == set()
+    job = judge([NodeReport(0, "box", (late(0, said), waited_for(1, ()), waited_for(3)), 0)])
+    assert job.culprit is not None and job.culprit.rank == 3, "the one of which something is known"
+
+
+def test_ctrl_c_says_where_the_ranks_were_grouped() -> None:
+    def at(rank: int, line: str) -> Ending:
+        words = ("something", f"interrupted at train.py:{line}")
+        return ending(rank, 130, asked=signal.SIGINT, words=words)
+
+    endings = (
+        at(0, "25 in main: await pg.barrier()"),
+        at(1, "9 in step: f()"),
+        at(2, "25 in main: await pg.barrier()"),
+    )
+    lines = render(Verdict(130, None, signal.SIGINT, endings=endings)).splitlines()
+    assert lines[1:] == [
+        "  ranks 0 and 2 at train.py:25 in main: await pg.barrier()",
+        "  rank 1 at train.py:9 in step: f()",
+    ]
+    many = tuple(at(rank, f"{rank} in main: f()") for rank in range(9))
+    lines = render(Verdict(130, None, signal.SIGINT, endings=many)).splitlines()
+    assert len(lines) == 7 and lines[-1] == "  ranks 5, 6, 7 and 8 at other lines"

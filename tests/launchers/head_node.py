@@ -65,7 +65,7 @@ def _unwell(ground: Ground) -> Iterator[tuple[str, list[str], str]]:
     yield "whose name does not resolve", ["-H", f"{a},nodex", *ssh], "nodex: nobody knows the name"
     yield "that is not there", ["-H", f"{a},10.78.0.77", *ssh], "10.78.0.77: no route leads there"
     yield "without sshd", [*both, "--ssh", f"{ground.ssh} -p 2222"], f"{b}: no ssh server listens there"
-    yield "that does not know our key", [*both, "--ssh", login], f"{b}: it lets nobody in with this login"
+    yield "that does not know our key", [*both, "--ssh", login], f"{b}: it refuses this login"
     yield "whose own key is another", [*both, "--ssh", changed], f"{b}: its key is not the known one"
     python = str(ground.environment("plain") / "python")
     for name, title, said in (

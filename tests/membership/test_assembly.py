@@ -199,10 +199,10 @@ def test_why_no_draft_could_be_formed_is_told_in_the_end() -> None:
         made.hear(1, Dropped(1, (attempt, 0), (), why), 0.0)
     step = made.next(1e6)
     assert isinstance(step, Fail) and step.quorum
-    assert step.why.endswith('came to nothing: rank 1 says: "no  memory left"')
+    assert step.why.endswith('failed: rank 1 says: "no  memory left"')
     made.drop((3, 0), why="rank 0 has no memory left")
     step = made.next(1e6)
-    assert isinstance(step, Fail) and step.why.endswith("came to nothing: rank 0 has no memory left")
+    assert isinstance(step, Fail) and step.why.endswith("failed: rank 0 has no memory left")
 
 
 def test_drafts_of_different_calls_have_different_numbers() -> None:

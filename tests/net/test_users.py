@@ -83,6 +83,6 @@ def test_who_cannot_be_told_is_not_served(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(users, "_TABLES", ("nowhere",))
         monkeypatch.setattr(sock_diag, "_ask", cannot_be_asked)
         assert why_not(one, False).startswith(
-            "its user cannot be told, and this job has no secret: set AIODIST_SECRET"
+            "its user is not known, and this job has no secret: set AIODIST_SECRET"
         )
         assert why_not(one, True) == ""

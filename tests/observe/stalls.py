@@ -109,7 +109,7 @@ class Job:
             if self.random.random() < 0.7:
                 self.collective(group, op=op, root=self.random.randrange(len(group.ranks)))
             else:
-                one, other = self.random.sample(list(group.ranks), 2)
+                one, other = self.random.choices(list(group.ranks), k=2)  # also to itself
                 tag = self.random.randrange(2)
                 if self.random.random() < 0.2:
                     self.message(group, "recv", other, one, tag=tag, failed=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from aiodist.observe.answer import Answerer
+from aiodist.observe.question import Mark, put, put_before
 from aiodist.recorder import read
-from aiodist.recorder.layout import ANSWERED_AT, ASKED_AT
-from aiodist.shm.records import STACKS
+from aiodist.shm.records import STACKS, open_folder
 from tests.observe.recorded import Rank, recording
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
@@ -30,8 +30,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         yield makes
 
 
-def ask(rank: Rank) -> None:
-    rank.memory.buffer[ASKED_AT] += 1
+def ask(rank: Rank) -> Mark:
+    with open_folder() as folder:
+        return put(folder, rank.memory.name)
 
 
 def file_of(tmp_path: Path, rank: Rank) -> Path:
@@ -44,19 +45,24 @@ def test_it_answers_once_and_only_who_asks(make: Make, tmp_path: Path) -> None:
     answerer.look()
     file = file_of(tmp_path, rank)
     assert not file.exists()
-    ask(rank)
+    before_memory = bytes(rank.memory.buffer)
+    first = ask(rank)
+    assert ask(rank) == first  # one answer will do for both
+    assert bytes(rank.memory.buffer) == before_memory
     answerer.look()
     told = json.loads(file.read_text())
-    assert told["number"] == 1
+    assert told["questions"] == [list(first)]
     assert any(line.endswith("in test_it_answers_once_and_only_who_asks") for line in told["thread"])
-    assert (told["tasks"], rank.memory.buffer[ANSWERED_AT]) == ([], 1)
+    assert told["tasks"] == []
+    with open_folder() as folder:
+        assert put_before(folder, rank.memory.name) is None
     assert file.stat().st_mode & 0o777 == 0o600
     before = file.stat().st_ino
     answerer.look()
     assert file.stat().st_ino == before
-    ask(rank)
+    second = ask(rank)
     answerer.look()
-    assert json.loads(file.read_text())["number"] == 2
+    assert json.loads(file.read_text())["questions"] == [list(first), list(second)]
     answerer.close()
     answerer.close()
 
@@ -93,12 +99,12 @@ def test_without_a_folder_or_with_a_link_there_it_does_no_harm(make: Make, tmp_p
     elsewhere.write_text("mine")
     file.symlink_to(elsewhere)
     file.with_name(f"{rank.memory.name}.new{STACKS}").symlink_to(elsewhere)
-    ask(rank)
+    question = ask(rank)
     answerer.look()
     assert elsewhere.read_text() == "mine"
-    assert not file.is_symlink() and json.loads(file.read_text())["number"] == 1
-    shutil.rmtree(file.parent)
+    assert not file.is_symlink() and json.loads(file.read_text())["questions"] == [list(question)]
     ask(rank)
+    shutil.rmtree(file.parent)
     answerer.look()
-    assert rank.memory.buffer[ANSWERED_AT] == 1  # nobody is told that it has answered
+    assert not file.exists()
     answerer.close()

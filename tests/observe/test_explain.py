@@ -23,7 +23,7 @@ def test_the_rank_that_died_is_told_first() -> None:
         "rank 2 (host-a, pid 4002) had last issued recv #3 from rank 1 with tag 7 in world "
         "(train.py:41 in main), 500 ms before its last sign",
         "ranks 0, 1 and 3 waited in all_reduce #12 of world (train.py:41 in main), for 5.0 s",
-        "to do: rank 2 told no error: its log, or on host-a 'dmesg' (out of memory?), says what ended it",
+        "to do: rank 2 reported no error: its log, or on host-a 'dmesg' (out of memory?), says what ended it",
         f"see what led to it: {TRACE}",
     ]
 
@@ -37,7 +37,7 @@ def test_its_error_is_told() -> None:
     )
     assert "rank 1 told at 01:46:54 UTC: ValueError:  [31mno  such" in lines
     assert lines[1] == "rank 1 (host-a, pid 4001) had not begun any operation that is known"
-    assert lines[-2] == "to do: mend what rank 1 told; its log has the whole traceback"
+    assert lines[-2] == "to do: repair what rank 1 reported; its log has the whole traceback"
 
 
 def test_what_survivors_told_is_told_once_with_their_line_and_whole() -> None:

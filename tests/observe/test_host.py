@@ -80,7 +80,7 @@ def test_the_number_of_a_process_that_has_ended_may_be_another_ones(make: Make, 
     rank = make()
     here = folder(tmp_path)
     struct.pack_into("<Q", rank.memory.buffer, struct.calcsize("<16s"), 1)
-    os.rename(here / rank.memory.name, here / f"{KEY}.1.0")  # process 1 lives, and is none of the job's
+    os.rename(here / rank.memory.name, here / f"{KEY}.1.0.0")  # process 1 lives, and is none of the job's
     rank.memory._let_go()
     (view,) = look()
     assert view.doing is Doing.dead
@@ -119,20 +119,27 @@ def test_what_lies_beside_recorders_is_passed_over(make: Make, tmp_path: Path, h
     rank = make()
     here = folder(tmp_path)
     whole = (here / rank.memory.name).read_bytes()
-    (here / f"{KEY}.1.0").symlink_to(here / rank.memory.name)
-    (here / f"{KEY}.2.0").write_bytes(b"")
-    (here / f"{KEY}.3.0").write_bytes(whole[:-1])
-    (here / f"{KEY}.4.0").write_bytes(bytes(SIZE))
-    os.mkfifo(here / f"{KEY}.5.0")
-    (here / f"{KEY}.6.0").mkdir()
-    (here / f"{KEY}.7.0").write_bytes(random.Random(1).randbytes(SIZE))
-    (here / f"{KEY}.8.0").write_bytes(whole[:200] + random.Random(1).randbytes(SIZE - 200))
-    os.truncate(here / f"{KEY}.4.0", 1 << 40)
-    for name in (f"{KEY}.x.0", "x", f"{KEY}.9.0{STACKS}", f"{KEY}.9.0{FAULT}", "a.b.c.d", f"{KEY}.-1.0"):
+    (here / f"{KEY}.1.0.0").symlink_to(here / rank.memory.name)
+    (here / f"{KEY}.2.0.0").write_bytes(b"")
+    (here / f"{KEY}.3.0.0").write_bytes(whole[:-1])
+    (here / f"{KEY}.4.0.0").write_bytes(bytes(SIZE))
+    os.mkfifo(here / f"{KEY}.5.0.0")
+    (here / f"{KEY}.6.0.0").mkdir()
+    (here / f"{KEY}.7.0.0").write_bytes(random.Random(1).randbytes(SIZE))
+    (here / f"{KEY}.8.0.0").write_bytes(whole[:200] + random.Random(1).randbytes(SIZE - 200))
+    os.truncate(here / f"{KEY}.4.0.0", 1 << 40)
+    for name in (
+        f"{KEY}.x.0.0",
+        "x",
+        f"{KEY}.9.0.0{STACKS}",
+        f"{KEY}.9.0.0{FAULT}",
+        "a.b.c.d",
+        f"{KEY}.-1.0.0",
+    ):
         (here / name).write_bytes(whole)
     if os.geteuid() == 0:
-        (here / f"{KEY}.10.0").write_bytes(whole)
-        hand_over(here / f"{KEY}.10.0")
+        (here / f"{KEY}.10.0.0").write_bytes(whole)
+        hand_over(here / f"{KEY}.10.0.0")
     assert [view.recording.pid for view in look()] == [os.getpid()]
     for entry in here.iterdir():
         if entry.name != rank.memory.name:
@@ -149,7 +156,7 @@ def test_strange_names_and_many_jobs(make: Make, tmp_path: Path) -> None:
     rank = make(0, 2, job="\x1b[2J\n" * 100, argv=["\x1b]0;x\x07" + "x" * 500])
     whole = (folder(tmp_path) / rank.memory.name).read_bytes()
     for number in range(300):
-        (folder(tmp_path) / f"\x1b[31m{number}\n.{os.getpid()}.{number}").write_bytes(whole)
+        (folder(tmp_path) / f"\x1b[31m{number}\n.{os.getpid()}.0.{number}").write_bytes(whole)
     found = look_at_jobs()
     assert len(found) == 301
     assert sum(view.alive for job in found for view in job.ranks) == 1
@@ -162,12 +169,13 @@ def test_the_environment_that_a_rank_was_started_with() -> None:
     with_one = {"AIODIST_SECRET": "a=b", "PATH": os.environ["PATH"]}
     for environ, found in ((with_one, with_one), ({"PATH": os.environ["PATH"]}, {})):
         with subprocess.Popen(["cat"], env=environ, stdin=subprocess.PIPE) as process:
-            view = a_rank(host=host_name())
+            view = a_rank(host=host_name(), near=True)
             view = replace(view, recording=replace(view.recording, pid=process.pid))
             until_it_is_started(process.pid)
             assert environ_of(view) == found
             assert environ_of(replace(view, host="elsewhere")) == {}
             assert environ_of(replace(view, alive=False)) == {}
+            assert environ_of(replace(view, near=False)) == {}
             process.communicate()
         assert environ_of(view) == {}
 
@@ -175,7 +183,7 @@ def test_the_environment_that_a_rank_was_started_with() -> None:
 def test_an_environment_that_is_another_users_or_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"AIODIST_SECRET": "a", "MUCH": "x" * 1000}
     with subprocess.Popen(["cat"], env=environ, stdin=subprocess.PIPE, executable="/bin/cat") as process:
-        view = a_rank(host=host_name())
+        view = a_rank(host=host_name(), near=True)
         view = replace(view, recording=replace(view.recording, pid=process.pid))
         until_it_is_started(process.pid)
         assert environ_of(view) == environ

@@ -37,6 +37,7 @@ from aiodist.recorder.layout import (
     SUM,
     SUMS_AT,
     TEXT_AT,
+    TEXT_BYTES,
     VITALS,
     VITALS_AT,
 )
@@ -82,13 +83,13 @@ def memory_of(rank: int) -> bytearray:
 
 
 def lines_of(memory: bytearray) -> list[Any]:
-    text = bytes(memory[TEXT_AT:LINKS_AT]).partition(b"\0")[0]
+    text = bytes(memory[TEXT_AT : TEXT_AT + TEXT_BYTES]).partition(b"\0")[0]
     return [json.loads(line) for line in text.splitlines()]
 
 
 def write_lines(memory: bytearray, lines: list[Any]) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    memory[TEXT_AT:LINKS_AT] = text.ljust(LINKS_AT - TEXT_AT, b"\0")[: LINKS_AT - TEXT_AT]
+    memory[TEXT_AT : TEXT_AT + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")[:TEXT_BYTES]
 
 
 def spoil(memory: bytearray, draw: random.Random) -> None:

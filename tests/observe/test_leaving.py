@@ -38,16 +38,15 @@ async def test_the_dead_of_a_job_are_written_down_and_forgotten(make: Make, tmp_
     dead, alive, other = make(1), make(0), make(1, key="another", job="k")
     for one in (dead, other):
         one.memory._let_go()
-    beside = tmp_path / "memory" / f"aiodist-{os.geteuid()}" / f"{KEY}.{os.getpid()}.x{STACKS}"
+    beside = tmp_path / "memory" / f"aiodist-{os.geteuid()}" / f"{dead.memory.name}.new{STACKS}"
     beside.write_text("{}")
     logs = tmp_path / "logs"
     assert await keep_dead("j", {LOG_DIR: str(logs)}) == logs
     assert [rank.rank for rank in read_job(logs).ranks] == [1]
-    assert alive.memory.name not in files(tmp_path)  # of the same process here: all of its files go
-    assert files(tmp_path) == {other.memory.name}
+    assert files(tmp_path) == {alive.memory.name, other.memory.name}
     assert await keep_dead("j", {}) is None
     forget_dead("k")
-    assert files(tmp_path) == set()
+    assert files(tmp_path) == {alive.memory.name}
 
 
 async def test_a_process_writes_down_its_own_record(make: Make, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_happened_beside_operations() -> None:
     assert names == {
         (0, "it  [1m broke"),
         (1, "it  [1m broke"),
-        (1, "last turn of the loop: its event loop does not turn"),
+        (1, "last seen running: its event loop is blocked"),
         (2, "last sign: a call holds its interpreter"),
         (3, "last sign: its process has ended without leaving"),
     }

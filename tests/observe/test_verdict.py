@@ -114,7 +114,7 @@ def test_where_the_order_of_calls_departs() -> None:
     others = [seen(rank, waits=[pending(2)], last=[a_record(number=1, issued=55.0)]) for rank in (0, 1, 3)]
     verdict = one(*others, seen(2, last=[a_record(number=1, issued=55.0, line=ELSEWHERE)]))
     assert verdict.kind == "branched"
-    assert any("departs from the others' at #1" in line and "eval.py:7" in line for line in verdict.lines)
+    assert any("differs from the others from #1" in line and "eval.py:7" in line for line in verdict.lines)
 
 
 def test_a_send_that_nobody_receives() -> None:

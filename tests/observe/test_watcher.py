@@ -235,8 +235,8 @@ def test_a_folder_that_has_gone_and_files_that_are_none(make: Make, tmp_path: Pa
     waiting = make(0)
     waiting.wait()
     folder = tmp_path / f"aiodist-{os.geteuid()}"
-    (folder / f"{KEY}.1.0").write_bytes(b"nonsense")
-    (folder / f"{KEY}.2.0").symlink_to("/etc/passwd")
+    (folder / f"{KEY}.1.0.0").write_bytes(b"nonsense")
+    (folder / f"{KEY}.2.0.0").symlink_to("/etc/passwd")
     watching = watch(waiting)
     look(watching)
     assert watching._judging is not None

@@ -35,7 +35,7 @@ def test_its_speed_its_last_call_and_who_is_slowest() -> None:
         "the last operation: all_reduce #80 of world at step.py:7 in step, 100 ms ago, by rank 0",
         "no rank waits for an operation now",
         "rank 2 is the slowest: it waits for others for 0 % of its time, they for 15 % to 20 % of theirs",
-        "the event loops turn; rank 3's was late by 40 ms, the most of all of late",
+        "the event loops run; rank 3's was late by 40 ms, the most of all of late",
     ]
 
 

@@ -11,13 +11,12 @@ def test_no_part_reaches_into_the_next() -> None:
     parts = [
         (0, HEADER.size),
         (layout.VITALS_AT, VITALS.size),
-        (layout.ASKED_AT, 8),
-        (layout.ANSWERED_AT, 8),
+        (layout.TURN_AT, 8),
         (layout.CLOCKS_AT, layout.CLOCK_PLACES * CLOCK.size),
         (layout.PENDING_AT, layout.PENDING_PLACES * PLACE.size),
         (layout.RING_AT, layout.RING_PLACES * PLACE.size),
         (layout.SUMS_AT, layout.SUM_PLACES * SUM.size),
-        (layout.TEXT_AT, 0),
+        (layout.TEXT_AT, 2 * layout.TEXT_BYTES),
         (layout.LINKS_AT, layout.LINK_PLACES * LINK.size),
         (layout.SIZE, 0),
     ]
@@ -27,7 +26,7 @@ def test_no_part_reaches_into_the_next() -> None:
 
 def test_words_that_change_alone_are_words_of_the_machine() -> None:
     """Who reads one while it is written has the old value or the new one only where it is aligned."""
-    places = (layout.RANK_AT, layout.TEXT_BYTES_AT, layout.LEFT_AT, layout.ASKED_AT, layout.ANSWERED_AT)
+    places = (layout.RANK_AT, layout.TEXT_BYTES_AT, layout.LEFT_AT, layout.TURN_AT)
     assert all(at % 8 == 0 for at in places)
     assert PLACE.size == 64 and layout.RING_AT % 64 == layout.PENDING_AT % 64 == 0  # a line of the cache
     assert layout.SUM_PLACES > MOST_SORTS

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aiodist.errors import WireError
 from aiodist.recorder import read
 from aiodist.recorder.dump import from_json, to_json
-from aiodist.recorder.layout import HEADER, LINKS_AT, RING_PLACES, SIZE, TEXT_AT, VITALS_AT
+from aiodist.recorder.layout import HEADER, RING_PLACES, SIZE, TEXT_AT, TEXT_BYTES, TURN_AT, VITALS_AT
 from aiodist.recorder.reading import MOST_RANKS, Group, span_of
 from tests.recorder.made import a_call, a_recorder
 
@@ -105,6 +105,10 @@ while number < 200000:
     ended = tracks[which].enter(tracks[which].note_line(sorts[which], number, 0))
     tracks[which].end(ended)
     recorder.tell(number=number)
+    if number % 50 == 0:  # without end: so the text is written anew, and numbers of sorts are used again
+        tracks[which].close()
+        tracks[which] = recorder.track(f"group {which}", 0, range(8), number)
+        sorts[which] = tracks[which].sort_of(a_call(kind=(Kind.barrier, Kind.all_reduce)[which]))
     if number % 16 == 0:
         recorder.flush()
     number += 1
@@ -124,7 +128,7 @@ def test_another_process_writes_while_it_is_read(tmp_path: Path) -> None:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             with mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ) as memory:
                 seen: set[int] = set()
-                while len(seen) < 5 or max(seen) < 20000:  # the text has become full meanwhile
+                while len(seen) < 5 or max(seen) < 20000:
                     found = read(memory)  # not a copy: what changes is found by reading twice
                     for record in (*found.last, *found.pending):
                         which = record.number % 2
@@ -136,6 +140,19 @@ def test_another_process_writes_while_it_is_read(tmp_path: Path) -> None:
                     assert found.about.get("number", 0) >= 0
         finally:
             process.kill()
+
+
+def test_a_process_that_died_while_it_wrote_its_text_anew() -> None:
+    memory = bytearray(SIZE)
+    recorder = a_recorder(memory)
+    recorder.track("world", 0, range(8))
+    before = read(memory)
+    struct.pack_into("<Q", memory, TURN_AT, 1)
+    memory[TEXT_AT + TEXT_BYTES : TEXT_AT + TEXT_BYTES + 100] = b"[" * 100
+    assert read(memory) == before
+    recorder._write_anew()
+    assert struct.unpack_from("<Q", memory, TURN_AT) == (2,)
+    assert read(memory) == before
 
 
 def test_a_line_that_is_being_written_is_left_out() -> None:
@@ -160,8 +177,8 @@ def test_times_that_are_no_numbers(at: int, number: float) -> None:
 
 def test_groups_of_one_name_are_told_apart() -> None:
     recorder = a_recorder()
-    for name in ("a", "b", "a", "a"):
-        track = recorder.track(name, 0, range(2))
+    for name, twin in (("a", 0), ("b", 0), ("a", 1), ("a", 2)):
+        track = recorder.track(name, 0, range(2), twin)
         track.note(track.sort_of(a_call(0)), 0, sys._getframe(0))
     recorder.flush()
     found = read(recorder._memory)
@@ -215,7 +232,7 @@ def test_all_of_the_text_may_be_read() -> None:
     recorder = a_recorder()
     while recorder._write("event", 1.0, "x" * 100, reserved=0):
         pass
-    assert LINKS_AT - TEXT_AT - 200 < recorder._text <= LINKS_AT - TEXT_AT
+    assert TEXT_BYTES - 200 < recorder._text <= TEXT_BYTES
     assert len(read(recorder._memory).events) > 1000
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiodist.recorder import Entry, Line, Pending, Record, read
 from aiodist.recorder import recorder as recorder_module
-from aiodist.recorder.layout import ARRIVED, ASKED_AT, FIRST, PENDING_PLACES, RING_PLACES, SIZE
+from aiodist.recorder.layout import ARRIVED, FIRST, PENDING_PLACES, RING_PLACES, SIZE
 from aiodist.recorder.recorder import LONGEST, MOST_EVENTS, MOST_SORTS, Recorder, Track
 from aiodist.roles import Kind
 from tests.recorder.made import a_call, a_recorder
@@ -269,14 +269,31 @@ def test_operations_that_were_pushed_out_are_estimated() -> None:
     assert abs(read(recorder._memory).sums[0].uses - 3 * RING_PLACES) < 10
 
 
-def test_a_question_is_asked_once() -> None:
-    memory = bytearray(SIZE)
-    recorder = a_recorder(memory)
-    assert recorder.asked() == 0
-    memory[ASKED_AT] += 1
-    assert recorder.asked() == 1
-    recorder.answered(1)
-    assert recorder.asked() == 0
+def test_groups_come_and_go_without_end() -> None:
+    """The text has room for some 1,100 of them."""
+    recorder = a_recorder()
+    world = recorder.track("world", 0, range(8))
+    note(world, 0)
+    for number in range(5000):
+        track = recorder.track(f"group {number}", 0, range(8), number)
+        note(track, number)
+        track.close()
+        track.close()
+        if number % 50 == 0:
+            recorder.flush()
+            recorder.tell(number=number)
+    note(world, 1)
+    recorder.flush()
+    found = read(recorder._memory)
+    assert found.groups[0].name == "world" and found.groups[-1].name == "group 4999"
+    assert 500 < len(found.groups) < 1500
+    assert found.about["number"] == 4950
+    assert [record.number for record in found.last[-3:]] == [4998, 4999, 1]
+    for record in found.last:
+        assert record.group is not None
+        assert record.group.name in ("world", f"group {record.number}")
+    assert sum(one.uses for one in found.sums) >= 5002 - 600  # with those of groups that are gone
+    assert recorder.sorts < 1500
 
 
 def test_events_are_bounded() -> None:

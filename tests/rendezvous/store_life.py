@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -105,9 +103,3 @@ def state(machine: StoreMachine) -> list[str]:
     """All that lasts of a store, to be compared."""
     changes = msgpack.unpackb(msgpack.packb(machine.dump()))
     return sorted(repr([*c[:2], sorted(c[2])] if c[0] == Kind.gathered else c) for c in changes)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Let the loop turn until something that sends no word is so; the test's time limit bounds it."""
-    while not holds():  # noqa: ASYNC110 - the state of a machine tells nobody
-        await asyncio.sleep(0)

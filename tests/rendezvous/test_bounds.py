@@ -13,7 +13,7 @@ from aiodist.rendezvous import HashStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import job_store as job_store_module
 from aiodist.rendezvous.events import Connected, Disconnected, Failure, Reply, Request, Tick
 from aiodist.rendezvous.machine import StoreMachine, budget, sessions, watches
-from tests.rendezvous.store_life import until
+from tests.waiting import until_so
 
 HOST = "127.0.0.1"
 A, B = b"a" * 16, b"b" * 16
@@ -60,13 +60,13 @@ async def test_waiting_calls_and_cards_count(server: StoreServer) -> None:
         before = server.store.machine.budget.size
         waits = asyncio.ensure_future(one.wait(["k" * 1000]))
         meets = asyncio.ensure_future(one.barrier("b", 2, 0))
-        await until(lambda: server.store.machine.waits.calls and server.store.machine.gathers.calls)
+        await until_so(lambda: server.store.machine.waits.calls and server.store.machine.gathers.calls)
         assert server.store.machine.budget.size > before + 1000
         meets.cancel()
         await two.set("k" * 1000, "")
         await waits
         await two.delete_key("k" * 1000)
-        await until(lambda: not server.store.machine.gathers.calls)
+        await until_so(lambda: not server.store.machine.gathers.calls)
         assert await two.check([])  # by which it confirms the answer before
         assert server.store.machine.budget.size == before
 

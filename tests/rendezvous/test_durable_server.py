@@ -22,7 +22,7 @@ from aiodist.rendezvous.durable import committer as committer_module
 from aiodist.rendezvous.durable.disk import Disk
 from aiodist.testing.conformance_store import arrived, check_store
 from tests.rendezvous.durability_load import main as load
-from tests.rendezvous.store_life import until
+from tests.waiting import until_so
 
 HOST = "127.0.0.1"
 
@@ -72,12 +72,12 @@ async def test_nothing_is_answered_before_it_is_on_the_disk(tmp_path: Path, disk
         disk.gate.clear()
         writes = asyncio.ensure_future(one.set("k", "v"))
         await asyncio.sleep(0)
-        await until(lambda: server.store.machine.journal.revision == 2)
+        await until_so(lambda: server.store.machine.journal.revision == 2)
         reads = asyncio.ensure_future(two.get("k"))  # what it would see might not last
         sees = asyncio.ensure_future(anext(two.watch("k")))
         committer = server.store._committer
         assert committer is not None
-        await until(
+        await until_so(
             lambda: sum(len(answers) for _, box, _ in server.store._held for answers in box.values()) >= 3
         )
         assert not (writes.done() or reads.done() or sees.done())
@@ -185,7 +185,7 @@ async def test_requests_wait_where_the_disk_is_too_slow(
         await store.add("n", 1)
         disk.gate.clear()
         sets = [asyncio.ensure_future(store.set("k", bytes(30_000))) for _ in range(100)]
-        await until(lambda: server.store._paused)
+        await until_so(lambda: server.store._paused)
         committer = server.store._committer
         assert committer is not None and committer.backlog < 1_000_000
         disk.gate.set()
@@ -207,13 +207,13 @@ async def test_who_asks_for_more_than_may_be_held_waits(
         await greedy.set("k", bytes(1 << 17))
         disk.gate.clear()
         adds = asyncio.ensure_future(other.add("n", 1))
-        await until(lambda: job.machine.journal.revision == 2)
+        await until_so(lambda: job.machine.journal.revision == 2)
         gets = [asyncio.ensure_future(greedy.get("k")) for _ in range(40)]
-        await until(lambda: job._stalled)
+        await until_so(lambda: job._stalled)
         assert job._held_bytes < 2 << 20
         for connection in job.clients.values():
             connection.abort()  # what was left aside goes with its connection, and is asked again
-        await until(lambda: job._stalled and len(job.clients) == 2)
+        await until_so(lambda: job._stalled and len(job.clients) == 2)
         disk.gate.set()
         assert await adds == 1
         assert await asyncio.gather(*gets) == [bytes(1 << 17)] * 40

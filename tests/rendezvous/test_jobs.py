@@ -17,7 +17,7 @@ from aiodist.rendezvous.jobs import JobSecrets
 from aiodist.rendezvous.store_card import StoreCard
 from aiodist.testing.conformance_store import check_store
 from aiodist.wire.handshake import Handshake, Identity, Purpose
-from tests.rendezvous.store_life import until
+from tests.waiting import until_so
 
 HOST = "127.0.0.1"
 
@@ -127,7 +127,7 @@ async def test_jobs_come_and_go_while_the_server_runs(server: StoreServer, secre
         await connect(server, "new")
     await stores[0].set("k", "v")  # who is in stays in
     await asyncio.gather(*(store.aclose() for store in stores))
-    await until(lambda: not server.clients)
+    await until_so(lambda: not server.clients)
     add_job(secrets, "newer", "secret of newer")
     async with await connect(server, "newer") as newer:
         await newer.check([])

@@ -14,7 +14,7 @@ from aiodist.errors import LeaseLost, RendezvousError, UsageError
 from aiodist.rendezvous import HashStore, Lease, PrefixStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous.machine import RETURN_GRACE
 from tests.rendezvous.conftest import Clock
-from tests.rendezvous.store_life import until
+from tests.waiting import until_so
 
 HOST = "127.0.0.1"
 TTL = 60.0  # a loop that is held up for longer loses leases, rightly; tests put the clock forward
@@ -46,7 +46,7 @@ async def pass_a_third(clock: Clock, lease: Lease) -> None:
     """A third of a ttl passes, and what its holder does then is done."""
     before = lease._confirmed
     clock.forward(TTL / 3)
-    await until(lambda: lease._confirmed != before)
+    await until_so(lambda: lease._confirmed != before)
 
 
 async def test_keys_live_as_long_as_their_lease(clock: Clock) -> None:
@@ -172,7 +172,7 @@ async def test_giving_back_does_not_wait_for_a_store_that_is_away(tmp_path: Path
     lease = await store.lease(TTL).begin()
     await server.aclose()
     gives_back = asyncio.ensure_future(lease.aclose())
-    await until(lambda: store._pending)
+    await until_so(lambda: store._pending)
     clock.forward(TTL)
     await gives_back
     await store.aclose()
@@ -240,7 +240,7 @@ async def test_a_server_that_stood_still_takes_no_deadline_for_missed() -> None:
     async with await serve() as server, await connect(server) as one, await connect(server) as two:
         server.store._loop = cast("Any", ShiftedLoop(server.store._loop))
         waits = asyncio.ensure_future(one.get("k", timeout=TTL))
-        await until(lambda: server.store.machine.waits.calls)
+        await until_so(lambda: server.store.machine.waits.calls)
         sets = asyncio.ensure_future(two.set("k", "in time"))
         await asyncio.sleep(0)
         await stand_still(server, 1.5 * TTL)
@@ -257,7 +257,7 @@ async def test_who_is_away_is_still_missed_soon() -> None:
         one._reconnect = lambda: None  # type: ignore[method-assign]
         assert one._connection is not None
         one._connection.abort()
-        await until(lambda: len(server.store.clients) != 2)
+        await until_so(lambda: len(server.store.clients) != 2)
         assert await two.check(["k"])
         await stand_still(server, RETURN_GRACE)
         assert not await two.check(["k"])

@@ -1,4 +1,4 @@
-"""docs/algorithms.md is true: its table of choices is what `select` chooses. Run as a script to write it."""
+"""docs/algorithms.md and its table are true: the choices are those of `select`. A script that writes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from aiodist.schedules import costs
 from aiodist.schedules.select import ALGORITHMS, algorithm
 from aiodist.types import Kind
 
-PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, CHOICES = DOCS / "algorithms.md", DOCS / "algorithms-table.md"
 SIZES = (2, 3, 4, 5, 8, 16, 17, 64)
 TABLE = re.compile(r"(<!-- choices: begin[^\n]*\n)(.*?)(<!-- choices: end -->)", re.DOTALL)
 
@@ -53,7 +54,7 @@ def table() -> str:
 
 
 def test_the_table_is_what_select_chooses() -> None:
-    match = TABLE.search(PAGE.read_text(encoding="utf-8"))
+    match = TABLE.search(CHOICES.read_text(encoding="utf-8"))
     assert match is not None
     assert match[2] == table(), f"run python {Path(__file__).name}; the table should be:\n{table()}"
 
@@ -80,5 +81,5 @@ def test_the_constants_are_those_of_the_model() -> None:
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(TABLE.sub(lambda match: match[1] + table() + match[3], page), encoding="utf-8")
+    page = CHOICES.read_text(encoding="utf-8")
+    CHOICES.write_text(TABLE.sub(lambda match: match[1] + table() + match[3], page), encoding="utf-8")

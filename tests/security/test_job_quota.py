@@ -21,7 +21,7 @@ from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.jobs import JobSecrets
 from aiodist.rendezvous.quota import clients_of_each
 from aiodist.wire.handshake import Handshake, Identity, Purpose
-from tests.rendezvous.store_life import until
+from tests.waiting import until_so
 
 HOST = "127.0.0.1"
 EACH = 5
@@ -58,7 +58,7 @@ async def test_a_job_has_its_share_and_the_others_have_theirs(
         await asyncio.gather(*(one.add("n", 1) for one in crowd))
         late = await stack.enter_async_context(await connect(server.port, "a"))
         waits = asyncio.ensure_future(late.add("n", 1))
-        await until(lambda: late._vain >= 2)
+        await until_so(lambda: late._vain >= 2)
         for _ in range(EACH):
             b = await stack.enter_async_context(await connect(server.port, "b"))
             await b.add("n", 1)
@@ -122,12 +122,12 @@ async def test_a_client_whose_store_is_being_opened_is_authenticated(
     monkeypatch.setattr(server, "_recover", slowly)
     server._most_unauthenticated = 1
     connecting = asyncio.ensure_future(connect(server.port, "a"))
-    await until(lambda: "a" in server._stores)
+    await until_so(lambda: "a" in server._stores)
     assert not server._unauthenticated
     unauthenticated = [await asyncio.open_connection(HOST, server.port) for _ in range(5)]
     for _, writer in unauthenticated:
         writer.write(b"AIO")
-    await until(lambda: len(server._unauthenticated) == 1)
+    await until_so(lambda: len(server._unauthenticated) == 1)
     gate.set()
     async with await connecting as store:
         assert await store.add("n", 1) == 1
@@ -153,7 +153,7 @@ async def test_secrets_that_cannot_be_read_now_are_no_verdict(
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
         patched.setattr(jobs, "open_file", fail)
         connecting = asyncio.ensure_future(connect(server.port, "a"))
-        await until(lambda: len(tried) >= 3)
+        await until_so(lambda: len(tried) >= 3)
         assert not connecting.done()
     async with await connecting as store:
         assert await store.add("n", 1) == 1

@@ -16,7 +16,7 @@ from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.rendezvous import HashStore, TcpStore, WatchEvent
-from tests.rendezvous.store_life import until
+from tests.waiting import until_so
 
 HOST = "127.0.0.1"
 DOORS = StoreAccess("job", "the secret of the operator")
@@ -78,7 +78,7 @@ async def test_a_nodes_heartbeat_goes_on_whatever_is_beside_it() -> None:
         beats = 0
         while beats < 5:
             beats += await anext(watch) == WatchEvent("agents/alive/1", b"")
-    await until(lambda: [member.monitor.alive for member in made] == [{0, 1}] * 2)
+    await until_so(lambda: [member.monitor.alive for member in made] == [{0, 1}] * 2)
     assert heard == []
     assert all(member.lost == () for member in made)
     await asyncio.gather(*(member.aclose() for member in made))

@@ -28,7 +28,7 @@ from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.testing import run_cluster
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import SocketEndpoint
-from aiodist.types import NO_ROOT, OBJECT_TAGS, OF_OBJECTS, Call, Kind
+from aiodist.types import AS, NO_ROOT, OBJECT_TAGS, Call, Kind
 from aiodist.wire import seal
 from aiodist.wire.frame import Type, pack
 from aiodist.wire.messages import Encoder
@@ -424,7 +424,7 @@ async def test_pickle_is_refused_where_nobody_can_be_told_from_anybody(
 
 def test_what_is_of_objects_stays_it_on_every_level() -> None:
     """Where a broadcast of objects goes from host to host its stages say so too, and are authenticated."""
-    user = Call(Kind.broadcast, 7, np.dtype(np.uint8), (100_000,), root=0, detail=OF_OBJECTS)
+    user = Call(Kind.broadcast, 7, np.dtype(np.uint8), (100_000,), root=0, detail=f"{AS}broadcast_object()")
     offer, detail = carried(user)
     stage = Call(Kind.all_gather, 1, np.dtype(np.uint8), (50_000,), None, NO_ROOT, offer, detail)
     tensors = Call(Kind.broadcast, 7, np.dtype(np.uint8), (100_000,), root=0)

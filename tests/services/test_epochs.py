@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
+from aiodist.services.asking import CALLS
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.chaos import Chaos
 
@@ -82,3 +84,23 @@ def test_who_is_excluded_is_called_no_more() -> None:
         return answer
 
     assert run(3, main, Chaos()) == ["rank 1", "rank 0", "evicted"]
+
+
+def test_a_death_fails_all_who_wait_and_nobody_else() -> None:
+    """More than may be under way at once: those that were sent are unknown, the others have not run."""
+    chaos = Chaos()
+
+    async def main(pg: ProcessGroup) -> Any:
+        serve(pg, f"rank {pg.rank}")
+        await pg.barrier()
+        if pg.rank:
+            await asyncio.sleep(60)
+            return None
+        asyncio.get_running_loop().call_later(1.0, chaos.crash, 2)
+        waiting = [asyncio.create_task(pg.call(2, "who", 50.0)) for _ in range(CALLS + 200)]
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        kinds = Counter(map(type, outcomes))
+        assert kinds == {dist.CallUnknown: CALLS, dist.CallNotRun: 200}
+        return await pg.call(1, "who")
+
+    assert run(3, main, chaos)[0] == "rank 1"

@@ -119,10 +119,27 @@ async def test_a_name_that_nobody_registers(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(handlers, "GRACE", 0.01)
 
     async def client(pg: ProcessGroup) -> None:
-        with pytest.raises(dist.CallNotRun, match=r"no handler 'nothing' \(it has len\)"):
+        with pytest.raises(dist.CallNotRun, match=r"no handler 'nothing'; it has length"):
             await pg.call(1, "nothing")
+        with pytest.raises(dist.CallNotRun, match=r"no handler 'lenght'; did you mean 'length'\?"):
+            await pg.call(1, "lenght")
 
-    await cluster(lambda pg: pg.handler(len), client)
+    await cluster(lambda pg: pg.handler(len, name="length"), client)
+
+
+def test_a_wrong_name_waits_only_while_others_are_registered() -> None:
+    async def client(pg: ProcessGroup) -> None:
+        loop = asyncio.get_running_loop()
+        waited = []
+        for pause in (0.25, 1.5, 0.0):
+            await asyncio.sleep(pause)
+            began = loop.time()
+            with pytest.raises(dist.CallNotRun):
+                await pg.call(1, "lenght")
+            waited.append(round(loop.time() - began, 2))
+        assert waited == [0.75, 0.0, 0.0]
+
+    run_virtual(cluster(lambda pg: pg.handler(len, name="length"), client))
 
 
 async def test_a_call_waits_for_its_handler() -> None:
@@ -430,7 +447,7 @@ async def test_nonsense_ends_a_connection_and_the_next_call_makes_another() -> N
             b"\xff" * 20,
             frame(Says.RESULT, 1),
             frame(Says.CALL, 1, b""),
-            frame(Says.CANCEL, 99),
+            frame(Says.CANCEL, 999),
         ]:
             task = asyncio.create_task(pg.call(1, "waits", 5))
             assert await pg.call(1, "waits", 0) == 0
@@ -440,5 +457,136 @@ async def test_nonsense_ends_a_connection_and_the_next_call_makes_another() -> N
             caller._connection._line.write(nonsense)
             with pytest.raises(dist.CallUnknown, match="without goodbye"):
                 await task
+
+    await cluster(server, client)
+
+
+async def test_a_limit_holds_for_plain_functions_that_give_something_to_await() -> None:
+    running: list[int] = []
+    most: list[int] = []
+    go = asyncio.Event()
+
+    def server(pg: ProcessGroup) -> None:
+        async def later(number: int) -> int:
+            running.append(number)
+            most.append(len(running))
+            try:
+                await go.wait()
+            finally:
+                running.remove(number)
+            return number
+
+        pg.handler(lambda number: later(number), name="work", limit=2)
+        pg.handler(lambda: len(running), name="running", limit=1)
+
+    async def client(pg: ProcessGroup) -> None:
+        tasks = [asyncio.create_task(pg.call(1, "work", number)) for number in range(9)]
+        while await pg.call(1, "running") < 2:
+            pass
+        tasks[1].cancel()  # its place goes to the next
+        while 2 not in running:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        tasks[5].cancel()  # it has none yet
+        go.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [number for number in range(9) if results[number] == number] == [0, 2, 3, 4, 6, 7, 8]
+        assert max(most) == 2
+        assert await asyncio.gather(*(pg.call(1, "running") for _ in range(9))) == [0] * 9
+
+
+async def test_calls_that_are_cancelled_at_once_leave_no_place_taken() -> None:
+    begun: list[int] = []
+
+    def server(pg: ProcessGroup) -> None:
+        @pg.handler
+        async def waits(number: int) -> None:
+            begun.append(number)
+            await asyncio.Event().wait()
+
+        @pg.handler(limit=1)
+        async def alone(number: int) -> int:
+            return number
+
+    async def client(pg: ProcessGroup) -> None:
+        for name in ("waits", "alone"):
+            tasks = [asyncio.create_task(pg.call(1, name, number)) for number in range(10 * CALLS)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert await asyncio.gather(*(pg.call(1, "alone", number) for number in range(2 * CALLS))) == list(
+            range(2 * CALLS)
+        )
+        assert len(begun) <= CALLS
+
+    await cluster(server, client)
+
+
+async def test_small_calls_go_between_the_pieces_of_large_ones() -> None:
+    """Both ways; a small one need not wait for a large one, and large ones arrive as they were."""
+    large = np.arange(4 << 20, dtype=np.int64)  # 32 MiB
+
+    def server(pg: ProcessGroup) -> None:
+        pg.handler(lambda value: value, name="echo")
+
+        @pg.handler
+        async def parts(count: int) -> AsyncIterator[Any]:
+            for number in range(count):
+                yield large[:: number + 1]
+                yield number
+
+    async def client(pg: ProcessGroup) -> None:
+        big = [asyncio.create_task(pg.call(1, "echo", large[first:])) for first in range(3)]
+        between = 0
+        while not all(task.done() for task in big):
+            assert await pg.call(1, "echo", between) == between
+            between += 1
+        assert between > 20
+        for first, task in enumerate(big):
+            assert np.array_equal(task.result(), large[first:])
+        seen = [part async for part in pg.stream(1, "parts", 2)]
+        assert seen[1::2] == [0, 1]
+        assert np.array_equal(seen[2], large[::2])
+
+    await cluster(server, client)
+
+
+async def test_large_messages_keep_their_place() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            sizes = [900_000, 1, 300_000, 2, 3]
+            await asyncio.gather(*(pg.send_message(1, bytes(size)) for size in sizes))
+        else:
+            taken = [len((await anext(pg.messages()))[1]) for _ in range(5)]
+            assert taken == [900_000, 1, 300_000, 2, 3]
+        await pg.barrier()
+
+    await run_cluster(2, main)
+
+
+async def test_a_large_call_that_is_cancelled_on_its_way_does_not_run() -> None:
+    ran: list[int] = []
+
+    def server(pg: ProcessGroup) -> None:
+        pg.handler(lambda value: ran.append(len(value)), name="takes")
+        pg.handler(lambda: None, name="small")
+
+    async def client(pg: ProcessGroup) -> None:
+        await pg.call(1, "small")
+        services, uid, _rank, _limit = pg._calls._towards(1, None)
+        caller = services._peers[uid].caller
+        assert caller is not None
+        for turns in (0, 1, 2, 3):
+            tasks = [asyncio.create_task(pg.call(1, "takes", bytes(1000_000))) for _ in range(60)]
+            while len(caller.asking) < 60:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in tasks[2:]:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            while len(caller.asking):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert 8 <= len(ran) < 100
 
     await cluster(server, client)

@@ -75,12 +75,15 @@ def test_numbers_are_taken_once() -> None:
     serving = Serving()
     served = serving.begin(5, Says.CALL, 0, 1.0)
     assert serving.ended(served)
-    for number in (5, 4):
+    with pytest.raises(WireError):
+        serving.begin(5, Says.CALL, 0, 1.0)
+    serving.begin(4, Says.CALL, 0, 1.0)  # it was large, and came later
+    assert serving.skip(3)  # likewise, and it was cancelled on its way
+    for number in (4, 3, 5 + CALLS, 1 << 60):
         with pytest.raises(WireError):
             serving.begin(number, Says.CALL, 0, 1.0)
-    with pytest.raises(WireError):
-        serving.cancel(6)
     assert serving.cancel(5) is None
+    assert not serving.skip(5)
     with pytest.raises(WireError):
         Asking().answered(1)
     with pytest.raises(WireError):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -11,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.observe import host
+from aiodist.observe.ask import ask
 from aiodist.recorder import Recorder
 from aiodist.recorder.layout import SIZE
 from aiodist.shm import records
@@ -22,8 +28,8 @@ from aiodist.shm.records import (
     Name,
     find,
     is_alive,
+    name_of,
     open_folder,
-    open_writable,
     sweep,
 )
 from tests.recorder.made import a_call
@@ -176,35 +182,101 @@ def test_what_lies_beside_a_file_goes_when_it_goes(monkeypatch: pytest.MonkeyPat
         assert folder.names() == []
 
 
-def test_a_file_is_opened_for_writing_by_who_asks() -> None:
+def test_the_file_of_a_recorder_is_known_by_when_it_began() -> None:
     memory, other = Memory("job"), Memory("job")
     recording(memory)
     (began,) = [one.recording.began for one in found() if str(one.name) == memory.name]
     with open_folder() as folder:
         assert is_alive(folder, memory.name)
-        opened = open_writable(folder, "job", os.getpid(), began)
-        assert opened is not None
-        name, shared = opened
-        assert name == memory.name
-        shared[SIZE - 1] = 7
-        assert memory.buffer[SIZE - 1] == 7
-        assert open_writable(folder, "job", os.getpid(), began + 1) is None
-        assert open_writable(folder, "another", os.getpid(), began) is None
+        assert name_of(folder, "job", os.getpid(), began) == Name.parse(memory.name)
+        assert name_of(folder, "job", os.getpid(), began + 1) is None
+        assert name_of(folder, "another", os.getpid(), began) is None
         for one in (memory, other):
             one.remove()
-        assert not is_alive(folder, name)
+        assert not is_alive(folder, memory.name)
+
+
+def test_what_another_one_of_the_same_id_has_left_is_not_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_numbers", itertools.count())
+    first = Memory("job")
+    recording(first)
+    first._let_go()
+    monkeypatch.setattr(records, "_numbers", itertools.count())
+    second = Memory("job")
+    recording(second)
+    assert sorted(one.alive for one in found()) == [False, True]
+    second.remove()
+    assert [str(one.name) for one in found()] == [first.name]
+
+
+IN_A_CONTAINER = """
+import os, sys, time
+from pathlib import Path
+from aiodist.recorder import Recorder
+from aiodist.shm import records
+records.SHARED_MEMORY = Path(sys.argv[1])
+memory = records.Memory("job")
+recorder = Recorder(memory.buffer, os.getpid(), time.monotonic, time.time())
+recorder.take_part(int(sys.argv[2]), 3, 0)
+recorder.tell(argv=["train.py"])
+recorder.flush()
+print(memory.name, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="makes pid namespaces")
+def test_containers_that_share_the_memory_do_not_collide(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In both the process has the id 1."""
+    words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
+    with contextlib.ExitStack() as held:
+        names = []
+        processes = []
+        for rank in (1, 2):
+            process = subprocess.Popen(
+                [*words, IN_A_CONTAINER, str(place), str(rank)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            held.enter_context(process)
+            held.callback(process.kill)
+            processes.append(process)
+            assert process.stdout is not None
+            names.append(Name.parse(process.stdout.readline().strip()))
+        assert [name and name.pid for name in names] == [1, 1]
+        own = Memory("job")
+        recorder = recording(own)
+        recorder.take_part(0, 3, 0)
+        views = {view.rank: view for view in host.look("job")}
+        assert [view.alive for view in views.values()] == [True] * 3
+        assert {rank: view.near for rank, view in views.items()} == {0: True, 1: False, 2: False}
+        assert views[1].memory == 0 < views[0].memory  # process 1 here is somebody else
+        assert host.environ_of(views[1]) == {}
+        assert [view.stacks for view in ask([views[1]], patience=0.01)] == [None]
+        processes[0].kill()
+        processes[0].wait()
+        while {one.recording.rank: one.alive for one in found()}[1]:
+            os.sched_yield()
+        monkeypatch.setattr(records, "KEPT", -1.0)
+        with open_folder() as folder:
+            sweep(folder)
+        assert {one.recording.rank: one.alive for one in found()} == {0: True, 2: True}
+        own.remove()
 
 
 def test_what_is_no_recorders_is_left_alone_and_not_read() -> None:
     Memory("first").remove()
     with open_folder() as folder:
-        for name, text in (("notes.txt", b"x"), ("job.1.0", b"short"), ("job.2.0", bytes(SIZE))):
+        for name, text in (("notes.txt", b"x"), ("job.1.0.0", b"short"), ("job.2.0.0", bytes(SIZE))):
             handle = folder.fresh(name)
             os.write(handle, text)
             os.close(handle)
     assert found() == []
-    assert Name.parse("job.1.2") == Name("job", 1, 2)
-    assert Name.parse("job.1") is Name.parse("job.x.1") is Name.parse("") is None
+    assert Name.parse("job.1.2.3") == Name("job", 1, 2, 3)
+    assert Name.parse("job.1.2") is Name.parse("job.x.1.2") is Name.parse("") is None
 
 
 def test_without_a_folder_the_memory_is_the_processs_own(

@@ -56,6 +56,12 @@ def test_messages_subgroups_and_batches(simulate: Simulate) -> None:
         await pg.recv(y, (me - 1) % n)
         await work
         assert (y == (me - 1) % n).all()
+        for count in (3, 2000):
+            mine, own = np.full(count, me + 1.0), np.zeros(count)
+            work = pg.send(mine, me, async_op=True)
+            assert await pg.recv(own, None) == me
+            await work
+            assert (own == mine).all()
         half = await pg.split(me % 2, me)
         total = np.array([me])
         await half.all_reduce(total)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
 from aiodist.testing.faults import FaultProxy
 from tests.ports import free_port
+from tests.waiting import until_so
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -59,15 +60,9 @@ async def dial(proxy: FaultProxy) -> Streams:
     return await asyncio.open_connection(*proxy.address)
 
 
-async def until(holds: Callable[[], object]) -> None:
-    """Return when something holds; bounded by the test's time limit."""
-    while not holds():  # noqa: ASYNC110 - sockets tell nobody
-        await asyncio.sleep(0)
-
-
 async def ended(echo: Echo) -> str:
     """How the server's first connection ended."""
-    await until(lambda: echo.ends)
+    await until_so(lambda: echo.ends)
     return echo.ends[0]
 
 
@@ -147,7 +142,7 @@ async def test_half_close_ends_one_way_only(echo: Echo, proxy: FaultProxy) -> No
     proxy.back.finish()
     assert await reader.read(1) == b""
     writer.write(b"def")
-    await until(lambda: echo.heard == b"abcdef")
+    await until_so(lambda: echo.heard == b"abcdef")
     writer.close()
     assert await ended(echo) == "eof"
 
@@ -159,7 +154,7 @@ async def test_drop_swallows_silently(echo: Echo, proxy: FaultProxy) -> None:
     proxy.forth.drop()
     writer.write(b"x" * 3_000_000)  # more than any buffer on the way has room for
     await writer.drain()
-    await until(lambda: proxy.forth.passed == 3_000_003)
+    await until_so(lambda: proxy.forth.passed == 3_000_003)
     assert echo.heard == b"abc"
     writer.close()
 

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import pytest
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.forkserver import Forked, Request, servers
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
@@ -117,7 +116,7 @@ def test_nothing_outlives_who_asked_or_the_server(end: str) -> None:
         assert driver.stdout is not None and driver.stdin is not None
         fork, server, rank = map(int, driver.stdout.readline().split())
         for pid in (rank, server) if "server" not in end else (rank,):
-            until(lambda: ended(pid))  # noqa: B023
+            until(lambda: ended(pid), f"the end of process {pid}")  # noqa: B023
         os.kill(fork, signal.SIGKILL)
 
 
@@ -127,11 +126,3 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait, at most half a minute, until something holds."""
-    give_up = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)

@@ -257,7 +257,7 @@ def test_reflection_does_not_work() -> None:
     # The own nonce as a challenge: what it would prove, an impostor could use.
     one = client()
     one.data_to_send()
-    with pytest.raises(WireError, match="its own words back"):
+    with pytest.raises(WireError, match="its own messages back"):
         one.receive(handshake._message(handshake._Kind.challenge, A))
     assert one.data_to_send() == b""
 

@@ -433,3 +433,22 @@ def test_no_room_is_kept_of_what_is_large_or_was_refused() -> None:
 def test_bytes_that_look_like_extensions_are_data_all_the_same(byte: int) -> None:
     for value in ([bytes([byte])], {"a": [bytes([byte, 1, 2]), (1, 2)]}, [byte << 8, (byte,)]):
         assert objects.decode(objects.encode(value)) == value
+
+
+def test_small_plain_values_are_encoded_as_all_others() -> None:
+    deep: Any = 1
+    for _ in range(10):
+        deep = [deep]
+    for value in [None, True, 3, 1.5, "é", b"ab", [], {}, [1, [2.0, {"a": [None, "x"]}]], {1: 2, None: b"k"}]:
+        assert objects.encode_small(value) == objects.encode(value)
+    for value in [
+        (1,),
+        {1},
+        1 << 80,
+        [bytearray(2)],
+        "a" * 20_000,
+        [list(range(300))],
+        {"a" * 20_000: 1},
+        deep,
+    ]:
+        assert objects.encode_small(value) is None

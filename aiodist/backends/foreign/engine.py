@@ -155,6 +155,11 @@ class Engine:
         """Receive into `task.target` what a member sends under a number."""
         raise NotImplementedError
 
+    def to_oneself(self, sent: Task, received: Task, done: Done) -> None:
+        """Copy a message of this rank to itself, `sent.source` to `received.target`. Asked of engines that
+        stage by themselves (`stages`); arrays of others are on the host, and are copied there."""
+        raise NotImplementedError
+
     def greeting(self, peer: int) -> bytes:
         """Bytes that the receiver's engine needs before it receives from this one: `greets` of them."""
         return b""

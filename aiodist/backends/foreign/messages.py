@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array, Operation
+from aiodist.backends.foreign.engine import Done
 from aiodist.backends.foreign.group import EngineGroup
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.level import Level
 from aiodist.backends.inner import InnerOperation
+from aiodist.kernels.cost import copy_cost_ns
 from aiodist.types import Call, Kind, agree
 
 _ENVELOPE = struct.Struct("<32sQ")
@@ -47,6 +49,7 @@ class Messages:
         self._sent: defaultdict[int, count[int]] = defaultdict(count)  # messages to each peer
         self._numbers: defaultdict[tuple[Kind, int, int], count[int]] = defaultdict(count)  # internal ones
         self._waiting: dict[tuple[int, int], Task] = {}  # sends that the receiver is not ready for
+        self._halves: dict[int, tuple[Task, Done]] = {}  # a side of messages to this rank itself, by number
         self._turns: dict[int, deque[Turn]] = {}  # by peer, in the order of its ready messages
 
     def send(self, operation: Operation) -> None:
@@ -85,7 +88,7 @@ class Messages:
         assert isinstance(operation.target, np.ndarray)
         mine = _signature(operation.target)
         if not agree(mine, theirs):
-            group.channels.unfit(source, mine, theirs)
+            group.channels.unfit(source, mine, theirs, operation.work)
             return
         operation.result = operation.senders[source]
         group.engine.greeted(source, envelope[_ENVELOPE.size :].tobytes())
@@ -121,8 +124,36 @@ class Messages:
         assert isinstance(array, np.ndarray)
         done = partial(ended, task)
         move = group.engine.send if sends else group.engine.recv
-        if not group.stopped:
-            group.channels.guard(partial(move, task, peer, number, done) if array.size else done)
+        if group.stopped:
+            return
+        if not array.size:
+            group.channels.guard(done)
+        elif peer == group.channels.rank:
+            other = self._halves.pop(number, None)
+            if other is None:
+                self._halves[number] = task, done
+            else:
+                group.channels.guard(self._to_oneself, *((task, done), other)[:: 1 if sends else -1])
+        else:
+            group.channels.guard(move, task, peer, number, done)
+
+    def _to_oneself(self, sent: tuple[Task, Done], received: tuple[Task, Done]) -> None:
+        """Move a message to this rank itself, of which both sides have begun."""
+        group, (source, over), (target, came) = self._group, sent, received
+
+        def done() -> None:
+            over()
+            came()
+
+        if group.engine.stages:
+            group.engine.to_oneself(source, target, done)
+            return
+        read, written = source.source, target.target
+        assert read is not None
+        assert written is not None
+        copies = partial(np.copyto, written, read)
+        if group.channels.off_loop(copy_cost_ns(read.nbytes), copies, done):
+            done()
 
     def _sent_all(self, task: Task) -> None:
         if not self._group.stopped:

@@ -458,10 +458,11 @@ class HostBackend:
         self._timers.add(self.channels.loop.call_later(delay, callback, *arguments))
 
     def _senders(self, receive: Operation) -> list[int]:
-        """The global ranks that a receive may get its message from."""
+        """The global ranks that a receive may get its message from; one from anybody waits for the others,
+        where there are any."""
         if receive.peer >= 0:
             return [self.ranks[receive.peer]]
-        return [rank for rank in self.ranks if rank != self.resources.rank]
+        return [rank for rank in self.ranks if rank != self.resources.rank] or [self.resources.rank]
 
     def end_receives(self, gone: Iterable[int] = ()) -> None:
         """End the receives that nobody can answer: all that they may be from has closed, now or before.

@@ -71,9 +71,10 @@ class Channels:
         return channel
 
     def drive(self, work: Work[Any], channel: Outgoing | Incoming) -> None:
-        """Have an await of a message's Work poll the channel that it goes over."""
+        """Have an await of a message's Work poll the channel that it goes over. One to itself moves by itself
+        when the loop turns."""
         poller = self.resources.poller
-        if poller.polls:
+        if poller.polls and channel.rank != self.resources.rank:
             work._driven_by(ChannelDriver(poller, channel, work))
 
     def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
@@ -108,10 +109,16 @@ class Channels:
             }
         )
 
-    def unfit(self, peer: int, mine: bytes, theirs: bytes) -> None:
-        """Report that a message of a member does not fit its receive, by their signatures."""
-        expected = describe_signature(mine).replace("send(", "recv(", 1)
-        self.reports.peer_mismatch({peer: describe_signature(theirs), self.rank: expected})
+    def unfit(self, peer: int, mine: bytes, theirs: bytes, work: Work[Any]) -> None:
+        """Report that a message of a member does not fit its receive, by their signatures.
+
+        Args:
+            work: the receive's.
+        """
+        expected = describe_signature(mine).replace("send(", "recv(", 1) + str(work._line())
+        sent = describe_signature(theirs)
+        both = {self.rank: f"{sent} to itself, and {expected} for it"}
+        self.reports.peer_mismatch(both if peer == self.rank else {peer: sent, self.rank: expected})
 
     def failed(self, error: Exception) -> None:
         """Break the group: something raised that must not, and no result can be trusted."""

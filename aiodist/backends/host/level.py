@@ -21,7 +21,7 @@ _OFFER = 0xFFFFFFFF
 
 def carried(call: Call) -> tuple[int, str]:
     """The `offer` and `detail` of an internal call that stands for a user's."""
-    return call.seq & _OFFER, f"of #{call.seq} {call.describe()}"
+    return call.seq & _OFFER, f"of #{call.seq} {call.in_full()}"
 
 
 def user_of(signature: bytes) -> int:

@@ -526,7 +526,7 @@ class Messages:
         if agree(mine, theirs):
             operation.happened(FIRST)
             return True
-        self._channels.unfit(source, mine, theirs)
+        self._channels.unfit(source, mine, theirs, operation.work)
         return False
 
     def _run(self, cost: float, copies: Callable[[], None], then: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.recorder import Sort
 from aiodist.roles import Kind
 from aiodist.transport import EAGER_MESSAGE, Incoming, Outgoing
-from aiodist.types import DTYPE_CODES, NUMBER_AT, OBJECT_TAGS, Call, message_signature
+from aiodist.types import AS, DTYPE_CODES, NUMBER_AT, OBJECT_TAGS, Call, message_signature
 from aiodist.wire.frame import SEQ_AT, SIGNATURE_AT, pack_eager
 from aiodist.work import Issuer, Work
 
@@ -200,7 +200,7 @@ class ShortMessages:
         work, messages = receive.work, self._messages
         if messages.quiet(receive.tag) and not (self._gone or self._channels.crowded):
             work._taken_back_by(partial(messages.abandon, receive))
-            if channel is not None and self._poller.polls:
+            if channel is not None and self._poller.polls and receive.source != self._channels.rank:
                 receive.poller, receive.channel = self._poller, channel
                 work._driven_by(receive)
             messages.wait(receive)
@@ -249,7 +249,6 @@ class ShortMessages:
             and dtype.isnative
             and 0 < tensor.nbytes <= EAGER_MESSAGE
             and 0 <= peer < channels.size
-            and peer != channels.rank
             and 0 <= tag < OBJECT_TAGS - 1
         )
         case = None
@@ -271,6 +270,7 @@ class ShortMessages:
         if found is None:
             if len(self._calls) >= _SHAPES:
                 self._calls.clear()
-            call = Call(kind, 0, _BYTE, (0,), None, peer)
+            side = "" if peer == ANY else f"dst={peer}" if kind is Kind.send else f"src={peer}"
+            call = Call(kind, 0, _BYTE, (0,), None, peer, 0, f"{AS}{kind.name}_object({side})")
             found = self._calls[kind, peer, tag] = call, self._track.sort_of(call, tag)
         return found

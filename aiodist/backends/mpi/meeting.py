@@ -176,8 +176,8 @@ async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[Store
     fresh = "" if given else secrets.token_hex(_SECRET_BYTES)
     if fresh and not one_host:
         _log.warning(
-            "no secret is set: rank 0 makes one, and MPI brings it to the other hosts as it is, for whoever "
-            "listens on their network; AIODIST_SECRET_FILE on every rank keeps it off"
+            "no secret is set: rank 0 makes one, and MPI sends it to the other hosts in clear, where "
+            "everybody on their network can read it; set AIODIST_SECRET_FILE on every rank to prevent that"
         )
     try:
         host = told_address(tuning(environ), _LOOPBACK if one_host else outward())

@@ -203,21 +203,28 @@ class NcclEngine(Engine):
         for task, _ in tasks:
             stand: Any = task.operation.work._completion
             stand.patience = LAUNCHING
-        self._launch(self._lane, tasks, True)
+        self._launch(self._lane, tasks, self._maker.collective, collective=True)
 
     def send(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Launch a send, on the lane to the peer."""
-        self._pair(peer, True).use(lambda lane: self._launch(lane, [(task, done)], False))
+        self._pair(peer, True).use(lambda lane: self._launch(lane, [(task, done)], self._maker.message))
 
     def recv(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Launch a receive, on the lane from the peer."""
-        self._pair(peer, False).use(lambda lane: self._launch(lane, [(task, done)], False))
+        self._pair(peer, False).use(lambda lane: self._launch(lane, [(task, done)], self._maker.message))
 
-    def _launch(self, lane: Lane, tasks: Sequence[tuple[Task, Done]], collective: bool) -> None:
+    def to_oneself(self, sent: Task, received: Task, done: Done) -> None:
+        """Launch both sides of a message to this rank together, on a lane for this rank alone."""
+        sides: list[tuple[Task, Done]] = [(sent, _nothing), (received, done)]
+        maker = self._maker.to_oneself()
+        self._pair(self.setup.rank, True).use(lambda lane: self._launch(lane, sides, maker))
+
+    def _launch(
+        self, lane: Lane, tasks: Sequence[tuple[Task, Done]], make: MakeLaunch, collective: bool = False
+    ) -> None:
         device = self._device
         assert device is not None
         launcher = device.collectives if collective else device.messages
-        make = self._maker.collective if collective else self._maker.message
         device.began(lane)  # before the launch thread comes to it: it is asked for errors meanwhile
         launcher.submit(partial(self._launch_now, device, lane, tasks, make))
         self._look()
@@ -345,22 +352,23 @@ class NcclEngine(Engine):
         if pair is None:
             pair = self._pairs[peer, sends] = Pair()
             unique = self._ids[peer] if sends else self._theirs[peer]
-            task = self.setup.loop.create_task(self._open_pair(pair, unique, sends))
+            size, rank = (1, 0) if peer == self.setup.rank else (2, int(not sends))
+            task = self.setup.loop.create_task(self._open_pair(pair, unique, size, rank))
             pair.opening = task
         return pair
 
-    async def _open_pair(self, pair: Pair, unique: bytes, sends: bool) -> None:
+    async def _open_pair(self, pair: Pair, unique: bytes, size: int, rank: int) -> None:
         try:
-            lane = await self._in_thread(lambda: self._meet(unique, sends))
+            lane = await self._in_thread(lambda: self._meet(unique, size, rank))
         except Exception as error:
             self._failed(error)
         else:
             self._lanes.append(lane)
             pair.made(lane)
 
-    def _meet(self, unique: bytes, sends: bool) -> Lane:
-        """Make a lane with one peer."""
-        return self._make_lane(nccl.connect(self._cupy, 2, unique, int(not sends)))
+    def _meet(self, unique: bytes, size: int, rank: int) -> Lane:
+        """Make a lane with one peer, or for this rank alone."""
+        return self._make_lane(nccl.connect(self._cupy, size, unique, rank))
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -391,6 +399,10 @@ class NcclEngine(Engine):
         self._rest()
         if self._device is not None:
             self._device.leave(self, self._lanes)
+
+
+def _nothing() -> None:
+    """Do nothing: the other side says when it is over."""
 
 
 def _call_all(dones: Sequence[Done]) -> None:

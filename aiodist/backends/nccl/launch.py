@@ -122,6 +122,26 @@ class LaunchMaker:
         launch.after.append(lambda: arrays.empty(self._cupy, task))
         return launch
 
+    def to_oneself(self) -> Callable[[Task], Launch]:
+        """What makes the launches of one message on a lane of one: of its send, then of its receive.
+
+        The receive's is a broadcast from one array into the other. The send has nothing to call.
+        """
+        sent: list[DeviceArray] = []
+
+        def make(bare: Task) -> Launch:
+            launch = self._filled(prepare(bare.operation, self._rank, self._size, self._allocate))
+            task = launch.task
+            if task.target is None:
+                sent.append(_given(task.source))
+                return launch
+            (source,), target = sent, _given(task.target)
+            launch.calls.append(_broadcasting(source.pointer, target.pointer, target.nbytes, 0))
+            launch.after.append(lambda: arrays.empty(self._cupy, task))
+            return launch
+
+        return make
+
     def connecting(self, ways: Ways) -> tuple[Call, DeviceArray]:
         """A byte each way, which connects the members for all that goes there later; and memory for it."""
         memory = self._allocate(self._size + 1, np.dtype(np.uint8))

@@ -24,7 +24,7 @@ def check_host(pair: Sequence[Answer], shared_memory: bool) -> Finding:
     cost = "nothing works until this does"
     for answer in sorted(pair, key=lambda answer: answer.trouble.startswith(_OF_THE_OTHER)):
         if answer.trouble:
-            return Finding(HOST, "missing", answer.trouble, cost, "mend what is named here or above")
+            return Finding(HOST, "missing", answer.trouble, cost, "repair what is named here or above")
     if not all(answer.facts["right"] for answer in pair):
         return Finding(HOST, "missing", "two ranks got wrong results", cost, "report it, with this output")
     if all(answer.facts["shared"] for answer in pair):
@@ -38,7 +38,7 @@ def check_host(pair: Sequence[Answer], shared_memory: bool) -> Finding:
 def check_backends(answer: Answer) -> Sequence[Finding]:
     """Say what `backend=None` picks, and the backends of other packages; from the probe `backends`."""
     if answer.trouble:
-        return [Finding("backend=None", "missing", answer.trouble, "the default cannot be told")]
+        return [Finding("backend=None", "missing", answer.trouble, "the default is not known")]
     facts = answer.facts
     if facts["trouble"]:
         found = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aiodist.doctor.finding import Finding
-from aiodist.doctor.variables import KNOWN, shown, unknown
 from aiodist.environment import Placement
+from aiodist.environment.variables import KNOWN, shown, unknown
 from aiodist.errors import UsageError
 
 _REFUSED = "no rank with these variables can start"
@@ -42,7 +42,7 @@ def check_secret(origin: str, trouble: UsageError | None, allow_insecure: bool) 
     if not origin.startswith("none:"):
         return Finding("secret", "ok", origin)
     if allow_insecure:
-        cost = "whoever reaches a port of the job can join it"
+        cost = "everybody who reaches a port of the job can join it"
         return Finding("secret", "limited", "none, as AIODIST_ALLOW_INSECURE says", cost, _SECRET)
     return Finding("secret", "limited", origin, "jobs over several hosts are refused", _SECRET)
 

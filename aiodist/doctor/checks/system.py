@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aiodist.doctor.finding import Finding
 from aiodist.doctor.probes.system import Kernel, Room
+from aiodist.environment.busy import Disturbance, reasons
 
 _X86 = ("x86_64", "amd64")
 # Of each rank, where every rank has talked to every other: memory, bells, sockets, and watched processes.
@@ -88,9 +89,29 @@ def check_cores(room: Room, ranks: int) -> Finding:
         "cores",
         "limited",
         value,
-        "ranks take turns on a core: whoever waits for another waits for its turn, too",
+        "ranks take turns on a core: a rank that waits for another waits for its turn, too",
         f"aiodist run --nproc-per-node {max(1, int(room.cores))} …",
     )
+
+
+def check_busy(seen: Disturbance | None) -> Finding:
+    """Whether others take the cores.
+
+    Args:
+        seen: the time that they take at present; None where the system does not say.
+    """
+    if seen is None:
+        return Finding("idle", "ok", "this system does not say what others take")
+    load = f"load {seen.load:.1f}"
+    if why := reasons(seen):
+        return Finding(
+            "idle",
+            "limited",
+            f"{why} ({load})",
+            "ranks wait for their turn on a core, and figures of aiodist bench are not to be trusted",
+            "end what runs beside, or wait for its end" if seen.worst else "",
+        )
+    return Finding("idle", "ok", f"other processes take {100 * seen.others:.0f} % of the cores ({load})")
 
 
 def check_open_files(room: Room, ranks: int) -> Finding:

@@ -23,7 +23,7 @@ from aiodist.group.core import GroupCore
 from aiodist.group.requests import internal
 from aiodist.membership.arbiter import Arbiter
 from aiodist.membership.motions import Answer, Ask, Motion
-from aiodist.types import Kind, ReduceOp
+from aiodist.types import AS, Kind, ReduceOp
 from aiodist.work import Work
 
 logger = logging.getLogger("aiodist.group.agreement")
@@ -68,7 +68,7 @@ class Agreements:
         topic = f"agree/{group.roster.context:x}/{count}"
         if topic in self._sealed:
             group.break_group(_without(), tell=False)
-        asked = internal(Kind.all_reduce, mine, reduce=ReduceOp.MIN, detail="agree")
+        asked = internal(Kind.all_reduce, mine, reduce=ReduceOp.MIN, detail=f"{AS}agree()")
         work = group.issue(asked, timeout, True, at_once=True)
         self._pending[topic] = work
         try:

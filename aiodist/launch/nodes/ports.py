@@ -51,12 +51,12 @@ def about_port(address: str, master_addr: str) -> str:
     if is_loopback(address) and not is_loopback(master_addr):
         return (
             f"listening on {address}, which is what {master_addr} means here: no other host can come in. "
-            "An address in --master-addr, or --local-addr on this node, opens it to them"
+            "Give an address in --master-addr, or --local-addr on this node, to let them in"
         )
     if address in _EVERYWHERE and master_addr not in _EVERYWHERE:
         return (
             f"listening on all addresses of this host, since {master_addr} is none of them. "
-            "--local-addr on this node says on which"
+            "Give --local-addr on this node to choose one"
         )
     return ""
 

@@ -31,7 +31,7 @@ class Host:
     """One host.
 
     Attributes:
-        name: as ssh takes it: 'a', 'user@a', an address.
+        name: as it was written: 'a', 'user@a', an address; one of IPv6 in brackets.
         slots: workers; 0: it does not say.
         devices: numbers of the devices that its workers get, one each; (): all that there are.
     """
@@ -39,6 +39,12 @@ class Host:
     name: str
     slots: int = 0
     devices: tuple[int, ...] = ()
+
+    @property
+    def login(self) -> str:
+        """Its name as ssh takes it, which knows no brackets."""
+        user, at, bare = self.name.rpartition("@")
+        return f"{user}{at}{bare.strip('[]')}"
 
     @property
     def shown(self) -> str:

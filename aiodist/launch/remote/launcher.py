@@ -168,7 +168,7 @@ class Launcher:
     def _silent(self, host: Host) -> RendezvousError:
         return RendezvousError(
             f"no agent on {host.name} said a word within {self._plan.timeout:g} s",
-            hint=f"See whether `ssh {host.name} true` ends soon; --start-timeout gives more time",
+            hint=f"See whether `ssh {host.login} true` ends soon; --start-timeout gives more time",
         )
 
     async def _greet(self, shell: Shell) -> Hello:

@@ -29,7 +29,7 @@ _NOT_FOUND = (126, 127)
 _ABOUT_US = ("SSH_CONNECTION", *ABOUT_A_WORKER)
 _KEPT = 20  # last lines of stderr, for an agent that does not start
 _FOUND = (  # what ssh says, in lower case, and what it means
-    ("permission denied", "it lets nobody in with this login", "Give it your public key: ssh-copy-id {name}"),
+    ("permission denied", "it refuses this login", "Give it your public key: ssh-copy-id {name}"),
     ("host key verification failed", "its key is not the known one", "Connect once by hand: ssh {name}"),
     ("could not resolve", "nobody knows the name", "Write its address, or put it into ~/.ssh/config"),
     ("connection refused", "no ssh server listens there", "Start sshd on it"),
@@ -163,13 +163,13 @@ class Shell:
 
     def failure(self) -> RendezvousError:
         """The error for an agent that has ended before it said a word: what is wrong with its host."""
-        name = self.host.name
+        name, login = self.host.name, self.host.login
         said = " ".join(self._last).lower()
         if self.code == _SSH_FAILS and not self._is_here():
             for words, meaning, hint in _FOUND:
                 if words in said:
-                    return RendezvousError(f"{name}: {meaning}", hint=hint.format(name=name))
-            return RendezvousError(f"{name}: ssh failed: {self._words()}", hint=f"Try: ssh {name} true")
+                    return RendezvousError(f"{name}: {meaning}", hint=hint.format(name=login))
+            return RendezvousError(f"{name}: ssh failed: {self._words()}", hint=f"Try: ssh {login} true")
         if self.code in _NOT_FOUND:
             return RendezvousError(
                 f"{name}: there is no {self._python}", hint="Name the interpreter there with --python"
@@ -180,7 +180,7 @@ class Shell:
                 hint=f"Install it there: {self._python} -m pip install aiodist",
             )
         return RendezvousError(
-            f"{name}: the agent ended with code {self.code}: {self._words()}", hint=f"Try: ssh {name} true"
+            f"{name}: the agent ended with code {self.code}: {self._words()}", hint=f"Try: ssh {login} true"
         )
 
     def _words(self) -> str:
@@ -203,9 +203,7 @@ class Shell:
         options = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no")
         alive = ("-o", f"ServerAliveInterval={BEAT:.0f}", "-o", f"ServerAliveCountMax={SILENCE / BEAT:.0f}")
         there = f"exec {shlex.quote(self._python)} -P -u -m {_MODULE}"
-        name = self.host.name
-        login, at, bare = name.rpartition("@")
-        return [*_words(self._ssh), *options, *alive, f"{login}{at}{bare.strip('[]')}", there]
+        return [*_words(self._ssh), *options, *alive, self.host.login, there]
 
     async def _pump(
         self, stream: asyncio.StreamReader, take: Callable[[bytes], None], console: Console

@@ -17,6 +17,14 @@ _ENDS = re.compile(rb"[\r\n]")
 
 # Endings that only say that *another* rank is in trouble.
 _SYMPTOMS = ("PeerLost", "GroupAborted", "CollectiveTimeout", "QuorumLost", "Evicted")
+_NOTICED = re.compile(
+    r"^aiodist: (?:.+?:\d+ in .+?: )?((?:PeerLost|GroupAborted|Collective(?:Timeout|Mismatch)): .*)"
+)
+"""The one line that a rank prints for an error of another one (`runtime/tracebacks`)."""
+
+_ITS_OWN = ", this one"
+"""Text of a `CollectiveTimeout` on a rank that others had waited for."""
+
 _TORCHS_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # before each line of a traceback, once torch has a group
 _TOLD_BY_TORCH = re.compile(rf"\bDistBackendError: ({'|'.join(_SYMPTOMS)}):")
 _ERROR_LINE = re.compile(r"^(?:  [|+ ]*)?((?:\w+\.)*\w+)(?::|$)")
@@ -108,6 +116,10 @@ class LastWords:
         start = _trace_start(lines)
         error = ""
         for line in lines[start:] if start is not None else ():
+            noticed = _NOTICED.match(line)
+            if noticed is not None:
+                error = noticed[1]
+                continue
             match = _ERROR_LINE.match(line)
             if match and not line.startswith(
                 ("Traceback", "At:", *_CHAIN)
@@ -118,13 +130,19 @@ class LastWords:
     @property
     def symptom(self) -> bool:
         """Whether the traceback ends in an error that only reports another rank's trouble."""
-        error = self.error
-        return error.partition(":")[0] in _SYMPTOMS or _TOLD_BY_TORCH.search(error) is not None
+        lines = self._decoded()
+        start, error = _trace_start(lines), self.error
+        if start is not None and _NOTICED.match(lines[start]):
+            return True
+        kind = error.partition(":")[0]
+        return (kind in _SYMPTOMS and _ITS_OWN not in error) or _TOLD_BY_TORCH.search(error) is not None
 
 
 def _trace_start(lines: Sequence[str]) -> int | None:
     """Index of the last traceback's first line, taken back over the causes chained before it."""
-    starts = [i for i, line in enumerate(lines) if any(mark in line for mark in _TRACE)]
+    starts = [
+        i for i, line in enumerate(lines) if any(mark in line for mark in _TRACE) or _NOTICED.match(line)
+    ]
     if not starts:
         return None
     start = starts.pop()

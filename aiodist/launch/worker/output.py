@@ -17,11 +17,12 @@ from itertools import groupby
 from operator import attrgetter
 
 from aiodist.launch.worker.lines import LastWords, LineSplitter, Piece
+from aiodist.terminal import CLEAR
 
 CHUNK = 4096  # PIPE_BUF: after POLLOUT a pipe takes that much without blocking, and in one piece
 HIGH = 1 << 20
 _PIPE_CAPACITY = 1 << 20
-_CLEAR = b"\r\x1b[K"
+_CLEAR = CLEAR.encode()
 
 
 class Console:

@@ -19,11 +19,10 @@ from aiodist.launch.worker.output import Console, Relay
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.worker import Worker, spawn
 from aiodist.observe.leaving import LOG_DIR
-from aiodist.terminal import takes_colour
+from aiodist.terminal import hue, takes_colour
 
 _GRACE = 2.0  # seconds, at most, for what a worker left behind
 _MOST_KEPT = 16 << 20  # bytes of a stream that are kept for a dashboard, where nobody has asked for files
-_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 @dataclass
@@ -78,9 +77,7 @@ def _relays(
     prefix = config.prefix_of(rank=rank, local_rank=local_rank, node_rank=place.node_rank, host=place.host)
     relays = []
     for fd, bit, console in ((out, 1, context.out), (err, 2, context.err)):
-        painted = prefix
-        if prefix and takes_colour(console.is_terminal, os.environ):
-            painted = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
+        painted = hue(rank, prefix, takes_colour(console.is_terminal, os.environ))
         relays.append(
             Relay(
                 asyncio.get_running_loop(),

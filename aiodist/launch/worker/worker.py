@@ -217,16 +217,18 @@ def _lacking(error: OSError) -> UsageError:
 def ask_all(workers: Sequence[Worker], signum: int) -> None:
     """Ask workers to end. None sees another one end before it is asked itself, which would be a failure.
 
-    So they are stopped, asked, and let go on. What goes to process groups goes by the guardians, one by one.
+    So they are stopped, asked, and let go on. What goes to process groups goes by the guardians, one by one,
+    who also let them go on.
     """
+    alone = signum == signal.SIGTERM
     with ExitStack() as held:
         handles: dict[Worker, int] = {}
-        for worker in workers if signum == signal.SIGTERM else ():
+        for worker in workers if signum != signal.SIGKILL else ():
             with suppress(OSError):
                 handles[worker] = worker.hold(held)
-        for number in (signal.SIGSTOP, signum, signal.SIGCONT):
+        for number in (signal.SIGSTOP, *((signum, signal.SIGCONT) if alone else ())):
             for handle in handles.values():
                 with suppress(OSError):  # it has just ended
                     signal.pidfd_send_signal(handle, number)
     for worker in workers:
-        worker.send(signum, sent=worker in handles)
+        worker.send(signum, sent=alone and worker in handles)

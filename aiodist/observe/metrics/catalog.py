@@ -76,17 +76,19 @@ _RANK = ("host", "rank")
 JOB_INFO = _gauge("job.info", "", ("script",), "1; says what the ranks of the job run")
 START = _gauge("start.time", "s", (), "when the first rank began, in seconds since 1970", min)
 WORLD_SIZE = _gauge("world.size", "{rank}", (), "ranks that the job has")
-EPOCH = _gauge("epoch", "", (), "the newest epoch that a rank has told of")
+EPOCH = _gauge("epoch", "", (), "the newest epoch that a rank has reported")
 RANKS = _gauge("ranks", "{rank}", ("state",), "ranks by what they do; `unseen`: nothing is seen of them")
-VERDICTS = _gauge("verdicts", "{verdict}", ("kind",), "verdicts that hold: why the job stands, or is slow")
-EVENTS = _counter("events", "{event}", (), "errors that nobody waits for, and other things that happened")
+VERDICTS = _gauge(
+    "verdicts", "{verdict}", ("kind",), "present verdicts: why the job stands still, or is slow"
+)
+EVENTS = _counter("events", "{event}", (), "errors that nobody awaits, and other events")
 
 OPS = _counter("ops", "{operation}", _OP, "operations issued, each rank's counted")
 FAILED = _counter("ops.failed", "{operation}", _OP, "operations that failed")
 IN_FLIGHT = _gauge("ops.in_flight", "{operation}", _OP, "operations that loops sleep for, 64 a rank at most")
 OLDEST = _gauge("op.oldest", "s", (), "age of the operation that has been pending longest; 0: none is", max)
 PAYLOAD = _counter("op.payload", "By", _OP, "bytes of the tensors of operations issued, each rank's counted")
-TIMED = _counter("ops.timed", "{operation}", _OP, "operations that `op.time` tells of: those slept for")
+TIMED = _counter("ops.timed", "{operation}", _OP, "operations in `op.time`: those for which the loop slept")
 TIME = _counter(
     "op.time",
     "s",
@@ -99,7 +101,7 @@ LAST = _counter("last_arrivals", "{operation}", _RANK, "collectives to which the
 LOST = _counter("lost.time", "s", _RANK, "time that the other ranks together waited in these for it")
 COMPARED = _counter("arrivals.compared", "{operation}", (), "collectives of which all arrivals were seen")
 
-LAG = _gauge("loop.lag", "s", _RANK, "time by which the event loop was late, at worst in the last 10 s", max)
+LAG = _gauge("loop.lag", "s", _RANK, "longest delay of the event loop in the last 10 s", max)
 MEMORY = _gauge("memory", "By", _RANK, "resident memory of the process")
 CPU = _counter("cpu", "s", _RANK, "processor time of the process")
 

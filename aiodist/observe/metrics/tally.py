@@ -19,6 +19,9 @@ from aiodist.observe.view import JobView, RankView
 MOST_GONE = 10_000
 """Recordings that are not seen any more and whose counts are remembered, should they be seen again."""
 
+MOST_COUNTS = 10_000
+"""Counts of a recording that are remembered though they are not told any more."""
+
 Values = dict[tuple[str, ...], float]
 """Of a metric: by the values of its labels."""
 
@@ -27,7 +30,10 @@ Count = tuple[Metric, tuple[str, ...], Hashable, float]
 
 
 def _ops(view: RankView, labels: Labels) -> Iterator[Count]:
-    for mark, one in enumerate(view.recording.sums):
+    for one in view.recording.sums:
+        if one.group is None:
+            continue  # what groups have done that are gone: it was counted with them
+        mark = one.group, one.op, one.dtype, one.shape, one.reduce, one.root, one.tag
         op = text(one.op), labels.group(one.group.name if one.group is not None else None)
         yield catalog.OPS, op, mark, one.uses
         yield catalog.FAILED, op, mark, one.failed
@@ -88,12 +94,15 @@ class Tally:
         who = ranks(job)
         for view in job.ranks:
             before = self._before.pop(view.identity, {})
+            now: dict[Hashable, float] = {}
             for metric, labels, mark, value in _counts(view, who[view.rank], self.labels):
                 key = metric, mark
                 known = before.get(key, 0.0)
-                before[key] = value
+                now[key] = value
                 self._add(metric, labels, value if value < known and metric in _ANEW else value - known)
-            self._before[view.identity] = before
+            if len(before) <= MOST_COUNTS:  # groups may come and go without end
+                now = before | now
+            self._before[view.identity] = now
         self._take_arrivals(job, who)
         gone = len(self._before) - len(job.ranks) - MOST_GONE
         for identity in list(self._before)[: max(0, gone)]:

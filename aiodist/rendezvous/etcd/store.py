@@ -106,8 +106,8 @@ class EtcdStore(Store):
         where = place(url, environ)
         if where.tells_password and environ.get("RANK", "0") == "0":
             _log.warning(
-                "AIODIST_ETCD_PASSWORD goes to etcd at %s as it is, for whoever listens on the network: use "
-                "etcds://",
+                "AIODIST_ETCD_PASSWORD goes to etcd at %s in clear, and everybody on the "
+                "network can read it: use etcds://",
                 where,
             )
         gateway = Gateway(where)

@@ -153,6 +153,46 @@ async def test_message_that_is_not_launched_yet_is_not_waited_for(world: World) 
     await run_cluster(2, main, backend=BACKEND)
 
 
+async def test_a_message_to_oneself_is_copied_on_a_lane_of_its_own(world: World) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        me, rows = pg.rank, Tensor(np.zeros((5, 2), np.int64))
+        for count in (5, 3, 0):
+            into = Tensor(np.zeros(count, np.int64))
+            receive = pg.recv(into, None, tag=1, async_op=True)
+            other = pg.send(Tensor(np.arange(count) + 90), me, async_op=True)
+            await pg.send(Tensor(np.arange(count) + me), me, tag=1)
+            assert await receive == me
+            assert into.array.tolist() == list(range(me, me + count))
+            assert await pg.recv(into, me) == me
+            assert into.array.tolist() == list(range(90, 90 + count))
+            await other
+        strided = Tensor(rows.array[:, 1])
+        sent = pg.send(Tensor(np.arange(10)[::2]), me, async_op=True)
+        await pg.recv(strided, me)
+        await sent
+        assert rows.array.tolist() == [[0, 0], [0, 2], [0, 4], [0, 6], [0, 8]]
+
+    await run_cluster(2, main, backend=BACKEND)
+    assert destroyed(world) == 2 + 2  # one lane more on each rank
+
+
+async def test_scalars_on_the_device_and_on_the_host(world: World) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        one = Tensor(np.asarray(pg.rank + 1, F32))
+        assert await pg.all_reduce(one) is one
+        assert one.array.tolist() == 3
+        assert (await pg.all_gather(Tensor(np.asarray(pg.rank, F32)))).array.tolist() == [0, 1]
+        assert await pg.all_reduce(pg.rank + 0.5) == 2
+        got = await pg.broadcast(np.float32(pg.rank + 7), 1)
+        assert type(got) is np.float32 and got == 8
+        frozen = np.arange(3) + pg.rank
+        frozen.flags.writeable = False
+        assert (await pg.all_reduce(frozen)).tolist() == [1, 3, 5]
+        assert frozen.tolist() == [pg.rank, pg.rank + 1, pg.rank + 2]
+
+    await run_cluster(2, main, backend=BACKEND)
+
+
 async def test_messages_both_ways_at_once(world: World) -> None:
     async def main(pg: ProcessGroup) -> None:
         peer = 1 - pg.rank

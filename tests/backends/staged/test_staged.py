@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,17 +20,11 @@ from aiodist.transport.memory import MemoryNetwork
 from tests.backends.cuda.stand_in import CUDARuntimeError, Devices, Tensor
 from tests.backends.staged.library import StandIn
 from tests.gpu.conformance import check_programs
+from tests.waiting import until_so
 
 BACKEND = "cpu:host,cuda:host"
 
 pytestmark = pytest.mark.usefixtures("devices")
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let the loop turn until something is so."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 async def turns() -> None:
@@ -282,7 +275,7 @@ async def test_pinned_memory_goes_back_when_the_operation_is_over(devices: Devic
             else:
                 await pg.recv(Tensor(np.arange(3)), 0)
             await pg.barrier()
-            await until(lambda: devices.returned == len(devices.pinned) == 3 * 2 * (1 + 2) + 1)
+            await until_so(lambda: devices.returned == len(devices.pinned) == 3 * 2 * (1 + 2) + 1)
         finally:
             gc.enable()
 
@@ -362,7 +355,7 @@ async def test_abort_waits_for_what_is_being_copied(way: str, devices: Devices) 
             return
         tensor = Tensor(np.full(3, 9.0))
         work = issue(tensor)
-        await until(lambda: devices.copies == [way])
+        await until_so(lambda: devices.copies == [way])
         pg.abort("enough")
         await turns()
         assert not work.done()

@@ -111,6 +111,11 @@ def test_names_for_people() -> None:
     assert [Host(name).shown for name in names] == ["node7", "10.0.0.7", "fe80::1", "b"]
 
 
+def test_ssh_takes_an_address_without_brackets() -> None:
+    names = ["a", "me@a.b", "[fd00::1]", "me@[fd00::1]"]
+    assert [Host(name).login for name in names] == ["a", "me@a.b", "fd00::1", "me@fd00::1"]
+
+
 @given(st.text(max_size=60))
 def test_any_text_is_hosts_or_an_error_of_one_line(text: str) -> None:
     for read in (from_option, lambda given: from_file(given, "hosts")):

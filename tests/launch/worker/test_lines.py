@@ -166,3 +166,32 @@ def test_a_group_of_exceptions_ends_in_its_innermost() -> None:
         "    +------------------------------------\n"
     )
     assert words_of(text).error == "PeerLost: lost rank 1: gone"
+
+
+@pytest.mark.parametrize("kind", ["PeerLost", "GroupAborted", "CollectiveTimeout", "CollectiveMismatch"])
+def test_the_one_line_of_an_error_of_another_rank(kind: str) -> None:
+    words = LastWords()
+    words.add(b"step 3", f"aiodist: a b/train.py:14 in step: {kind}: lost rank 2: it ended. Look".encode())
+    assert words.symptom and words.error == f"{kind}: lost rank 2: it ended. Look"
+    assert words.excerpt() == (f"aiodist: a b/train.py:14 in step: {kind}: lost rank 2: it ended. Look",)
+    after = LastWords()
+    after.add(*words._lines, b"Traceback (most recent call last):", b"ValueError: worse")
+    assert (after.symptom, after.error) == (False, "ValueError: worse")
+
+
+def test_what_the_launcher_itself_says_is_no_such_line() -> None:
+    words = LastWords()
+    words.add(b"aiodist run: rank 2 failed: exit code 1", b"aiodist: something: PeerLoss: x")
+    assert not words.symptom and words.error == ""
+
+
+def test_a_timeout_of_the_rank_that_was_waited_for_is_its_own() -> None:
+    words = LastWords()
+    trace = [b"Traceback (most recent call last):", b'  File "train.py", line 3, in main']
+    told = b"no completion within 2 s on rank 0: it waited for rank 2, this one (in"
+    words.add(*trace, b"aiodist.errors.CollectiveTimeout: " + told)
+    assert not words.symptom
+    words.add(
+        *trace, b"aiodist.errors.CollectiveTimeout: no completion within 2 s: rank 2 had not arrived (in"
+    )
+    assert words.symptom

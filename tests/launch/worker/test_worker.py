@@ -106,6 +106,30 @@ async def test_all_are_asked_before_the_first_one_ends(
         await worker.sweep()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors of processes are Linux's")
+async def test_ctrl_c_too_reaches_all_before_the_first_one_ends(
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = [start(spawner, "sleep", "1000") for _ in range(3)]
+    at_first: list[list[str]] = []
+    forward = Worker.forward
+
+    def spied(worker: Worker, signum: int, *, group: bool = False) -> None:
+        if not at_first:
+            while (states := [state_of(one.pid) for one in workers]) != ["T"] * 3:
+                os.sched_yield()
+            at_first.append(states)
+        forward(worker, signum, group=group)
+
+    monkeypatch.setattr(Worker, "forward", spied)
+    ask_all(workers, signal.SIGINT)
+    assert at_first == [["T"] * 3]
+    assert await asyncio.gather(*map(ended, workers)) == [-signal.SIGINT] * 3
+    assert [worker.asked for worker in workers] == [signal.SIGINT] * 3
+    for worker in workers:
+        await worker.sweep()
+
+
 async def test_where_there_are_no_descriptors_their_guardians_ask_them(
     spawner: Spawner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

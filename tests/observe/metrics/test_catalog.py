@@ -11,7 +11,7 @@ from aiodist.observe.metrics import catalog
 from aiodist.observe.metrics.catalog import CATALOG, Kind, Metric
 from aiodist.observe.metrics.prometheus import KEY
 
-PAGE = Path(__file__).parents[3] / "docs/metrics.md"
+PAGE = Path(__file__).parents[3] / "docs/metrics-table.md"
 
 
 def test_all_metrics_are_in_the_catalog_once() -> None:

@@ -15,7 +15,7 @@ from aiodist.observe.metrics import catalog, tally
 from aiodist.observe.metrics.catalog import Metric
 from aiodist.observe.metrics.labels import MOST_GROUPS, MOST_RANKS, OTHERS
 from aiodist.observe.metrics.tally import Tally
-from aiodist.recorder.reading import Event, Link
+from aiodist.recorder.reading import Event, Group, Link
 from tests.observe.made import a_job
 from tests.observe.metrics.made import a_sum, seen
 
@@ -105,10 +105,16 @@ def test_names_that_are_shown_alike_are_one() -> None:
     assert total(found, catalog.OPS) == 3
 
 
-def test_what_could_not_be_written_down_is_others() -> None:
+def test_what_groups_that_are_gone_have_done_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sums go, and are part of one that is of no group."""
+    monkeypatch.setattr(tally, "MOST_COUNTS", 20)
     found = Tally()
-    found.take(a_job(seen(sums=[replace(a_sum(uses=1), group=None)])))
-    assert found.totals[catalog.OPS] == {("all_reduce", OTHERS): 1}
+    for number in range(50):
+        group = Group(f"group {number}", 0, range(4), number)
+        past = replace(a_sum(uses=number), group=None)
+        found.take(a_job(seen(sums=[past, replace(a_sum(uses=1), group=group)])))
+    assert total(found, catalog.OPS) == 50
+    assert sum(map(len, found._before.values())) < 40
 
 
 def test_not_more_is_remembered_than_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

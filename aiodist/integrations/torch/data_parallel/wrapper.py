@@ -31,7 +31,7 @@ _COMPARED = ("find_unused_parameters", "static_graph", "broadcast_buffers", "ela
 
 
 class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
-    """A module of which every rank has a copy, and whose gradients are averaged over all ranks::
+    """A wrapper of a module: every rank has a copy, and the gradients are averaged over all ranks::
 
         ddp = await dist.DistributedDataParallel(model, pg)
         for inputs, targets in loader:
@@ -42,7 +42,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             optimizer.step()
 
     Awaiting it gives every rank rank 0's parameters and buffers. In a backward pass autograd's hooks fill
-    buckets, each of which starts when it is full and its forerunners have started. `sync` waits for them.
+    buckets. A bucket starts when it is full and all earlier buckets have started. `sync` waits for them.
     `loss.backward()` holds the event loop, as any computation does; `await ddp.backward(loss)` does it in a
     thread, and other tasks go on.
 
@@ -57,15 +57,15 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         pg: the group; None takes the default one. With `elastic`: the world, or what `dist.join()` gives.
         process_group: torch's name for `pg`.
         bucket_cap_mb: size at which a bucket is closed, in MiB; the first one at 1 MiB.
-        find_unused_parameters: parameters may have no part in a loss. The buckets from the first such
+        find_unused_parameters: some parameters may not be used in a loss. The buckets from the first such
             parameter on start in `sync`. A gradient that no rank has stays as it was.
-        static_graph: the same parameters have a part in every loss, and each gets its gradient as often as in
-            the first step, which sends nothing before `sync`; more than once, where a layer is used again.
+        static_graph: every loss uses the same parameters, and each gets its gradient as often as in the first
+            step (more than once, if a layer is used again). The first step sends nothing before `sync`.
         broadcast_buffers: every `sync` gives all ranks the buffers (running means, say) of the first rank
             that still has data.
         gradient_as_bucket_view: gradients lie in the buckets, which saves a copy of each and its memory.
         divide_by_initial_world_size: in `join`, divide by all ranks; False: by those that still have data.
-            Of no meaning where a comm hook divides.
+            It has no effect if a comm hook divides.
         elastic: go on when members die or join: `sync` then says whether the step counts.
         state: tensors that every member must have alike besides the module's, newcomers too (momentum, a
             counter of steps). All have rank 0's at first.
@@ -237,7 +237,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     async def backward(self, loss: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
         """Run `loss.backward(gradient)` in a thread: the loop goes on meanwhile.
 
-        Cancelling it ends the wait only; `sync` waits for the thread.
+        Cancelling it ends only the wait; `sync` waits for the thread.
         """
         run = asyncio.ensure_future(asyncio.to_thread(loss.backward, gradient))
         self._passes.add(run)
@@ -247,7 +247,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     async def sync(self) -> bool:
         """Wait until every `p.grad` is the average over all ranks, and the buffers are the same.
 
-        Cancelling it ends the wait only; call it again.
+        Cancelling it ends only the wait; call it again.
 
         Returns:
             → True. Elastic: False where members have died or joined: the gradients of this step are gone, do
@@ -310,11 +310,11 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     async def join(self) -> None:
         """Take part without data until all ranks have called it: for inputs that are uneven.
 
-        Every rank calls it behind its loop. Those that still have data go on with steps, to which this rank
-        adds zeros. In the end all have the parameters and buffers of the last one that had data.
+        Every rank calls it after its loop. Ranks that still have data go on with steps, to which this rank
+        adds zeros. In the end all have the parameters and buffers of the last rank that had data.
 
-        A step costs nothing more for that: which ranks have data rides on the first bucket. A loop that
-        communicates otherwise, too, cannot be joined.
+        This makes a step no slower: the last bucket carries which ranks have data. A loop with other
+        communication cannot be joined.
 
         Raises:
             UsageError: a backward pass was not followed by `sync`; elastic wrappers have no `join`.

@@ -44,8 +44,7 @@ async def steps_on(torch: Any, ddp: Any, pg: ProcessGroup, weight: Any) -> None:
     assert torch.allclose(weight.grad, mean_gradient(torch, pg, 77), atol=1e-6)
 
 
-@spmd(transport="shm")
-async def test_a_step_whose_sync_is_forgotten_or_too_much(pg: ProcessGroup) -> None:
+async def a_step_whose_sync_is_forgotten_or_too_much(pg: ProcessGroup) -> None:
     torch, _ = torch_and_linear()
     for static in (False, True):
         module = torch_and_linear()[1]
@@ -75,8 +74,7 @@ async def test_a_step_whose_sync_is_forgotten_or_too_much(pg: ProcessGroup) -> N
         await steps_on(torch, ddp, pg, module.weight)
 
 
-@spmd(transport="shm")
-async def test_gradients_that_do_not_come(pg: ProcessGroup) -> None:
+async def gradients_that_do_not_come(pg: ProcessGroup) -> None:
     torch, _ = torch_and_linear()
     module = torch.nn.ModuleDict({"one": torch.nn.Linear(4, 3), "never": torch.nn.Linear(4, 3)})
     module.forward = module["one"].forward
@@ -87,8 +85,7 @@ async def test_gradients_that_do_not_come(pg: ProcessGroup) -> None:
     assert torch.allclose(module["one"].weight.grad, mean_gradient(torch, pg), atol=1e-6)
 
 
-@spmd(transport="shm")
-async def test_a_backward_pass_that_raises_or_is_cancelled(pg: ProcessGroup) -> None:
+async def a_backward_pass_that_raises_or_is_cancelled(pg: ProcessGroup) -> None:
     torch, _ = torch_and_linear()
 
     class Late(torch.autograd.Function):  # type: ignore[misc, name-defined]
@@ -140,8 +137,7 @@ async def test_a_backward_pass_that_raises_or_is_cancelled(pg: ProcessGroup) -> 
         assert torch.allclose(first.weight.grad, row[:, None] * mean_gradient(torch, pg)[:1], atol=1e-6)
 
 
-@spmd(transport="shm")
-async def test_a_sync_that_is_cancelled_is_called_again(pg: ProcessGroup) -> None:
+async def a_sync_that_is_cancelled_is_called_again(pg: ProcessGroup) -> None:
     torch, module = torch_and_linear()
     ddp = await dist.DistributedDataParallel(module, pg)
     for step in range(3):
@@ -158,8 +154,7 @@ async def test_a_sync_that_is_cancelled_is_called_again(pg: ProcessGroup) -> Non
         assert torch.allclose(module.weight.grad, mean_gradient(torch, pg, step), atol=1e-6)
 
 
-@spmd(transport="shm")
-async def test_comm_hooks_that_give_something_else(pg: ProcessGroup) -> None:
+async def comm_hooks_that_give_something_else(pg: ProcessGroup) -> None:
     torch, module = torch_and_linear()
     ddp = await dist.DistributedDataParallel(module, pg)
     chosen: list[Any] = []
@@ -198,8 +193,7 @@ async def test_comm_hooks_that_give_something_else(pg: ProcessGroup) -> None:
         await steps_on(torch, ddp, pg, module.weight)
 
 
-@spmd(transport="shm")
-async def test_modules_and_options_that_differ_or_do_not_fit(pg: ProcessGroup) -> None:
+async def modules_and_options_that_differ_or_do_not_fit(pg: ProcessGroup) -> None:
     torch, _ = torch_and_linear()
     linear = torch.nn.Linear
     with pytest.raises(dist.UsageError, match=rf"here is weight: torch.float32 \[{3 + pg.rank}, 4\]"):
@@ -248,8 +242,7 @@ async def test_modules_and_options_that_differ_or_do_not_fit(pg: ProcessGroup) -
         table(torch.tensor([1, 3])).sum().backward()
 
 
-@spmd(transport="shm")
-async def test_what_cannot_be_done_with_a_wrapper(pg: ProcessGroup) -> None:
+async def what_cannot_be_done_with_a_wrapper(pg: ProcessGroup) -> None:
     torch, module = torch_and_linear()
     ddp = await dist.DistributedDataParallel(module, pg)
     for again in (module, ddp):
@@ -269,8 +262,7 @@ async def test_what_cannot_be_done_with_a_wrapper(pg: ProcessGroup) -> None:
     await steps_on(torch, again, pg, module.weight)
 
 
-@spmd(transport="shm")
-async def test_backward_passes_in_threads(pg: ProcessGroup) -> None:
+async def backward_passes_in_threads(pg: ProcessGroup) -> None:
     torch, module = torch_and_linear()
     ddp = await dist.DistributedDataParallel(module, pg, gradient_as_bucket_view=True)
     turns = 0
@@ -289,3 +281,23 @@ async def test_backward_passes_in_threads(pg: ProcessGroup) -> None:
         assert torch.allclose(module.weight.grad, mean_gradient(torch, pg, step), atol=1e-6)
     other.cancel()
     assert turns > 3
+
+
+CASES = (
+    a_step_whose_sync_is_forgotten_or_too_much,
+    gradients_that_do_not_come,
+    a_backward_pass_that_raises_or_is_cancelled,
+    a_sync_that_is_cancelled_is_called_again,
+    comm_hooks_that_give_something_else,
+    modules_and_options_that_differ_or_do_not_fit,
+    what_cannot_be_done_with_a_wrapper,
+    backward_passes_in_threads,
+)
+
+
+@spmd(transport="shm")
+async def test_each_mistake_is_said_at_once_and_the_next_step_is_right(pg: ProcessGroup) -> None:
+    """In one job, since torch's import takes longest; the case that fails is the last that is printed."""
+    for case in CASES:
+        print(case.__name__)
+        await case(pg)

@@ -1,4 +1,4 @@
-"""Whether others took the processors while something was measured, and who. Pure, but for `look`.
+"""Whether others took the processors while something was measured, and who. Pure, but for the looks.
 
 Linux says it in /proc: what each processor did, and what each process took. Elsewhere nothing is said.
 """
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from aiodist.sanitize import one_line
 
@@ -23,6 +24,22 @@ _SEEN = 0.05  # of one processor: less is not worth a name
 _LONGEST = 40
 
 
+class Taken(NamedTuple):
+    """The processor time of a process up to now, in seconds.
+
+    Attributes:
+        name: of its program.
+        seconds: its own, with all its threads.
+        parent: id of the process that started it.
+        of_ended: that of the processes that it started, and that have ended.
+    """
+
+    name: str
+    seconds: float
+    parent: int = 0
+    of_ended: float = 0.0
+
+
 @dataclass(frozen=True)
 class Look:
     """The time that processors and processes have worked up to now, in seconds.
@@ -31,13 +48,13 @@ class Look:
         at: monotonic time.
         worked: of the processors that this process may use, together: in programs and for them.
         stolen: time that a hypervisor gave to other machines instead.
-        took: of each process that can be seen, by its id: its name, and its processor time.
+        took: of each process that can be seen, by its id.
     """
 
     at: float
     worked: float
     stolen: float
-    took: Mapping[int, tuple[str, float]] = field(default_factory=dict)
+    took: Mapping[int, Taken] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,11 +98,30 @@ def processor_time(text: str, processors: Collection[int]) -> tuple[float, float
     return worked / _TICKS, stolen / _TICKS
 
 
-def process_time(text: str) -> tuple[str, float]:
-    """(name, seconds) of a process, from /proc/PID/stat. The name stands in brackets, and may hold some."""
+def process_time(text: str) -> Taken:
+    """A process, from /proc/PID/stat. Its name stands in brackets, and may hold some."""
     begin, _, rest = text.rpartition(")")
     columns = rest.split()
-    return begin.partition("(")[2], (int(columns[11]) + int(columns[12])) / _TICKS
+    own, of_ended = (sum(map(int, columns[first : first + 2])) / _TICKS for first in (11, 13))
+    return Taken(begin.partition("(")[2], own, int(columns[1]), of_ended)
+
+
+def family(before: Look, after: Look, root: int) -> dict[int, float]:
+    """Processor time that a process, and all that it started, took between two looks, by their ids.
+
+    That of a process that has ended meanwhile is with the one that waited for it: the sum is right.
+    """
+    found: dict[int, float] = {}
+    for took, sign in ((before.took, -1), (after.took, 1)):
+        children: dict[int, list[int]] = {}
+        for pid, taken in took.items():
+            children.setdefault(taken.parent, []).append(pid)
+        left = [root] if root in took else []
+        while left:
+            pid = left.pop()
+            left += children.get(pid, ())
+            found[pid] = found.get(pid, 0.0) + sign * (took[pid].seconds + took[pid].of_ended)
+    return found
 
 
 def disturbance(
@@ -101,9 +137,10 @@ def disturbance(
     elapsed = max(after.at - before.at, 1e-9)
     whole = elapsed * cores
     others = max(0.0, after.worked - before.worked - sum(own.values())) / whole
+    new = Taken("", 0.0)
     grown = {
-        pid: (taken - before.took.get(pid, ("", 0.0))[1], name)
-        for pid, (name, taken) in after.took.items()
+        pid: (taken.seconds - before.took.get(pid, new).seconds, taken.name)
+        for pid, taken in after.took.items()
         if pid not in own
     }
     most, worst = max(grown.values(), default=(0.0, ""))
@@ -117,19 +154,25 @@ def disturbance(
     )
 
 
-def doubt(seen: Disturbance) -> str:
-    """Why figures that were measured meanwhile are not to be trusted; '' where they are."""
-    reasons = []
+def reasons(seen: Disturbance) -> str:
+    """Why a machine counts as busy; '' where it does not."""
+    found = []
     if seen.others >= _ENOUGH:
         who = f", most of it {one_line(seen.worst, _LONGEST)}" if seen.worst else ""
-        reasons.append(f"other processes took {100 * seen.others:.0f} % of the processors' time{who}")
+        found.append(f"other processes took {100 * seen.others:.0f} % of the processors' time{who}")
     if seen.stolen >= _STOLEN:
-        reasons.append(f"the hypervisor gave {100 * seen.stolen:.0f} % of it to other machines")
-    if not reasons:
+        found.append(f"the hypervisor gave {100 * seen.stolen:.0f} % of it to other machines")
+    return ", and ".join(found)
+
+
+def doubt(seen: Disturbance) -> str:
+    """Why figures that were measured meanwhile are not to be trusted; '' where they are."""
+    why = reasons(seen)
+    if not why:
         return ""
     cores = "1 core" if seen.cores == 1 else f"{seen.cores} cores"
     return (
-        f"this machine is busy (load {seen.load:.1f} on {cores}): {', and '.join(reasons)}. "
+        f"this machine is busy (load {seen.load:.1f} on {cores}): {why}. "
         "Figures measured meanwhile are not to be trusted"
     )
 
@@ -140,8 +183,21 @@ def own_seconds() -> float:
     return spent.user + spent.system
 
 
-def doubt_now(patience: float) -> str:
-    """`doubt` of this machine as it is now, before anything is measured.
+def meanwhile(before: Look | None, after: Look | None, own: Mapping[int, float]) -> Disturbance | None:
+    """The time that others of this machine took between two looks; None where the system does not say.
+
+    Args:
+        before: the first look.
+        after: the second.
+        own: as for `disturbance`.
+    """
+    if before is None or after is None:
+        return None
+    return disturbance(before, after, own, cores=len(os.sched_getaffinity(0)), load=os.getloadavg()[0])
+
+
+def disturbance_now(patience: float) -> Disturbance | None:
+    """The time that others take at present; None where the system does not say.
 
     Args:
         patience: seconds between the two looks.
@@ -149,16 +205,12 @@ def doubt_now(patience: float) -> str:
     began = own_seconds()
     before = look()
     if before is None:
-        return ""
+        return None
     time.sleep(patience)
-    after = look()
-    if after is None:
-        return ""
-    own = {os.getpid(): own_seconds() - began}
-    return doubt(disturbance(before, after, own, cores=len(os.sched_getaffinity(0)), load=os.getloadavg()[0]))
+    return meanwhile(before, look(), {os.getpid(): own_seconds() - began})
 
 
-def _processes() -> Iterator[tuple[int, tuple[str, float]]]:
+def _processes() -> Iterator[tuple[int, Taken]]:
     if sys.platform != "linux":
         return
     for name in os.listdir("/proc"):

@@ -9,7 +9,18 @@ import time
 
 import pytest
 
-from aiodist.bench.busy import Look, disturbance, doubt, look, own_seconds, process_time, processor_time
+from aiodist.environment.busy import (
+    Look,
+    Taken,
+    disturbance,
+    disturbance_now,
+    doubt,
+    family,
+    look,
+    own_seconds,
+    process_time,
+    processor_time,
+)
 
 TICKS = os.sysconf("SC_CLK_TCK")
 STAT = """\
@@ -28,17 +39,29 @@ def test_processors_of_this_process_alone_count() -> None:
 
 def test_a_process_may_have_any_name() -> None:
     numbers = " ".join(str(number) for number in range(3, 53))
-    name, seconds = process_time(f"4711 (a) b (c) S {numbers}")
-    assert (name, seconds) == ("a) b (c", (13 + 14) / TICKS)
+    taken = process_time(f"4711 (a) b (c) S {numbers}")
+    assert taken == Taken("a) b (c", (13 + 14) / TICKS, parent=3, of_ended=(15 + 16) / TICKS)
 
 
-BEFORE = Look(100.0, 50.0, 3.0, {1: ("rank", 10.0), 2: ("rank", 10.0), 3: ("make", 5.0), 4: ("top", 1.0)})
+def test_a_process_and_all_that_it_started() -> None:
+    before = Look(
+        0, 0, 0, {7: Taken("driver", 1.0, 1, 4.0), 8: Taken("rank", 2.0, 7), 9: Taken("make", 9, 1)}
+    )
+    then = {7: Taken("driver", 1.5, 1, 9.0), 10: Taken("mpirun", 0.25, 7, 0.5), 11: Taken("rank", 2.0, 10)}
+    took = family(before, Look(0, 0, 0, {**then, 12: Taken("make", 8.0, 1)}), 7)
+    assert set(took) == {7, 8, 10, 11}
+    # 8 had 2 s of its 5 s already: 3 s, and 0.5, 0.25, 0.5 and 2 s of those that live
+    assert sum(took.values()) == pytest.approx(6.25)
+
+
+TOOK = {1: Taken("rank", 10.0), 2: Taken("rank", 10.0), 3: Taken("make", 5.0), 4: Taken("top", 1.0)}
+BEFORE = Look(100.0, 50.0, 3.0, TOOK)
 
 
 def after(worked: float, stolen: float = 0.0, **took: float) -> Look:
     """Ten seconds later; `took`: seconds of the processes 3 and 4 meanwhile."""
-    grown = {1: ("rank", 18.0), 2: ("rank", 19.0), 3: ("make", 5.0 + took.get("make", 0)), 4: ("top", 1.0)}
-    return Look(110.0, 50.0 + worked, 3.0 + stolen, grown)
+    grown = {1: Taken("rank", 18.0), 2: Taken("rank", 19.0), 3: Taken("make", 5.0 + took.get("make", 0))}
+    return Look(110.0, 50.0 + worked, 3.0 + stolen, {**TOOK, **grown})
 
 
 OWN = {1: 8.0, 2: 9.0}
@@ -69,7 +92,7 @@ def test_decision(then: Look, words: str) -> None:
 
 
 def test_names_are_fit_for_a_terminal() -> None:
-    then = Look(110.0, 90.0, 3.0, {9: ("\x1b[2Jevil" * 20, 20.0)})
+    then = Look(110.0, 90.0, 3.0, {9: Taken("\x1b[2Jevil" * 20, 20.0)})
     assert "\x1b" not in doubt(disturbance(BEFORE, then, {}, cores=1, load=0.0))
 
 
@@ -80,17 +103,22 @@ def test_a_busy_machine() -> None:
     assert first is not None
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
-            while own_seconds() - spent < 0.2:  # both work
+            while own_seconds() - spent < 0.1:  # both work
                 pass
             while True:
                 second = look()
                 assert second is not None
-                if second.took[busy.pid][1] > 0.5:
+                if second.took[busy.pid].seconds > 0.25:
                     break
                 time.sleep(0.01)
         finally:
             busy.kill()
+    assert second.took[busy.pid].parent == os.getpid()
     mine = own_seconds() - spent
     seen = disturbance(first, second, {os.getpid(): mine}, cores=1, load=os.getloadavg()[0])
     assert seen.others > 0
-    assert second.worked - first.worked - mine > 0.3  # its half second, as coarse as ticks are
+    assert second.worked - first.worked - mine > 0.1  # its quarter of a second, as coarse as ticks are
+    # With it, as one of the family, next to nothing is left.
+    both = family(first, second, os.getpid())
+    assert sum(both.values()) - mine > 0.1
+    assert disturbance_now(0.0) is not None

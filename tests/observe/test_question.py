@@ -1,0 +1,33 @@
+"""A question stays until it is taken; who comes meanwhile shares it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aiodist.environment.files import Folder
+from aiodist.observe.question import put, put_before, take
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with Folder.open(tmp_path / "own", make=True) as made:
+        yield made
+
+
+def test_it_is_shared_until_it_is_taken(folder: Folder) -> None:
+    assert take(folder, "a.1.2.3") is put_before(folder, "a.1.2.3") is None
+    first = put(folder, "a.1.2.3")
+    assert put(folder, "a.1.2.3") == put_before(folder, "a.1.2.3") == first
+    assert take(folder, "a.1.2.4") is None
+    assert take(folder, "a.1.2.3") == first
+    assert folder.names() == []
+
+
+def test_what_is_in_the_way_is_an_error(folder: Folder) -> None:
+    (folder.path / "a.1.2.3.asked").mkdir()
+    with pytest.raises(OSError):
+        take(folder, "a.1.2.3")
+    (folder.path / "a.1.2.3.asked").rmdir()

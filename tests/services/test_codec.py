@@ -1,0 +1,51 @@
+"""What is encoded off the loop: also large arrays inside dataclasses."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.services import codec
+from aiodist.services.codec import LARGE, encode, encoded, is_bulky
+from aiodist.wire import objects
+
+
+@dataclass
+class Batch:
+    data: np.ndarray[Any, Any]
+    inner: list[Batch] = field(default_factory=list)
+
+
+def test_what_is_bulky() -> None:
+    small, large = np.zeros(3), np.zeros(LARGE // 8)
+    for value in [
+        large,
+        [large],
+        {"a": (large,)},
+        Batch(large),
+        [Batch(small, [Batch(large)])],
+        bytes(LARGE),
+    ]:
+        assert is_bulky(value)
+    for value in [small, [1, "a", None], Batch(small, [Batch(small)]), {}, 3]:
+        assert not is_bulky(value)
+    assert is_bulky(list(range(5000)))
+
+
+async def test_an_array_in_a_dataclass_is_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting(value: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return encode(value)
+
+    monkeypatch.setattr(codec, "encode", noting)
+    batch = Batch(np.arange(LARGE // 8))
+    back = objects.decode(await encoded(batch))
+    assert np.array_equal(back["data"], batch.data)
+    await encoded(Batch(np.arange(3)))
+    assert [thread is threading.main_thread() for thread in threads] == [False, True]
