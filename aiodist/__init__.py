@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 # NumPy nor uvloop. `__init__.pyi` says the same to type checkers; a test compares them.
 _HOME = {
     "aiodist.backends.registry": "register_backend",
-    "aiodist.ddp": "GradientSync",
+    "aiodist.ddp": "DiLoCo GradientSync LocalSGD",
     "aiodist.errors": """
         AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallUnknown
         CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted GroupBroken GroupClosed

@@ -3,7 +3,9 @@
 from aiodist import group as group
 from aiodist import portal as portal
 from aiodist.backends.registry import register_backend as register_backend
+from aiodist.ddp import DiLoCo as DiLoCo
 from aiodist.ddp import GradientSync as GradientSync
+from aiodist.ddp import LocalSGD as LocalSGD
 from aiodist.errors import AiodistError as AiodistError
 from aiodist.errors import AuthenticationError as AuthenticationError
 from aiodist.errors import BackendUnavailable as BackendUnavailable

@@ -456,12 +456,11 @@ class NonFiniteValues(AiodistError, FloatingPointError):
         blocks: how many blocks of the result are concerned.
     """
 
-    def __init__(self, rank: int | None, blocks: int, block: int) -> None:
+    def __init__(self, rank: int | None, blocks: int, block: int, what: str = "") -> None:
         who = "the sum overflows" if rank is None else f"rank {rank} gave values that are not finite"
         some = f"{blocks} block{'' if blocks == 1 else 's'} of {block} elements"
-        super().__init__(
-            f"{who}, in {some}", hint='Skip this step, or pass non_finite="keep" to get NaN in their blocks'
-        )
+        hint = 'Skip this step, or pass non_finite="keep" to get NaN in their blocks'
+        super().__init__(what or f"{who}, in {some}", hint="" if what else hint)
         self.rank, self.blocks = rank, blocks
 
 

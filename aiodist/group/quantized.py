@@ -15,7 +15,6 @@ stochastic gradient descent", Interspeech 2014.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from functools import partial
@@ -215,13 +214,10 @@ class Run:
         return sum(piece.bounds[-1] - piece.bounds[0] for piece in chosen)
 
     async def _apart(self, cost_ns: float, job: Callable[[], None]) -> None:
-        """Do a job on the buffers where it does not hold the loop; a failure has broken the group."""
-        core = self._core
-        ended: asyncio.Future[None] = core.loop.create_future()
-        if not core.backend.off_loop(cost_ns, job, partial(_end, ended)):
-            await ended
-        if core.error is not None:
-            raise core.error
+        """Do a job on the buffers, and end here where the group has broken meanwhile."""
+        await self._core.apart(cost_ns, job)
+        if self._core.error is not None:
+            raise self._core.error
 
     def _deal(self, index: int, number: int) -> Work[Any]:
         """Send every rank its share, and get this rank's from all others."""
@@ -337,8 +333,3 @@ class _Room:
 def _flat(array: Array, part: slice) -> Array:
     """Some elements of an array, in the order of its axes: a view, or a copy where it is not contiguous."""
     return array.reshape(-1)[part] if array.flags.c_contiguous else array.flat[part]
-
-
-def _end(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
