@@ -117,7 +117,7 @@ class DiLoCo:
         self._state = [view(one, writable=True, what=f"state[{i}]") for i, one in enumerate(state)]
         shapes = [(one.dtype.name, one.shape) for one in (*views, *self._state)]
         plan = f"{shapes} {self._parts} {self._rhythm} {outer} {mix} {self._codec} {elastic} {admit}"
-        self._plan = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
+        self._plan = int.from_bytes(hashlib.blake2b(plan.encode(), digest_size=8).digest(), "little")
         self._known = False
         self._moved: Array | None = None
         self._under_way: Work[Any] | None = None
@@ -137,32 +137,11 @@ class DiLoCo:
     async def synced(self) -> None:
         """Wait until this rank has the common values. `await diloco` does this and gives `diloco`."""
         if not self._known:
-            await self._agree_on_plan()
             await self._reconcile()
 
     def __await__(self) -> Generator[Any, None, DiLoCo]:
         yield from self.synced().__await__()
         return self
-
-    async def _agree_on_plan(self) -> None:
-        for member, plan in enumerate(
-            await self._all_gathered(np.frombuffer(bytes.fromhex(self._plan), np.uint8))
-        ):
-            if bytes(plan).hex() != self._plan:
-                raise UsageError(
-                    f"rank {self.pg.ranks[member]} has other arrays, or another plan, than rank "
-                    f"{self.pg.ranks[self.pg.rank]}",
-                    hint="Construct DiLoCo with the same shapes and arguments on all ranks",
-                )
-
-    async def _all_gathered(self, mine: Array) -> Array:
-        """The rows of all members. Elastic: also where some die meanwhile."""
-        while True:
-            try:
-                rows: Array = await self.pg.all_gather(mine)
-                return rows
-            except GroupBroken as error:
-                await self._go_on(error)
 
     # ── each step ────────────────────────────────────────────────────────────────────────────────────
 
@@ -235,7 +214,7 @@ class DiLoCo:
         return self.pg.all_reduce_quantized(
             *(moved, ReduceOp.AVG, self._codec, out),
             feedback=self._feedback[fragment],
-            agree_on=f"DiLoCo {self._plan} fragment {fragment}",
+            agree_on=f"DiLoCo {self._plan:x} fragment {fragment}",
             async_op=True,
         )
 
@@ -305,16 +284,38 @@ class DiLoCo:
     async def _reconcile(self) -> None:
         """Have all members the same common values: those of the majority, of rank 0 at the very beginning."""
         while True:
-            mine = [int(self._known), self.steps, self.exchanges, *(one.digest for one in self._commons)]
+            mine = (int(self._known), self._plan, self.steps, self.exchanges, self._digest())
             try:
-                rows = await self.pg.all_gather(np.array(mine, np.uint64))
-                source = source_of([tuple(map(int, row)) for row in rows])
-                if source is not None:
-                    await self._take_over(source, differs=tuple(map(int, rows[source])) != tuple(mine))
-            except GroupBroken as error:
-                await self._go_on(error)
-                continue
-            return
+                rows = [tuple(map(int, row)) for row in await self.pg.all_gather(np.array(mine, np.uint64))]
+                if self._check_plans(rows):
+                    source = source_of(rows)
+                    if source is not None:
+                        await self._take_over(source, differs=rows[source] != mine)
+                    return
+                error = None  # a newcomer cannot take part, and leaves
+            except GroupBroken as broken:
+                error = broken
+            await self._go_on(error)
+
+    def _digest(self) -> int:
+        """Of the common values of all fragments."""
+        told = b"".join(one.digest.to_bytes(8, "little") for one in self._commons)
+        return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+
+    def _check_plans(self, rows: Sequence[tuple[int, ...]]) -> bool:
+        """Whether all members have this rank's plan.
+
+        Raises:
+            UsageError: another one has another plan, and this rank is not in the middle of training.
+        """
+        for member, (known, plan, *_) in enumerate(rows):
+            if plan != self._plan and (known or not self._known):
+                raise UsageError(
+                    f"rank {self.pg.ranks[member]} has other arrays, or another plan, than rank "
+                    f"{self.pg.ranks[self.pg.rank]}",
+                    hint="Construct DiLoCo with the same shapes and arguments on all ranks",
+                )
+        return all(plan == self._plan for _, plan, *_ in rows)
 
     async def _take_over(self, source: int, differs: bool) -> None:
         """Send the source's common values to all. Whoever has them already gets the same bytes again."""
