@@ -456,11 +456,15 @@ class NonFiniteValues(AiodistError, FloatingPointError):
         blocks: how many blocks of the result are concerned.
     """
 
-    def __init__(self, rank: int | None, blocks: int, block: int, what: str = "") -> None:
-        who = "the sum overflows" if rank is None else f"rank {rank} gave values that are not finite"
-        some = f"{blocks} block{'' if blocks == 1 else 's'} of {block} elements"
-        hint = 'Skip this step, or pass non_finite="keep" to get NaN in their blocks'
-        super().__init__(what or f"{who}, in {some}", hint="" if what else hint)
+    def __init__(
+        self,
+        message: str = "a rank gave values that are not finite",
+        *,
+        rank: int | None = None,
+        blocks: int = 0,
+        hint: str = "Skip this step, or lower the learning rate",
+    ) -> None:
+        super().__init__(message, hint=hint)
         self.rank, self.blocks = rank, blocks
 
 

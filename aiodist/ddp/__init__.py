@@ -1,4 +1,4 @@
-"""Data-parallel training."""
+"""Data-parallel training, also with rare communication."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Training that communicates rarely: DiLoCo, its streaming form, and local SGD, over arrays.
 
-Each rank trains by itself. After some steps all ranks average what they have moved, and an outer optimiser moves
-the common values by it. Only that travels, once in `sync_every` steps.
+Each rank trains by itself. After some steps all ranks average what they have moved, and an outer optimiser
+moves the common values by it. Only that travels, once in `sync_every` steps.
 
-Sources: A. Douillard et al., arXiv 2311.08105 (DiLoCo) and arXiv 2501.18512 (Streaming DiLoCo: fragments, overlap,
-quantised outer gradients).
+Sources: A. Douillard et al., arXiv 2311.08105 (DiLoCo) and arXiv 2501.18512 (Streaming DiLoCo: fragments,
+overlap, quantised outer gradients).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _STEP_NS, _SIGN_NS = 2.0, 8.0  # of an element: of the outer step, and of its di
 class DiLoCo:
     """Ranks that train by themselves, and agree on common values once in a while.
 
-    Construction checks the arguments. Await the object once: all ranks then have rank 0's values. After each step of
-    your own optimiser call `step`::
+    Construction checks the arguments. Await the object once: all ranks then have rank 0's values. After each
+    step of your own optimiser call `step`::
 
         diloco = await dist.DiLoCo(pg, weights, sync_every=100)
         for batch in batches:
@@ -47,14 +47,15 @@ class DiLoCo:
     The arrays are written in place. Where they cannot be written (JAX) pass their values, and take those that
     `step` returns: `weights = await diloco.step(weights)`.
 
-    With `fragments` each part of the model is exchanged at a time of its own, and with `delay` the program goes on
-    computing meanwhile. Nothing is sent while the event loop is blocked, so run long steps in a thread:
-    `await asyncio.to_thread(train, weights, batch)`.
+    With `fragments` each part of the model is exchanged at a time of its own, and with `delay` the program
+    goes on computing meanwhile. Nothing is sent while the event loop is blocked, so run long steps in a
+    thread: `await asyncio.to_thread(train, weights, batch)`.
 
     An exchange counts only if all members have its result: they vote in the epoch in which it was made. With
-    `elastic=True` those that are left make it again when a member has died, with what they have moved: no step is
-    lost. Newcomers (`dist.join`) are taken in after an exchange, or by `admit`, and get the common values. After
-    each exchange all ranks compare a digest of the common values; a rank with others gets those of the majority.
+    `elastic=True` those that are left make it again when a member has died, with what they have moved: no
+    step is lost. Newcomers (`dist.join`) are taken in after an exchange, or by `admit`, and get the common
+    values. After each exchange all ranks compare a digest of the common values; a rank with others gets those
+    of the majority.
 
     Args:
         pg: the process group; elastic: a world.
@@ -224,7 +225,7 @@ class DiLoCo:
         self._moved = self._under_way = None
         feedback = self._feedback[fragment]
         if bad is None and not bool(np.isfinite(mean).all()):
-            bad = NonFiniteValues(None, 0, 0, "a rank has moved to values that are not finite")
+            bad = NonFiniteValues("a rank has moved to values that are not finite")
         if bad is not None:
             feedback.undo()
             raise bad
@@ -419,7 +420,7 @@ class LocalSGD(DiLoCo):
 
 
 def source_of(rows: Sequence[tuple[int, ...]]) -> int | None:
-    """The member whose common values all shall have: the first of the majority; None: all have the same. Pure.
+    """The member whose common values all get: the first of the majority; None: all have the same. Pure.
 
     Args:
         rows: of each member: 1 where it has common values, and what tells them apart.

@@ -505,8 +505,8 @@ class GroupCore:
         return work
 
     async def apart(self, cost_ns: float, job: Callable[[], None]) -> None:
-        """Do a job on buffers where it does not hold the loop. One that raises breaks the group, and that error
-        is raised."""
+        """Do a job on buffers where it does not hold the loop. One that raises breaks the group, and that
+        error is raised."""
         ended: asyncio.Future[None] = self.loop.create_future()
 
         def done() -> None:

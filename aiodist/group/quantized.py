@@ -303,7 +303,14 @@ class Run:
                 blocks += bad
         if not blocks:
             return None
-        return NonFiniteValues(None if first < 1 else first - 1, blocks, self._codec.block)
+        some = f"in {blocks} block{'' if blocks == 1 else 's'} of {self._codec.block} elements"
+        who = "the sum overflows" if first < 1 else f"rank {first - 1} gave values that are not finite"
+        return NonFiniteValues(
+            f"{who}, {some}",
+            rank=None if first < 1 else first - 1,
+            blocks=blocks,
+            hint='Skip this step, or pass non_finite="keep" to get NaN in their blocks',
+        )
 
     def _decode(self) -> None:
         target = self._asked.target

@@ -26,7 +26,8 @@ async def main():
         first = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0
         came_with = diloco.steps
         while diloco.steps < 60 or diloco.pg.size < 3 or diloco.pg.epoch < 2 or diloco.steps % 5:
-            own += np.random.default_rng([diloco.pg.rank, diloco.steps]).standard_normal(100).astype(np.float32)
+            random = np.random.default_rng([diloco.pg.rank, diloco.steps])
+            own += random.standard_normal(100).astype(np.float32)
             if first and os.environ["RANK"] == "1" and diloco.steps == 12:
                 os.kill(os.getpid(), signal.SIGKILL)
             await diloco.step()
