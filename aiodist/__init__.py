@@ -24,12 +24,12 @@ __version__ = "0.1.0"
 # NumPy nor uvloop. `__init__.pyi` says the same to type checkers; a test compares them.
 _HOME = {
     "aiodist.backends.registry": "register_backend",
-    "aiodist.ddp": "GradientSync",
+    "aiodist.ddp": "DiLoCo GradientSync LocalSGD",
     "aiodist.errors": """
         AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallUnknown
         CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted GroupBroken GroupClosed
-        LeaseLost PeerClosed PeerLost QuorumLost RemoteError RendezvousError RendezvousTimeout StoreFull
-        StoreReplaced Tampered UsageError WireError
+        LeaseLost NonFiniteValues PeerClosed PeerLost QuorumLost RemoteError RendezvousError
+        RendezvousTimeout StoreFull StoreReplaced Tampered UsageError WireError
     """,
     "aiodist.functional.collectives": """
         all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single
@@ -46,7 +46,7 @@ _HOME = {
         send_object_list
     """,
     "aiodist.functional.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
-    "aiodist.group": "ProcessGroup",
+    "aiodist.group": "ErrorFeedback ProcessGroup",
     "aiodist.integrations.torch.data_parallel": "DistributedDataParallel",
     "aiodist.portal": "Portal SyncProcessGroup SyncWork",
     "aiodist.rendezvous": """

@@ -3,7 +3,9 @@
 from aiodist import group as group
 from aiodist import portal as portal
 from aiodist.backends.registry import register_backend as register_backend
+from aiodist.ddp import DiLoCo as DiLoCo
 from aiodist.ddp import GradientSync as GradientSync
+from aiodist.ddp import LocalSGD as LocalSGD
 from aiodist.errors import AiodistError as AiodistError
 from aiodist.errors import AuthenticationError as AuthenticationError
 from aiodist.errors import BackendUnavailable as BackendUnavailable
@@ -19,6 +21,7 @@ from aiodist.errors import GroupAborted as GroupAborted
 from aiodist.errors import GroupBroken as GroupBroken
 from aiodist.errors import GroupClosed as GroupClosed
 from aiodist.errors import LeaseLost as LeaseLost
+from aiodist.errors import NonFiniteValues as NonFiniteValues
 from aiodist.errors import PeerClosed as PeerClosed
 from aiodist.errors import PeerLost as PeerLost
 from aiodist.errors import QuorumLost as QuorumLost
@@ -69,6 +72,7 @@ from aiodist.functional.point_to_point import irecv as irecv
 from aiodist.functional.point_to_point import isend as isend
 from aiodist.functional.point_to_point import recv as recv
 from aiodist.functional.point_to_point import send as send
+from aiodist.group import ErrorFeedback as ErrorFeedback
 from aiodist.group import ProcessGroup as ProcessGroup
 from aiodist.integrations.torch.data_parallel import DistributedDataParallel as DistributedDataParallel
 from aiodist.portal import Portal as Portal

@@ -23,6 +23,7 @@
     │   ├── CallUnknown                  … it may have run, or may run in part; nobody knows
     │   │   └── CallTimeout (TimeoutError)   … when its time was over
     │   └── RemoteError                  … the handler raised; carries the name of the type, and the text
+    ├── NonFiniteValues (FloatingPointError)   ranks gave infinities or NaN, which cannot be quantised
     ├── ForgottenAwait                   operations were never awaited; says which, and at which lines
     ├── WireError                        bytes that are not this protocol
     └── BackendUnavailable               the backend's library or hardware is not here
@@ -441,6 +442,27 @@ class RemoteError(CallError):
         super().__init__(rank, name, f"it raised {': '.join(filter(None, shown))}")
         self.type_name = type_name
         self.text = text
+
+
+class NonFiniteValues(AiodistError, FloatingPointError):
+    """Values that are not finite were to be quantised. All ranks raise it alike; the tensors are as they
+    were, and the group goes on.
+
+    Attributes:
+        rank: the first that gave such a value; None: all gave finite ones, and their sum is none.
+        blocks: how many blocks of the result are concerned.
+    """
+
+    def __init__(
+        self,
+        message: str = "a rank gave values that are not finite",
+        *,
+        rank: int | None = None,
+        blocks: int = 0,
+        hint: str = "Skip this step, or lower the learning rate",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.rank, self.blocks = rank, blocks
 
 
 class WireError(AiodistError):

@@ -85,9 +85,12 @@ DTYPES: tuple[np.dtype[np.generic], ...] = tuple(
 DTYPE_CODES: dict[np.dtype[np.generic], int] = {dtype: code for code, dtype in enumerate(DTYPES)}
 BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
 
-_FLOATING = {np.dtype(t) for t in (np.float16, np.float32, np.float64, np.complex64, np.complex128)} | {
-    BFLOAT16
-}
+FLOATS: frozenset[np.dtype[np.generic]] = frozenset(
+    {*(np.dtype(t) for t in (np.float16, np.float32, np.float64)), BFLOAT16}
+)
+"""The real floating dtypes."""
+
+_FLOATING = FLOATS | {np.dtype(np.complex64), np.dtype(np.complex128)}
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 

@@ -221,6 +221,14 @@ class Backend(Protocol):
     def batch(self, begins: bool) -> None:
         """Begin or end a batch: what is submitted in it may begin together, at its end."""
 
+    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        """Do a job on buffers of the group, by a thread where it would hold the loop too long (law 7). A job
+        that raises breaks the group; `done` is called then, too.
+
+        Returns:
+            True: it is done already, and `done` is not called.
+        """
+
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything. `quiet()` is called once, now or later on the loop, when no buffer is touched
         any more; then the group fails the Works. Nothing is submitted afterwards."""

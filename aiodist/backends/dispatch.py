@@ -86,6 +86,10 @@ class Dispatch:
             self._host.skip(call.seq)
         self._by_place[operation.place].submit(operation)
 
+    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        """Have the host backend do a job."""
+        return self._host.off_loop(cost_ns, job, done)
+
     def reserve(self, seq: int) -> None:
         """Note a collective that is submitted later, without a tensor of the user's."""
         self._host.reserve(seq)

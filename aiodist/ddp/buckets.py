@@ -6,6 +6,7 @@ Training", VLDB 2020, section 3.2; torch's defaults are kept.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,12 @@ def plan(arrays: Iterable[tuple[np.dtype[Any], int]], cap_nbytes: int) -> list[B
             limits[dtype] = cap_nbytes
     buckets += [Bucket(dtype, tuple(slots)) for dtype, slots in filling.items()]
     return sorted(buckets, key=lambda bucket: -bucket.slots[-1].index)
+
+
+def digest(buckets: Iterable[Bucket]) -> str:
+    """A short text that two plans have in common only if they are equal."""
+    words = [f"{b.dtype.name} {[(s.index, s.start, s.stop) for s in b.slots]}" for b in buckets]
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
 
 
 def cap_of(mebibytes: Any) -> int:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from aiodist.ddp.buckets import Bucket, cap_of, plan
-from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError, shown
-from aiodist.group import ProcessGroup
+from aiodist.ddp.buckets import Bucket, cap_of, digest, plan
+from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, UsageError, shown
+from aiodist.group import ErrorFeedback, ProcessGroup
+from aiodist.group.quantized import codec_named
 from aiodist.kernels import copy_into
 from aiodist.tensors import view, wrap
-from aiodist.types import ReduceOp, check_reduction
+from aiodist.types import FLOATS, ReduceOp, check_reduction
 
 Array = npt.NDArray[Any]
 
@@ -59,6 +60,8 @@ class GradientSync:
         elastic: go on when members die or join.
         state: what else every member must have alike, newcomers too: writable arrays (momentum, a counter of
             steps), treated like the values of `arrays`, any dtype.
+        codec: 'int8' or 'int4': gradients travel quantised, by `ProcessGroup.all_reduce_quantized`, and what
+            rounding leaves out of a bucket is added at the next step. Complex gradients travel as they are.
         min_size: elastic: with fewer members training ends by `QuorumLost`.
 
     Attributes:
@@ -78,6 +81,7 @@ class GradientSync:
         elastic: bool = False,
         state: Iterable[Any] = (),
         min_size: int = 1,
+        codec: str | None = None,
     ) -> None:
         cap_nbytes = cap_of(bucket_cap_mb)
         self.pg = pg
@@ -97,6 +101,9 @@ class GradientSync:
         ]
         self._tensors = tensors
         self._buckets = plan([(v.dtype, v.size) for v in self._values], cap_nbytes)
+        self._codec = codec
+        self._plan = "" if codec is None else f"buckets {codec_named(codec).name} {digest(self._buckets)}"
+        self._feedback = [ErrorFeedback() for _ in self._buckets]
         self._memory: list[Array] = []
         self._slices: dict[int, Array] = {}
         self._bucket_of: dict[int, int] = {}
@@ -213,7 +220,16 @@ class GradientSync:
     def _start_full_buckets(self) -> None:
         while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
             memory = self._memory[len(self._works)]
-            self._works.append(self.pg.all_reduce(memory, ReduceOp.AVG, async_op=True))
+            self._works.append(self._reduce(len(self._works), memory))
+
+    def _reduce(self, number: int, memory: Array) -> Awaitable[Any]:
+        """Start the average of a bucket."""
+        if self._codec is None or memory.dtype not in FLOATS:
+            return self.pg.all_reduce(memory, ReduceOp.AVG, async_op=True)
+        feedback, agree_on = self._feedback[number], f"{self._plan} {number}"
+        return self.pg.all_reduce_quantized(
+            memory, ReduceOp.AVG, self._codec, feedback=feedback, agree_on=agree_on, async_op=True
+        )
 
     async def finish(self) -> list[Any]:
         """End the step: wait for the averages.
@@ -227,6 +243,8 @@ class GradientSync:
 
         Raises:
             UsageError: some gradients are not ready; the step goes on, give them and call again.
+            NonFiniteValues: with a codec: some rank's gradients are not finite. All ranks raise it; the step
+                is over, skip the update.
             GroupBroken: the group broke; gradients are lost. Elastic: only `Evicted` and `QuorumLost`.
         """
         missing = sorted(set().union(*self._missing))
@@ -238,26 +256,47 @@ class GradientSync:
             )
         works = self._works
         if self._elastic and not await self._agreed(works):
+            self._end_step(counts=False)
             await self._regroup()
             await self.synced()
             return []
-        for work in works:
-            await work
+        bad = await _ended(works)
         if self._works is works:  # another finish() of the same step may have ended it
+            self._end_step(counts=bad is None)
             self._reset()
+        if bad is not None:
+            raise bad
         return list(self._averages)
+
+    def _end_step(self, counts: bool) -> None:
+        """Keep what rounding has left out of this step, or go back where it does not count."""
+        for feedback in self._feedback:
+            if counts:
+                feedback.keep()
+            else:
+                feedback.undo()
 
     async def _agreed(self, works: list[Awaitable[Any]]) -> bool:
         """Whether all members have the averages, and nobody waits to be admitted."""
         well = self.pg.rank != 0 or not await self.pg.newcomers_here()
         try:
-            for work in works:
-                await work
+            await _ended(works)
         except (Evicted, QuorumLost):
             raise
         except GroupBroken:
             well = False
         return await self.pg.agree(well)
+
+
+async def _ended(works: list[Awaitable[Any]]) -> NonFiniteValues | None:
+    """Wait for the end of all; what is not finite is told, alike on all ranks."""
+    bad = None
+    for work in works:
+        try:
+            await work
+        except NonFiniteValues as error:
+            bad = bad or error
+    return bad
 
 
 def _listed(arrays: Any, name: str) -> list[Any]:

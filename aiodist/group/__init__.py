@@ -14,9 +14,10 @@ groups that no other group makes, `default` remembers one for its loop.
 
 from typing import Final
 
+from aiodist.group.feedback import ErrorFeedback
 from aiodist.group.process_group import ProcessGroup
 
 WORLD: Final = None
 """torch's name for the loop's default group, where a call takes `group=`."""
 
-__all__ = ["WORLD", "ProcessGroup"]
+__all__ = ["WORLD", "ErrorFeedback", "ProcessGroup"]

@@ -32,6 +32,13 @@ def text(value: object, name: str) -> str:
     return value or ""
 
 
+def one_of(value: object, words: tuple[str, ...], name: str) -> str:
+    """One of some words."""
+    if isinstance(value, str) and value in words:
+        return value
+    raise UsageError(f"{name} must be {' or '.join(map(repr, words))}, got {shown(value)}")
+
+
 def at_least_1(value: object, name: str) -> int:
     """A positive integer."""
     number = integer(value, name)

@@ -504,6 +504,20 @@ class GroupCore:
         self.batches.follow(first, work, partial(self._steps.carry_out, work, rest))
         return work
 
+    async def apart(self, cost_ns: float, job: Callable[[], None]) -> None:
+        """Do a job on buffers where it does not hold the loop. One that raises breaks the group, and that
+        error is raised."""
+        ended: asyncio.Future[None] = self.loop.create_future()
+
+        def done() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        if not self.backend.off_loop(cost_ns, job, done):
+            await ended
+        if self.error is not None and isinstance(self.error.__cause__, Exception):
+            raise self.error
+
     def carry_out(self, work: Work[Any], steps: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Have a task carry out the steps of a Work. Closing the group waits for it."""
         self._steps.carry_out(work, steps)

@@ -20,7 +20,9 @@ from aiodist.group.calls import Calls
 from aiodist.group.changes import Changes
 from aiodist.group.core import GroupCore
 from aiodist.group.entering import Entering
+from aiodist.group.feedback import ErrorFeedback
 from aiodist.group.objects import Objects
+from aiodist.group.quantized import Quantized, codec_named
 from aiodist.group.requests import Op, exchange, receiving, request, sending
 from aiodist.group.subgroups import Subgroups
 from aiodist.group.together import together
@@ -91,6 +93,7 @@ class ProcessGroup:
         self._subgroups = Subgroups(core, type(self))
         self._changes = Changes(core)
         self._calls = Calls(core)
+        self._quantized = Quantized(core)
         core.start(self)
 
     @property
@@ -144,6 +147,44 @@ class ProcessGroup:
             if started is not None:
                 return started
         return core.issue(request(Kind.all_reduce, self._roster, tensor, out, op=op), timeout, async_op)
+
+    def all_reduce_quantized(
+        self,
+        tensor: Any,
+        op: Op = ReduceOp.SUM,
+        codec: str = "int8",
+        out: Any = None,
+        *,
+        feedback: ErrorFeedback | None = None,
+        non_finite: str = "raise",
+        agree_on: str = "",
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[Any]:
+        """Reduce over all ranks with 8 or 4 bits an element on the way. Every rank gets the same bits.
+
+        Each block of elements has one scale. Sums are float32. Each element is rounded twice, by half a scale
+        at most each time, however many ranks there are.
+
+        Args:
+            tensor: float16, bfloat16, float32 or float64 on the host; otherwise as of `all_reduce`.
+            op: SUM or AVG.
+            codec: 'int8' (blocks of 1024 elements), 'int4' (of 128), or with a block of your own: 'int8/256'.
+                Ranks must agree on it.
+            out: where the result goes instead.
+            feedback: keeps what rounding leaves out of this tensor, and adds it the next time.
+            non_finite: 'raise': `NonFiniteValues` on all ranks where a value is infinite or NaN, and nothing
+                has changed; 'keep': the result has NaN in the whole block.
+            agree_on: text that must be the same on all ranks: a plan of buckets, say.
+
+        Returns:
+            → `tensor`, or `out`. They are written only when all went well.
+        """
+        chosen, keep = codec_named(codec), check.one_of(non_finite, ("raise", "keep"), "non_finite") == "keep"
+        agreed = check.text(agree_on, "agree_on")
+        return self._quantized.all_reduce(
+            tensor, op, chosen, out, ErrorFeedback.checked(feedback), keep, agreed, timeout, async_op
+        )
 
     def broadcast(
         self, tensor: Any, src: int = 0, *, timeout: Timeout = None, async_op: bool = False

@@ -159,6 +159,10 @@ class HostBackend:
     async def open(self) -> None:
         """Do nothing: the channels are open."""
 
+    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        """Do a job by the process's thread, where it is long: see `Channels.off_loop`."""
+        return self.channels.off_loop(cost_ns, job, done)
+
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has its number, and cannot be taken back: what fails breaks the group."""
         if self._dead:
