@@ -4,8 +4,8 @@
 
 Rank 0 asks and rank 1 serves, on one loop each, over a Unix socket and over loopback TCP. The streams carry
 msgpack with a number for each request, as a service does that answers many at once. The ways take turns,
-several times; every answer is checked. Beside the wall time it prints what a request takes of the processor on
-either side, which says more where the machine is shared.
+several times; every answer is checked. Beside the wall time it prints what a request takes of the processor
+on either side, which says more where the machine is shared.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def encode_small(x: Any) -> bytes | None:
 
 
 def _is_small(x: Any) -> bool:
-    """Whether a value is plain, and takes no time worth a thread. In one loop: each call passes here twice."""
+    """Whether a value is plain, and takes no time worth a thread. One loop: calls pass here twice."""
     room = _FEW
     containers: list[Any] = [(x,)]
     for items in containers:
@@ -197,10 +197,12 @@ def _is_small(x: Any) -> bool:
         if type(items) is dict:
             for key in items:
                 kind = type(key)
-                if (kind is not str or len(key) > _SMALL) and kind not in _NUMBERS:
-                    if kind is not bytes or len(key) > _SMALL:
+                if kind is str or kind is bytes:
+                    if len(key) > _SMALL:
                         return False
-            items = items.values()  # noqa: PLW2901
+                elif kind not in _NUMBERS:
+                    return False
+            items = items.values()
         for item in items:
             kind = type(item)
             if kind is str or kind is bytes:

@@ -441,7 +441,18 @@ def test_small_plain_values_are_encoded_as_all_others() -> None:
         deep = [deep]
     itself: list[Any] = []
     itself.append(itself)
-    plain = [None, True, 3, 1.5, "é", b"ab", [], {}, [1, [2.0, {"a": [None, "x"]}]], {1: 2, None: b"k", b"l": 3}]
+    plain = [
+        None,
+        True,
+        3,
+        1.5,
+        "é",
+        b"ab",
+        [],
+        {},
+        [1, [2.0, {"a": [None, "x"]}]],
+        {1: 2, None: b"k", b"l": 3},
+    ]
     for value in [*plain, [[[[[[[["deeper"]]]]]]]]]:
         assert objects.encode_small(value) == objects.encode(value)
     for value in [
