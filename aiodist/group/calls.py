@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from aiodist.errors import UsageError, shown
@@ -34,13 +34,15 @@ class Calls:
         handlers.register(function, name, limit)
         return function
 
-    async def call(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Any:
+    def call(
+        self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout
+    ) -> Coroutine[Any, Any, Any]:
         """See `ProcessGroup.call`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         if type(handler) is str:
-            return await services.call(uid, rank, known(handler), args, limit, None)
+            return services.call(uid, rank, known(handler), args, limit, None)
         name, build = self._known(services, handler, stream=False)
-        return await services.call(uid, rank, name, args, limit, build)
+        return services.call(uid, rank, name, args, limit, build)
 
     def stream(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Stream:
         """See `ProcessGroup.stream`."""
@@ -78,11 +80,13 @@ class Calls:
         return [regroup.uids[rank] for rank in self._roster.ranks]
 
     def _towards(self, rank: Any, timeout: Timeout) -> tuple[Switchboard, bytes, int, float]:
-        services = self._services()
-        rank = check.group_rank(rank, self._roster.size, "rank")
-        regroup = self._core.family.regroup
+        services, core, ranks = self._services(), self._core, self._roster.ranks
+        if type(rank) is not int or not 0 <= rank < len(ranks):
+            rank = check.group_rank(rank, len(ranks), "rank")
+        regroup = core.family.regroup
         assert regroup is not None
-        return services, regroup.uids[self._roster.ranks[rank]], rank, self._core.limit(timeout)
+        limit = core.timeout if timeout is None else core.limit(timeout)
+        return services, regroup.uids[ranks[rank]], rank, limit
 
     def _known(
         self, services: Switchboard, function: Any, *, stream: bool

@@ -83,9 +83,9 @@ class Callee:
             pass
 
     def _take(self, kind: int, number: int, body: bytes | bytearray) -> None:
-        asked = ASKS.get(kind)
-        if asked is not None:
-            self._asked(asked, number, body)
+        asks = ASKS.get(kind)
+        if asks is not None:
+            self._asked(asks, number, body)
         elif kind == _CANCEL:
             served = self._serving.cancel(number)
             if served is not None:

@@ -53,34 +53,29 @@ class Running:
         left, name, payload = request
         nbytes = len(payload)
         handler = self._handlers.by_name.get(name)
-        slots = None if handler is None else handler.slots
-        if handler is None or kind is not _CALL or handler.streams or nbytes >= LARGE or not slots.take():  # type: ignore[union-attr]
+        large = nbytes >= LARGE or kind is not _CALL
+        if large or handler is None or handler.streams or not handler.slots.free:
             served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
             self._start(served, self._carry_out(served, name, payload, handler))
             return
-        assert slots is not None
+        running = None
         try:
-            args = _arguments(handler, objects.decode(payload))
+            args = objects.decode(payload)
+            if why := handler.misfit(args):
+                self._answers.at_once(number, Says.REFUSED, why.encode())
+                return
             if handler.quick:
                 result = self._context.copy().run(handler.function, *args)
                 if not hasattr(result, "__await__"):
-                    answer = encode(result)
-                    slots.give()
-                    self._answers.at_once(number, _RESULT, answer)
+                    self._answers.at_once(number, _RESULT, encode(result))
                     return
                 running = result  # a plain function that returns a coroutine, say
-            else:
-                running = None
-        except _Refused as why:
-            slots.give()
-            self._answers.at_once(number, Says.REFUSED, str(why).encode())
-            return
-        except Exception as error:
-            slots.give()
+        except (Exception, asyncio.CancelledError) as error:
             self._answers.at_once(number, Says.RAISED, told(name, error))
             return
         served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
-        served.slot = slots
+        served.slot = handler.slots
+        served.slot.free -= 1
         served.begun = running is not None
         self._start(served, self._finish(served, handler, args, running))
 
@@ -132,7 +127,9 @@ class Running:
                 raise _Refused(f"{name} {how}")
             await handler.slots.wait()
             served.slot = handler.slots
-            args = _arguments(handler, await decoded(payload))
+            args = await decoded(payload)
+            if why := handler.misfit(args):
+                raise _Refused(why)
             served.begun = True
             result = handler.function(*args)
             if handler.streams:
@@ -155,11 +152,3 @@ class Running:
                 await self._answers.part(served, await encoded(part))
         finally:
             await parts.aclose()
-
-
-def _arguments(handler: Handler, args: Any) -> list[Any]:
-    if type(args) is not list:
-        raise _Refused("its arguments cannot be read")
-    if why := handler.misfit(args):
-        raise _Refused(why)
-    return args
