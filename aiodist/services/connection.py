@@ -38,6 +38,7 @@ class Connection:
 
     Attributes:
         over: it has ended.
+        several: more than one frame came together the last time.
         full: so much waits to be written that the next has to wait, until all has left.
         taken: called when what came together was taken, and what was sent meanwhile has left.
         last: the number of the last call that the other side has taken, as its goodbye says.
@@ -52,7 +53,7 @@ class Connection:
         ended: Callable[[str], None],
         drained: Callable[[], None],
     ) -> None:
-        self.over = self.full = False
+        self.over = self.full = self.several = False
         self.last = 0
         self.unsent: frozenset[int] = frozenset()
         self.taken: Callable[[], object] = _nothing
@@ -194,7 +195,9 @@ class Connection:
             self._held = []
         take, pieces = self._take, self._pieces
         try:
-            for kind, number, body in self._frames.feed(data):
+            frames = self._frames.feed(data)
+            self.several = len(frames) > 1
+            for kind, number, body in frames:
                 if self.over:
                     return
                 if kind == _PIECE:
