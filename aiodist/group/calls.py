@@ -25,6 +25,7 @@ class Calls:
     def __init__(self, core: GroupCore) -> None:
         self._core = core
         self._roster = core.roster
+        self._members: list[bytes] = []
 
     def handler(self, function: Any, name: str | None, limit: int | None) -> Any:
         """See `ProcessGroup.handler`."""
@@ -74,19 +75,20 @@ class Calls:
         return services
 
     def _uids(self) -> list[bytes]:
-        """The members' uids, in group order."""
-        regroup = self._core.family.regroup
-        assert regroup is not None
-        return [regroup.uids[rank] for rank in self._roster.ranks]
+        """The members' uids, in group order. A group names the same processes for ever."""
+        if not self._members:
+            regroup = self._core.family.regroup
+            assert regroup is not None
+            self._members = [regroup.uids[rank] for rank in self._roster.ranks]
+        return self._members
 
     def _towards(self, rank: Any, timeout: Timeout) -> tuple[Switchboard, bytes, int, float]:
-        services, core, ranks = self._services(), self._core, self._roster.ranks
-        if type(rank) is not int or not 0 <= rank < len(ranks):
-            rank = check.group_rank(rank, len(ranks), "rank")
-        regroup = core.family.regroup
-        assert regroup is not None
+        services, core = self._services(), self._core
+        members = self._members or self._uids()
+        if type(rank) is not int or not 0 <= rank < len(members):
+            rank = check.group_rank(rank, len(members), "rank")
         limit = core.timeout if timeout is None else core.limit(timeout)
-        return services, regroup.uids[ranks[rank]], rank, limit
+        return services, members[rank], rank, limit
 
     def _known(
         self, services: Switchboard, function: Any, *, stream: bool

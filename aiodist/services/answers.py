@@ -43,10 +43,13 @@ class Answers:
         if self._serving.leave(served.number) is not None:
             self.at_once(served.number, kind, body)
 
-    async def result(self, served: Served, body: bytes) -> None:
-        """Answer with a result, when there is room for it."""
-        await self._room(len(body))
-        self.end(served, Says.RESULT, body)
+    def must_wait(self, nbytes: int) -> bool:
+        """Whether a body of so many bytes has to wait for `room`."""
+        return self._connection.full or (nbytes > PIECE and self._connection.crowded)
+
+    async def room(self, nbytes: int) -> None:
+        """Return when a body of so many bytes may be sent."""
+        await self._connection.until_room(large=nbytes > PIECE)
 
     async def part(self, served: Served, body: bytes) -> None:
         """Send a part of a stream, when its consumer wants it."""
@@ -55,7 +58,8 @@ class Answers:
             await served.room
         served.spend(len(body))
         self.at_once(served.number, Says.PART, body)
-        await self._room(len(body))
+        if self.must_wait(len(body)):
+            await self.room(len(body))
 
     def raised(self, served: Served, name: str, error: BaseException) -> None:
         """Tell the caller what its handler raised."""
@@ -71,12 +75,6 @@ class Answers:
     def stopped(self, served: Served) -> None:
         """Answer a call that was stopped."""
         self.end(served, Says.DROPPED if served.begun else Says.REFUSED, served.stopped.encode())
-
-    async def _room(self, nbytes: int) -> None:
-        connection = self._connection
-        large = nbytes > PIECE
-        if connection.full or (large and connection.crowded):
-            await connection.until_room(large=large)
 
 
 def told(name: str, error: BaseException) -> bytes:

@@ -56,18 +56,15 @@ class Asking(UnderWay[Asked]):
     def ask(self, kind: Says, nbytes: int, deadline: float, waiter: Any) -> Asked:
         """Enter a call, which fits."""
         self._last = number = self._last + 1
-        self.calls[number] = asked = Asked(number, kind, nbytes, deadline, waiter)
-        self.nbytes += nbytes
-        if deadline < self.due:
-            self.due = deadline
+        asked = Asked(number, kind, nbytes, deadline, waiter)
+        self.enter(asked)
         return asked
 
     def answered(self, number: int) -> Asked:
         """Take out a call that the other side has answered. `WireError` where it was not asked."""
-        asked = self.calls.pop(number, None)
+        asked = self.leave(number)
         if asked is None:
             raise WireError(f"an answer to call {number}, which is not under way")
-        self.nbytes -= asked.nbytes
         return asked
 
     def part(self, number: int, nbytes: int) -> Asked:

@@ -15,7 +15,7 @@ from aiodist.transport.line import Line
 from aiodist.wire import calls
 from aiodist.wire.calls import ENDS, Says
 
-_STREAM, _MESSAGE, _PART = Says.STREAM, Says.MESSAGE, int(Says.PART)
+_STREAM, _MESSAGE, _PART = Says.STREAM, Says.MESSAGE, int(Says.PART)  # members of an enum are slow
 
 
 class Waiter(Protocol):

@@ -102,7 +102,9 @@ class Running:
             answer = objects.encode_small(result)
             if answer is None:
                 answer = await encoded(result)
-            await self._answers.result(served, answer)
+            if self._answers.must_wait(len(answer)):
+                await self._answers.room(len(answer))
+            self._answers.end(served, _RESULT, answer)
             self._free()
         except asyncio.CancelledError as error:
             self._answers.cancelled(served, error)
@@ -137,7 +139,9 @@ class Running:
                 answer = b""
             else:
                 answer = await encoded(await result if hasattr(result, "__await__") else result)
-            await self._answers.result(served, answer)
+            if self._answers.must_wait(len(answer)):
+                await self._answers.room(len(answer))
+            self._answers.end(served, _RESULT, answer)
             self._free()
         except _Refused as why:
             self._answers.end(served, Says.REFUSED, str(why).encode())

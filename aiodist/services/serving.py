@@ -36,7 +36,12 @@ class Served(Call):
     __slots__ = ("begun", "room", "slot", "started", "work")
 
     def __init__(self, number: int, kind: Says, nbytes: int, deadline: float) -> None:
-        super().__init__(number, kind, nbytes, deadline)
+        self.number = number  # not by `super`: each call passes here
+        self.kind = kind
+        self.nbytes = nbytes
+        self.deadline = deadline
+        self.stopped = ""
+        self.credit = PARTS
         self.work: Any = None
         self.room: Any = None
         self.begun = self.started = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,8 @@ from aiodist.services.stream import Stream
 from aiodist.transport.line import Line
 from aiodist.wire import objects
 from aiodist.wire.calls import Says
+
+_RESULT = int(Says.RESULT)
 
 A_MESSAGE = "a message"
 """The name that an error gives a message."""
@@ -92,28 +94,15 @@ class Switchboard:
 
     # ── what users ask ───────────────────────────────────────────────────────────────────────────────
 
-    async def call(
+    def call(
         self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Call a handler of another process → its result. Errors as `ProcessGroup.call`."""
-        payload = objects.encode_small(list(args)) or await encoded(list(args))
-        kind, body = await self._ask(Says.CALL, uid, rank, name, payload, timeout)
-        if kind != Says.RESULT:
-            raise error_of((kind, body), rank, name, timeout)
-        result = objects.decode(body) if len(body) < LARGE else await decoded(body)
-        if build is None:
-            return result
-        try:
-            return build(result)
-        except Misfit as error:
-            raise CallError(rank, name, f"a result of another shape: {error}") from None
+        return self._ask(Says.CALL, uid, rank, name, list(args), timeout, build)
 
-    async def send_message(self, uid: bytes, rank: int, message: Any, timeout: float) -> None:
+    def send_message(self, uid: bytes, rank: int, message: Any, timeout: float) -> Coroutine[Any, Any, None]:
         """Put a message into the mailbox of another process. Errors as `ProcessGroup.send_message`."""
-        payload = await encoded(message)
-        outcome = await self._ask(Says.MESSAGE, uid, rank, "", payload, timeout)
-        if outcome[0] != Says.RESULT:
-            raise error_of(outcome, rank, A_MESSAGE, timeout)
+        return self._ask(Says.MESSAGE, uid, rank, "", message, timeout, None)
 
     def stream(
         self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
@@ -145,23 +134,46 @@ class Switchboard:
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def _ask(
-        self, kind: Says, uid: bytes, rank: int, name: str, payload: bytes, timeout: float
-    ) -> Outcome:
-        left, deadline = timeout, self._loop.time() + timeout
+        self,
+        kind: Says,
+        uid: bytes,
+        rank: int,
+        name: str,
+        value: Any,
+        timeout: float,
+        build: Build | None,
+    ) -> Any:
+        payload = objects.encode_small(value)
+        if payload is None:
+            payload = await encoded(value)
+        nbytes, loop = len(payload), self._loop
+        left, deadline = timeout, loop.time() + timeout
         peer = self._peers.by_uid.get(uid)
         caller = None if peer is None else peer.caller
-        if caller is None or not caller.has_room(len(payload)):
-            caller = await self._peers.reach(uid, rank, name or A_MESSAGE, len(payload), deadline, timeout)
-            left = max(0.0, deadline - self._loop.time())
-        answer: asyncio.Future[Outcome] = self._loop.create_future()
+        if caller is None or not caller.has_room(nbytes):
+            caller = await self._peers.reach(uid, rank, name or A_MESSAGE, nbytes, deadline, timeout)
+            left = max(0.0, deadline - loop.time())
+        answer: asyncio.Future[Outcome] = loop.create_future()
         asked = caller.ask(kind, name.encode(), payload, deadline, left, answer)
         try:
             if caller.poll():
                 await asyncio.sleep(0)
-            return await answer
+            outcome = await answer
         except asyncio.CancelledError:
             caller.abandon(asked)
             raise
+        how, body = outcome
+        if how != _RESULT:
+            raise error_of(outcome, rank, name or A_MESSAGE, timeout)
+        if kind is Says.MESSAGE:
+            return None
+        result = objects.decode(body) if len(body) < LARGE else await decoded(body)
+        if build is None:
+            return result
+        try:
+            return build(result)
+        except Misfit as error:
+            raise CallError(rank, name, f"a result of another shape: {error}") from None
 
     def _left(self, peer: Peer, callee: Callee) -> None:
         """Let a connection go that the other process, or this one, has ended."""
