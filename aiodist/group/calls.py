@@ -26,6 +26,7 @@ class Calls:
         self._core = core
         self._roster = core.roster
         self._members: list[bytes] = []
+        self._switchboard: Switchboard | None = None
 
     def handler(self, function: Any, name: str | None, limit: int | None) -> Any:
         """See `ProcessGroup.handler`."""
@@ -67,10 +68,13 @@ class Calls:
 
     def _services(self) -> Switchboard:
         self._core.check_here(closed_is_wrong=False)  # a group whose place another took still names processes
-        regroup = self._core.family.regroup
-        services = None if regroup is None else regroup.services
+        services = self._switchboard
         if services is None:
-            raise UsageError(f"group '{self._roster.name}' belongs to no job whose processes call each other")
+            regroup = self._core.family.regroup
+            services = self._switchboard = None if regroup is None else regroup.services
+            if services is None:
+                name = self._roster.name
+                raise UsageError(f"group '{name}' belongs to no job whose processes call each other")
         services.check_open()
         return services
 

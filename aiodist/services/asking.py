@@ -56,8 +56,10 @@ class Asking(UnderWay[Asked]):
     def ask(self, kind: Says, nbytes: int, deadline: float, waiter: Any) -> Asked:
         """Enter a call, which fits."""
         self._last = number = self._last + 1
-        asked = Asked(number, kind, nbytes, deadline, waiter)
-        self.enter(asked)
+        self.calls[number] = asked = Asked(number, kind, nbytes, deadline, waiter)
+        self.nbytes += nbytes
+        if deadline < self.due:
+            self.due = deadline
         return asked
 
     def answered(self, number: int) -> Asked:

@@ -15,7 +15,12 @@ from aiodist.transport.line import Line
 from aiodist.wire import calls
 from aiodist.wire.calls import ENDS, Says
 
-_STREAM, _MESSAGE, _PART = Says.STREAM, Says.MESSAGE, int(Says.PART)  # members of an enum are slow
+_CALL, _STREAM, _MESSAGE, _PART = (
+    Says.CALL,
+    Says.STREAM,
+    Says.MESSAGE,
+    int(Says.PART),
+)  # members of an enum are slow
 
 
 class Waiter(Protocol):
@@ -109,7 +114,7 @@ class Caller:
 
     def poll(self) -> bool:
         """Look for the answer of the only call for some microseconds; whether the loop has to turn then."""
-        return len(self.asking.calls) == 1 and self._connection.poll() and self._connection.overdue()
+        return self._connection.poll() and self._connection.overdue()
 
     def abandon(self, asked: Asked) -> None:
         """Wait for a call no more, and have the other side stop it. May be repeated."""
@@ -142,8 +147,11 @@ class Caller:
     def _take(self, kind: int, number: int, body: bytes | bytearray) -> None:
         if kind in ENDS:
             asked = self.asking.answered(number)
-            if not asked.stopped:
-                _tell(asked, (kind, body))
+            if asked.kind is not _CALL:
+                if not asked.stopped:
+                    _tell(asked, (kind, body))
+            elif not asked.waiter.done():
+                asked.waiter.set_result((kind, body))
             if self._rooms:
                 self._let_in()
         elif kind == _PART:

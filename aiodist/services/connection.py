@@ -129,7 +129,13 @@ class Connection:
         Who asks one thing after the other has its answers so without sleeping in between. Asked by several
         in one turn of the loop, nobody polls: what they send leaves together.
         """
-        if self.over or self.several or self._polling or self._held is not None or not self._poller.only(self):
+        if (
+            self.over
+            or self.several
+            or self._polling
+            or self._held is not None
+            or not self._poller.only(self)
+        ):
             return False
         self._polling = True
         try:

@@ -156,7 +156,7 @@ class Switchboard:
         answer: asyncio.Future[Outcome] = loop.create_future()
         asked = caller.ask(kind, name.encode(), payload, deadline, left, answer)
         try:
-            if caller.poll():
+            if len(caller.asking.calls) == 1 and caller.poll():
                 await asyncio.sleep(0)
             outcome = await answer
         except asyncio.CancelledError:
