@@ -4,7 +4,8 @@
 
 Rank 0 asks and rank 1 serves, on one loop each, over a Unix socket and over loopback TCP. The streams carry
 msgpack with a number for each request, as a service does that answers many at once. The ways take turns,
-several times; every answer is checked.
+several times; every answer is checked. Beside the wall time it prints what a request takes of the processor
+on either side, which says more where the machine is shared.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ import aiodist as dist
 from benchmarks.machine import facts
 
 Ask = Callable[[Any], Awaitable[Any]]
+AT_ONCE = (1, 32, 256)
 _SIZE = struct.Struct("<I")
 
 
@@ -88,27 +91,55 @@ async def read(reader: asyncio.StreamReader) -> Any:
     return msgpack.unpackb(await reader.readexactly(size))
 
 
-async def one_by_one(ask: Ask, count: int) -> list[float]:
-    """Seconds of each of so many requests, one after the other."""
-    taken = []
-    for number in range(count):
-        began = time.perf_counter()
-        answer = await ask(request(number))
-        taken.append(time.perf_counter() - began)
-        assert answer["value"] == number
-    return taken
+@dataclass
+class Taken:
+    """What requests took, by one way and with so many at once.
+
+    Args:
+        seconds: of each.
+        each: seconds between two answers, one value a turn.
+        asks, answers: seconds of the processor for each request, on the two sides, one value a turn.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    each: list[float] = field(default_factory=list)
+    asks: list[float] = field(default_factory=list)
+    answers: list[float] = field(default_factory=list)
+
+    def row(self, name: str, at_once: int) -> str:
+        """A line of the table, in µs."""
+        cuts = statistics.quantiles(self.seconds, n=100)
+        medians = [statistics.median(values) for values in (self.each, self.asks, self.answers)]
+        figures = [*medians, cuts[49], cuts[98]]
+        return f"{name:16}{at_once:8}" + "".join(f"{figure * 1e6:10.1f}" for figure in figures)
 
 
-async def at_once(ask: Ask, count: int, workers: int) -> float:
-    """Seconds for each of so many requests, some of them at once."""
+async def at_once(ask: Ask, served: Callable[[], Awaitable[float]], count: int, workers: int) -> Taken:
+    """Ask so often, with so many under way.
+
+    Args:
+        ask: asks once.
+        served: the seconds of the processor that the other side has taken so far.
+        count: of requests.
+        workers: of which each asks one thing after the other.
+    """
+    seconds = []
 
     async def work(first: int) -> None:
         for number in range(first, count, workers):
-            assert (await ask(request(number)))["value"] == number
+            start = time.perf_counter()
+            answer = await ask(request(number))
+            seconds.append(time.perf_counter() - start)
+            assert answer["value"] == number
 
-    began = time.perf_counter()
-    await asyncio.gather(*map(work, range(workers)))
-    return (time.perf_counter() - began) / count
+    theirs, mine, began = await served(), time.process_time(), time.perf_counter()
+    if workers == 1:
+        await work(0)
+    else:
+        await asyncio.gather(*map(work, range(workers)))
+    each, asks = time.perf_counter() - began, time.process_time() - mine
+    answers = await served() - theirs
+    return Taken(seconds, [each / count], [asks / count], [answers / count])
 
 
 async def measure(pg: dist.ProcessGroup, folder: str, turns: int, count: int) -> None:
@@ -121,26 +152,19 @@ async def measure(pg: dist.ProcessGroup, folder: str, turns: int, count: int) ->
         "stream, Unix": unix.ask,
         "stream, TCP": tcp.ask,
     }
-    single: dict[str, list[float]] = {way: [] for way in ways}
-    many: dict[tuple[str, int], list[float]] = {(way, k): [] for way in ways for k in (32, 256)}
+    taken = {(workers, way): Taken() for workers in AT_ONCE for way in ways}
     for turn in range(1 + turns):
-        for way, ask in ways.items():
-            taken = await one_by_one(ask, count)
+        for (workers, way), so_far in taken.items():
+            requests = count if workers == 1 else 8 * count
+            now = await at_once(ways[way], lambda: pg.call(1, "taken"), requests, workers)
             if turn:
-                single[way] += taken
-            for workers in (32, 256):
-                each = await at_once(ask, 8 * count, workers)
-                if turn:
-                    many[way, workers].append(each)
+                for one in fields(Taken):
+                    getattr(so_far, one.name).extend(getattr(now, one.name))
     print(f"{facts()['cpu']}; Python {platform.python_version()}; {turns} turns of {count} requests")
-    print(f"{'':16}{'median':>10}{'p99':>10}{'32 at once':>12}{'256 at once':>12}  µs a request")
-    for way, taken in single.items():
-        cuts = statistics.quantiles(taken, n=100)
-        rates = [statistics.median(many[way, k]) for k in (32, 256)]
-        print(
-            f"{way:16}{cuts[49] * 1e6:10.1f}{cuts[98] * 1e6:10.1f}"
-            + "".join(f"{r * 1e6:12.1f}" for r in rates)
-        )
+    print(f"{'µs a request':16}{'at once':>8}{'between':>10}{'CPU asks':>10}{'answers':>10}", end="")
+    print(f"{'median':>10}{'p99':>10}")
+    for (workers, way), so_far in taken.items():
+        print(so_far.row(way, workers))
     await unix.aclose()
     await tcp.aclose()
 
@@ -163,6 +187,7 @@ async def main() -> None:
             return value
 
         pg.handler(lambda value: value, name="quick")
+        pg.handler(time.process_time, name="taken")
         with tempfile.TemporaryDirectory() as folder:
             tcp = await asyncio.start_server(serve_stream, "127.0.0.1", 0)
             unix = await asyncio.start_unix_server(serve_stream, str(Path(folder) / "socket"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from aiodist.errors import UsageError, shown
@@ -25,6 +25,8 @@ class Calls:
     def __init__(self, core: GroupCore) -> None:
         self._core = core
         self._roster = core.roster
+        self._members: list[bytes] = []
+        self._switchboard: Switchboard | None = None
 
     def handler(self, function: Any, name: str | None, limit: int | None) -> Any:
         """See `ProcessGroup.handler`."""
@@ -34,13 +36,15 @@ class Calls:
         handlers.register(function, name, limit)
         return function
 
-    async def call(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Any:
+    def call(
+        self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout
+    ) -> Coroutine[Any, Any, Any]:
         """See `ProcessGroup.call`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         if type(handler) is str:
-            return await services.call(uid, rank, known(handler), args, limit, None)
+            return services.call(uid, rank, known(handler), args, limit, None)
         name, build = self._known(services, handler, stream=False)
-        return await services.call(uid, rank, name, args, limit, build)
+        return services.call(uid, rank, name, args, limit, build)
 
     def stream(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Stream:
         """See `ProcessGroup.stream`."""
@@ -64,25 +68,31 @@ class Calls:
 
     def _services(self) -> Switchboard:
         self._core.check_here(closed_is_wrong=False)  # a group whose place another took still names processes
-        regroup = self._core.family.regroup
-        services = None if regroup is None else regroup.services
+        services = self._switchboard
         if services is None:
-            raise UsageError(f"group '{self._roster.name}' belongs to no job whose processes call each other")
+            regroup = self._core.family.regroup
+            services = self._switchboard = None if regroup is None else regroup.services
+            if services is None:
+                name = self._roster.name
+                raise UsageError(f"group '{name}' belongs to no job whose processes call each other")
         services.check_open()
         return services
 
     def _uids(self) -> list[bytes]:
-        """The members' uids, in group order."""
-        regroup = self._core.family.regroup
-        assert regroup is not None
-        return [regroup.uids[rank] for rank in self._roster.ranks]
+        """The members' uids, in group order. A group names the same processes for ever."""
+        if not self._members:
+            regroup = self._core.family.regroup
+            assert regroup is not None
+            self._members = [regroup.uids[rank] for rank in self._roster.ranks]
+        return self._members
 
     def _towards(self, rank: Any, timeout: Timeout) -> tuple[Switchboard, bytes, int, float]:
-        services = self._services()
-        rank = check.group_rank(rank, self._roster.size, "rank")
-        regroup = self._core.family.regroup
-        assert regroup is not None
-        return services, regroup.uids[self._roster.ranks[rank]], rank, self._core.limit(timeout)
+        services, core = self._services(), self._core
+        members = self._members or self._uids()
+        if type(rank) is not int or not 0 <= rank < len(members):
+            rank = check.group_rank(rank, len(members), "rank")
+        limit = core.timeout if timeout is None else core.limit(timeout)
+        return services, members[rank], rank, limit
 
     def _known(
         self, services: Switchboard, function: Any, *, stream: bool

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from typing import Protocol
 
 from aiodist.errors import WireError
+from aiodist.services.alarm import Alarm
 from aiodist.services.asking import Asked, Asking
 from aiodist.services.connection import Connection
 from aiodist.services.outcomes import LATE, LEAVES, LEFT, LOST, Outcome
 from aiodist.transport.line import Line
 from aiodist.wire import calls
-from aiodist.wire.calls import ENDS, HEAD, Frame, Says
+from aiodist.wire.calls import ENDS, Says
+
+_CALL, _STREAM, _MESSAGE, _PART = (
+    Says.CALL,
+    Says.STREAM,
+    Says.MESSAGE,
+    int(Says.PART),
+)  # members of an enum are slow
 
 
 class Waiter(Protocol):
@@ -42,8 +49,7 @@ class Caller:
         self.asking = Asking()
         self._loop = loop
         self._rooms: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        self._alarm = Alarm(loop, self.asking, self._expire)
         self._connection = Connection(loop, line, self._take, self._lost, self._let_in)
 
     @property
@@ -53,7 +59,8 @@ class Caller:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a call may be sent now, before nobody who waits."""
-        return not self._rooms and self._fits(nbytes)
+        connection = self._connection
+        return not (connection.over or connection.full or self._rooms) and self.asking.fits(nbytes)
 
     async def room(self, nbytes: int) -> None:
         """Return when a call with so many bytes may be sent, or the connection has ended."""
@@ -80,24 +87,34 @@ class Caller:
         name: bytes,
         payload: bytes,
         deadline: float,
+        left: float,
         waiter: asyncio.Future[Outcome] | Waiter,
     ) -> Asked:
-        """Send a call, which there is room for. Deadlines of streams are their waiters' matter."""
-        asking, nbytes = self.asking, len(payload)
-        left = math.inf if deadline == math.inf else max(0.0, deadline - self._loop.time())
+        """Send a call, which there is room for.
+
+        Args:
+            kind: CALL, STREAM or MESSAGE.
+            name: of the handler.
+            payload: the arguments.
+            deadline: when it is given up here. Infinite for a stream, whose waiter sees to that.
+            left: seconds until then.
+            waiter: who has the answer.
+        """
+        asking, connection, nbytes = self.asking, self._connection, len(payload)
         asked = asking.ask(kind, nbytes, deadline, waiter)
-        before = calls.asking(kind, asked.number, left, name, nbytes)
-        if self._connection.in_turn(lane := _lane(asked), nbytes):
-            self._connection.send_in_turn(lane, kind, asked.number, before[HEAD:], payload)
+        number = asked.number
+        if connection.in_turn(lane := 0 if kind is _MESSAGE else number, nbytes):
+            connection.send_in_turn(lane, kind, number, calls.request_head(left, name), payload)
         else:
-            self._connection.send(before, payload, more=len(asking) > 1)
-        if asking.due < self._timer_at:
-            self._set_timer()
+            more = connection.several or len(asking.calls) > 1  # several had answers, and may ask again
+            connection.send(calls.request(kind, number, left, name, payload), more=more)
+        if asking.due < self._alarm.at:
+            self._alarm.set()
         return asked
 
     def poll(self) -> bool:
         """Look for the answer of the only call for some microseconds; whether the loop has to turn then."""
-        return len(self.asking) == 1 and self._connection.poll() and self._connection.overdue()
+        return self._connection.poll() and self._connection.overdue()
 
     def abandon(self, asked: Asked) -> None:
         """Wait for a call no more, and have the other side stop it. May be repeated."""
@@ -108,7 +125,7 @@ class Caller:
     def took(self, asked: Asked, nbytes: int) -> None:
         """Note that a part was taken, so that others may come."""
         granted = asked.took(nbytes)
-        if granted and not asked.abandoned and not self.over:
+        if granted and not asked.stopped and not self.over:
             self._connection.send(calls.grant(asked.number, granted))
 
     def close(self) -> None:
@@ -125,30 +142,30 @@ class Caller:
     # Inside.
 
     def _fits(self, nbytes: int) -> bool:
-        return self.asking.has_room(nbytes) and not self._connection.full
+        return self.asking.fits(nbytes) and not self._connection.full
 
-    def _take(self, one: Frame) -> None:
-        kind, number, body = one
+    def _take(self, kind: int, number: int, body: bytes | bytearray) -> None:
         if kind in ENDS:
             asked = self.asking.answered(number)
-            if not asked.abandoned:
-                _tell(asked, (kind, body))
+            if asked.kind is not _CALL:
+                if not asked.stopped:
+                    _tell(asked, (kind, body))
+            elif not asked.waiter.done():
+                asked.waiter.set_result((kind, body))
             if self._rooms:
                 self._let_in()
-        elif kind == Says.PART:
+        elif kind == _PART:
             asked = self.asking.part(number, len(body))
-            if not asked.abandoned:
+            if not asked.stopped:
                 asked.waiter.part(body)
         else:
             raise WireError(f"a frame of kind {kind} from the side that was dialed")
 
     def _lost(self, why: str) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.stop()
         for asked in self.asking:
             self.asking.answered(asked.number)
-            if not asked.abandoned:
+            if not asked.stopped:
                 unseen = not why and asked.number > self._connection.last > 0
                 unseen = unseen or asked.number in self._connection.unsent
                 _tell(asked, (Says.REFUSED, (why or LEAVES).encode()) if unseen else (LOST, why))
@@ -163,29 +180,20 @@ class Caller:
                 if not self.over:
                     return  # it will ask, and then there is room for the next, or not
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer, self._timer_at = None, math.inf
-        if self.asking.due < math.inf and not self.over:
-            self._timer_at = self.asking.due
-            self._timer = self._loop.call_at(self._timer_at, self._expire)
-
-    def _expire(self) -> None:
-        for asked in self.asking.expired(self._loop.time()):
+    def _expire(self, now: float) -> None:
+        for asked in self.asking.expired(now):
             self.abandon(asked)
             _tell(asked, (LATE, None))
-        self._set_timer()
 
 
 def _lane(asked: Asked) -> int:
     """The lane of a call: messages keep their order."""
-    return 0 if asked.kind is Says.MESSAGE else asked.number
+    return 0 if asked.kind is _MESSAGE else asked.number
 
 
 def _tell(asked: Asked, outcome: Outcome) -> None:
     waiter = asked.waiter
-    if asked.kind is Says.STREAM:
+    if asked.kind is _STREAM:
         waiter.ended(outcome)
     elif not waiter.done():
         waiter.set_result(outcome)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from aiodist.errors import WireError
 from aiodist.net.polling import Poller
-from aiodist.services.outbox import PIECE, Outbox, Pieces
+from aiodist.services.outbox import Outbox, Pieces
 from aiodist.transport.line import Line
-from aiodist.wire.calls import Frame, Frames, Says, frame
+from aiodist.wire.calls import PIECE, Frames, Says, frame
 
-_PIECE = Says.PIECE
+_PIECE, _GOODBYE = (
+    int(Says.PIECE),
+    int(Says.GOODBYE),
+)  # of each frame it is asked: members of an enum are slow
 _BESIDE = frozenset(map(int, (Says.CANCEL, Says.GRANT)))  # these go past the pieces of their call
 
 HIGH = 4 << 20
@@ -19,8 +22,7 @@ HIGH = 4 << 20
 
 _LOW = 256 << 10  # bytes that wait to be written before large frames have to wait
 _BURST = 16  # pieces of large frames that are written in one turn of the loop
-_BATCH = 64  # pieces that leave together, at most
-_JOINED = 128 << 10  # pieces up to here are put together
+_BATCH = 64  # frames that leave together, at most
 
 
 class Connection:
@@ -29,13 +31,15 @@ class Connection:
     Args:
         loop: the event loop.
         line: not started.
-        take: called with each frame; what is sent in it leaves when all frames that came with it were taken.
-            It may raise `WireError`, which ends the connection.
+        take: called with kind, number and body of each frame; what is sent in it leaves when all frames that
+            came with it were taken. It may raise `WireError`, which ends the connection.
         ended: called once, with the reason, unless this side ended it. '' where the peer said goodbye.
         drained: called when all that waited to be written has left.
 
     Attributes:
         over: it has ended.
+        several: more than one frame came together the last time.
+        full: so much waits to be written that the next has to wait, until all has left.
         taken: called when what came together was taken, and what was sent meanwhile has left.
         last: the number of the last call that the other side has taken, as its goodbye says.
         unsent: once it has ended, the calls that had not left whole.
@@ -45,11 +49,11 @@ class Connection:
         self,
         loop: asyncio.AbstractEventLoop,
         line: Line,
-        take: Callable[[Frame], None],
+        take: Callable[[int, int, bytes | bytearray], None],
         ended: Callable[[str], None],
         drained: Callable[[], None],
     ) -> None:
-        self.over = False
+        self.over = self.full = self.several = False
         self.last = 0
         self.unsent: frozenset[int] = frozenset()
         self.taken: Callable[[], object] = _nothing
@@ -69,11 +73,6 @@ class Connection:
         line.received, line.ended, line.drained = self._received, self._end, self._has_drained
         line.start()
 
-    @property
-    def full(self) -> bool:
-        """Whether so much waits to be written that the next has to wait."""
-        return self._line.waiting > HIGH
-
     async def until_room(self, *, large: bool = False) -> None:
         """Return when not too much waits to be written, or nothing can be written any more."""
         while (self.full or (large and self.crowded)) and not self.over:
@@ -81,29 +80,29 @@ class Connection:
             self._writers.append(written)
             await written
 
-    def send(self, *pieces: bytes, more: bool = False) -> None:
-        """Send pieces of frames.
+    def send(self, data: bytes, *, more: bool = False) -> None:
+        """Send a small frame.
 
         Args:
-            more: others may follow in this turn of the loop, and had better leave with them.
+            more: others may follow in this turn of the loop, and had better leave with it.
         """
         if self.over:
             return
         held = self._held
-        if held is not None:
-            held += pieces
-            if len(held) >= _BATCH:  # the other side begins with these while the rest is made
-                self._held = []
-                self._write(held)
-            return
-        self._write(pieces)
-        if more:
-            self._held = []
+        if held is None:
+            if not more:
+                self._write(data)
+                return
+            self._held = held = []
             self._loop.call_soon(self._flush)
+        held.append(data)
+        if len(held) == _BATCH:  # the other side begins with these while the rest is made
+            self._held = []
+            self._write(b"".join(held))
 
     def in_turn(self, lane: int, nbytes: int) -> bool:
         """Whether a frame is sent by `send_in_turn`: it is large, or follows one in its lane."""
-        return nbytes > PIECE or (len(self._outbox) > 0 and lane in self._outbox)
+        return nbytes > PIECE or lane in self._outbox.lanes
 
     def send_in_turn(self, lane: int, kind: Says, number: int, *body: bytes | memoryview) -> None:
         """Send a frame in pieces, while small frames go between them."""
@@ -130,7 +129,13 @@ class Connection:
         Who asks one thing after the other has its answers so without sleeping in between. Asked by several
         in one turn of the loop, nobody polls: what they send leaves together.
         """
-        if self.over or self._polling or self._held is not None or not self._poller.only(self):
+        if (
+            self.over
+            or self.several
+            or self._polling
+            or self._held is not None
+            or not self._poller.only(self)
+        ):
             return False
         self._polling = True
         try:
@@ -150,8 +155,8 @@ class Connection:
         """
         if not self.over:
             self._flush()
-            while self._outbox:
-                self._write(self._outbox.cut())
+            while self._outbox.lanes:
+                self._write(b"".join(self._outbox.cut()))
             self._line.write(frame(Says.GOODBYE, last))
             self._stop()
             self._line.close()
@@ -165,7 +170,7 @@ class Connection:
     def _flush(self) -> None:
         held, self._held = self._held, None
         if held:
-            self._write(held)
+            self._write(b"".join(held))
 
     def _pump_soon(self) -> None:
         if not self._pumping:
@@ -177,41 +182,41 @@ class Connection:
         self._pumping = False
         was_crowded = self.crowded
         for _ in range(_BURST):
-            if not self._outbox or self._line.waiting > _LOW or self.over:
+            if not self._outbox.lanes or self._line.waiting > _LOW or self.over:
                 break
-            self._write(self._outbox.cut())
-        if self._outbox and self._line.waiting <= _LOW:
+            self._write(b"".join(self._outbox.cut()))
+        if self._outbox.lanes and self._line.waiting <= _LOW:
             self._pump_soon()
         if was_crowded and not self.crowded:
             self._let_writers_go()
 
-    def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        if len(pieces) == 1:
-            self._line.write(bytes(pieces[0]))
-        elif sum(map(len, pieces)) <= _JOINED:
-            self._line.write(b"".join(pieces))
-        else:
-            for piece in pieces:
-                self._line.write(bytes(piece))
+    def _write(self, data: bytes) -> None:
+        line = self._line
+        line.write(data)
+        if line.waiting > HIGH:
+            self.full = True
 
     def _received(self, data: bytes) -> None:
         if self._held is None:
             self._held = []
+        take, pieces = self._take, self._pieces
         try:
-            for one in self._frames.feed(data):
+            frames = self._frames.feed(data)
+            self.several = len(frames) > 1
+            for kind, number, body in frames:
                 if self.over:
                     return
-                if one[0] == Says.GOODBYE:
-                    self.last = one[1]
+                if kind == _PIECE:
+                    pieces.add(number, body)
+                elif kind == _GOODBYE:
+                    self.last = number
                     self.kill()
                     self._ended("")
                     return
-                if one[0] == _PIECE:
-                    self._pieces.add(one[1], one[2])
-                    continue
-                if len(self._pieces) and one[0] not in _BESIDE:
-                    one = (one[0], one[1], self._pieces.whole(one[1], one[2]))
-                self._take(one)
+                elif pieces.bodies and kind not in _BESIDE:
+                    take(kind, number, pieces.whole(number, body))
+                else:
+                    take(kind, number, body)
         except WireError as error:
             self._end(f"protocol error: {error.message}")
         finally:
@@ -231,7 +236,8 @@ class Connection:
         self._has_drained()
 
     def _has_drained(self) -> None:
-        if self._outbox:
+        self.full = False
+        if self._outbox.lanes:
             self._pump_soon()
         self._let_writers_go()
 

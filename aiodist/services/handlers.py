@@ -48,8 +48,10 @@ class Handler:
         self._least, self._most = _counts(function)
         self._builders = records.parameters(function)
 
-    def misfit(self, args: list[Any]) -> str:
+    def misfit(self, args: Any) -> str:
         """Why these arguments do not fit the function's parameters; '' where they do. Builds records."""
+        if type(args) is not list:
+            return "its arguments cannot be read"
         if not self._least <= len(args) <= self._most:
             takes = f"{self._least}" if self._least == self._most else f"{self._least} to {self._most:g}"
             return f"{self.name} takes {takes} arguments, not {len(args)}"
@@ -67,17 +69,20 @@ class Slots:
 
     Args:
         count: of them.
+
+    Attributes:
+        free: how many nobody has.
     """
 
     def __init__(self, count: int) -> None:
-        self._free = count
+        self.free = count
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def take(self) -> bool:
         """Take one now; False where none is free."""
-        if not self._free:
+        if not self.free:
             return False
-        self._free -= 1
+        self.free -= 1
         return True
 
     async def wait(self) -> None:
@@ -100,7 +105,7 @@ class Slots:
             if not waiting.done():
                 waiting.set_result(None)
                 return
-        self._free += 1
+        self.free += 1
 
 
 class Handlers:

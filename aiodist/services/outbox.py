@@ -10,10 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from aiodist.errors import WireError
-from aiodist.wire.calls import MOST, Says, head
-
-PIECE = 64 << 10
-"""Bytes of a body from which on it leaves in pieces of this size."""
+from aiodist.wire.calls import MOST, PIECE, Says, head
 
 AT_ONCE = 4
 
@@ -50,34 +47,29 @@ class Outbox:
 
     Attributes:
         nbytes: of their bodies.
+        lanes: that have frames.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._lanes: dict[int, deque[_Outgoing]] = {}
+        self.lanes: dict[int, deque[_Outgoing]] = {}
         self._turns: deque[int] = deque()  # lanes that send
         self._waiting: deque[int] = deque()
-
-    def __len__(self) -> int:
-        return len(self._lanes)
-
-    def __contains__(self, lane: int) -> bool:
-        return lane in self._lanes
 
     def add(self, lane: int, kind: Says, number: int, body: Sequence[bytes | memoryview]) -> None:
         """Put a frame behind those of its lane."""
         one = _Outgoing(kind, number, body)
         self.nbytes += one.nbytes
-        if lane in self._lanes:
-            self._lanes[lane].append(one)
+        if lane in self.lanes:
+            self.lanes[lane].append(one)
             return
-        self._lanes[lane] = deque([one])
+        self.lanes[lane] = deque([one])
         (self._turns if len(self._turns) < AT_ONCE else self._waiting).append(lane)
 
     def cut(self) -> list[bytes | memoryview]:
         """The next piece of whose turn it is. There has to be one."""
         lane = self._turns.popleft()
-        frames = self._lanes[lane]
+        frames = self.lanes[lane]
         before = frames[0].nbytes
         cut = frames[0].cut()
         self.nbytes -= before - frames[0].nbytes
@@ -91,7 +83,7 @@ class Outbox:
 
     def drop(self, lane: int, number: int) -> None:
         """Send no more of a frame. The other side has to be told, in case a part has left."""
-        frames = self._lanes.get(lane)
+        frames = self.lanes.get(lane)
         for one in [one for one in frames or () if one.number == number]:
             assert frames is not None
             frames.remove(one)
@@ -102,44 +94,45 @@ class Outbox:
 
     def numbers(self) -> Iterator[int]:
         """The calls whose frames have not left whole."""
-        return (one.number for frames in self._lanes.values() for one in frames)
+        return (one.number for frames in self.lanes.values() for one in frames)
 
     def clear(self) -> None:
         """Drop all."""
-        self._lanes.clear()
+        self.lanes.clear()
         self._turns.clear()
         self._waiting.clear()
         self.nbytes = 0
 
     def _end(self, lane: int) -> None:
-        del self._lanes[lane]
+        del self.lanes[lane]
         if self._waiting and len(self._turns) < AT_ONCE:
             self._turns.append(self._waiting.popleft())
 
 
 class Pieces:
-    """What has come of frames that are not whole."""
+    """What has come of frames that are not whole.
+
+    Attributes:
+        bodies: by the numbers of their calls.
+    """
 
     def __init__(self) -> None:
-        self._bodies: dict[int, bytearray] = {}
-
-    def __len__(self) -> int:
-        return len(self._bodies)
+        self.bodies: dict[int, bytearray] = {}
 
     def add(self, number: int, piece: bytes | bytearray) -> None:
         """Keep a piece. `WireError` where they are too many or too large."""
-        body = self._bodies.get(number)
+        body = self.bodies.get(number)
         if body is None:
-            if len(self._bodies) >= AT_ONCE:
+            if len(self.bodies) >= AT_ONCE:
                 raise WireError(f"pieces of more than {AT_ONCE} frames at once")
-            body = self._bodies[number] = bytearray()
+            body = self.bodies[number] = bytearray()
         if len(body) + len(piece) > MOST:
             raise WireError(f"a frame in pieces of more than {MOST} bytes")
         body += piece
 
     def whole(self, number: int, last: bytes | bytearray) -> bytes | bytearray:
         """The body of a frame whose last, or only, bytes have come."""
-        body = self._bodies.pop(number, None)
+        body = self.bodies.pop(number, None)
         if body is None:
             return last
         if len(body) + len(last) > MOST:
@@ -149,4 +142,4 @@ class Pieces:
 
     def drop(self, number: int) -> None:
         """Forget what came of a frame."""
-        self._bodies.pop(number, None)
+        self.bodies.pop(number, None)

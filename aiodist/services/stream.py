@@ -114,7 +114,7 @@ class Stream:
         caller = await self._opens(len(self._payload), deadline)
         self._caller = caller
         waiter = _Waiter(self)
-        self._asked = caller.ask(Says.STREAM, self._name.encode(), self._payload, math.inf, waiter)
+        self._asked = caller.ask(Says.STREAM, self._name.encode(), self._payload, math.inf, math.inf, waiter)
         self._payload = b""
 
     async def _until_news(self, deadline: float) -> None:

@@ -1,6 +1,7 @@
 """Frames of calls between two processes, as pure functions.
 
-    frame       u32 little-endian: bytes behind this head; u8 kind; u64 number of the call; then the body
+    frame       u32 little-endian: bytes behind this head; u8 kind; u64 number of the call; then the body,
+                which is no larger than a piece and what a request has before its payload
     body        of CALL, STREAM, MESSAGE: f64 seconds left, u16 bytes of the name, the name, the payload
                 of RESULT, RAISED, PART: the payload; of REFUSED, DROPPED: text; of GRANT: u64 bytes
                 of CANCEL, GOODBYE: none; of PIECE: bytes that stand before the body of the next other frame
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import NamedTuple
 
 from aiodist.errors import WireError
 
@@ -30,11 +30,17 @@ MAX_TEXT = 4096
 _HEAD = struct.Struct("<IBQ")
 HEAD = _HEAD.size
 _ASK = struct.Struct("<dH")
+_BEFORE = _ASK.size
+_ASKING = struct.Struct("<IBQdH")  # both, without a gap
 _COUNT = struct.Struct("<Q")
-MOST = MAX_PAYLOAD + _ASK.size + MAX_NAME
-"""Bytes of a body, at most."""
 
-_LARGE = 256 << 10  # from here on a body is gathered in memory of its own, and not copied out of another
+PIECE = 64 << 10
+"""Bytes of a body from which on it leaves in pieces of this size."""
+
+MOST = MAX_PAYLOAD + _BEFORE + MAX_NAME
+"""Bytes of a body in pieces, at most."""
+
+_MOST_AT_ONCE = PIECE + _BEFORE + MAX_NAME  # bytes of the body of one frame
 
 
 class Says(enum.IntEnum):
@@ -59,18 +65,8 @@ ENDS = frozenset(map(int, (Says.RESULT, Says.RAISED, Says.REFUSED, Says.DROPPED)
 _KNOWN = frozenset(map(int, Says))
 
 
-class Request(NamedTuple):
-    """The body of a CALL, STREAM or MESSAGE.
-
-    Args:
-        left: seconds until the caller gives up.
-        name: of the handler; '' of a message.
-        payload: the arguments.
-    """
-
-    left: float
-    name: str
-    payload: memoryview
+Request = tuple[float, str, bytes | memoryview]
+"""Seconds until the caller gives up, name of the handler ('' of a message), payload."""
 
 
 def head(kind: Says, number: int, nbytes: int) -> bytes:
@@ -93,23 +89,30 @@ def grant(number: int, nbytes: int) -> bytes:
     return frame(Says.GRANT, number, _COUNT.pack(nbytes))
 
 
-def asking(kind: Says, number: int, left: float, name: bytes, nbytes: int) -> bytes:
-    """What stands before the payload in a frame of CALL, STREAM or MESSAGE."""
-    size = _ASK.size + len(name) + nbytes
-    return _HEAD.pack(size, kind, number) + _ASK.pack(left, len(name)) + name
+def request(kind: Says, number: int, left: float, name: bytes, payload: bytes) -> bytes:
+    """A whole frame of CALL, STREAM or MESSAGE."""
+    size = len(name)
+    before = _ASKING.pack(_BEFORE + size + len(payload), kind, number, left, size)
+    return before + name + payload
+
+
+def request_head(left: float, name: bytes) -> bytes:
+    """What stands before the payload in the body of a CALL, STREAM or MESSAGE."""
+    return _ASK.pack(left, len(name)) + name
 
 
 def read_request(body: bytes | bytearray) -> Request:
     """The parts of a request. `WireError` unless it is one."""
     try:
         left, size = _ASK.unpack_from(body)
-        end = _ASK.size + size
-        name = str(body[_ASK.size : end], "utf-8")
+        end = _BEFORE + size
+        name = body[_BEFORE:end].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise WireError(f"a call that cannot be read ({error})") from None
-    if len(body) < end or size > MAX_NAME or not left >= 0:
+    nbytes = len(body)
+    if nbytes < end or size > MAX_NAME or not left >= 0:
         raise WireError("a call whose lengths contradict each other")
-    return Request(left, name, memoryview(body)[end:])
+    return left, name, bytes(body[end:]) if nbytes <= PIECE else memoryview(body)[end:]
 
 
 def read_grant(body: bytes | bytearray) -> int:
@@ -133,51 +136,33 @@ class Frames:
     """A parser that cuts a stream of bytes into frames. It keeps at most one that is not whole."""
 
     def __init__(self) -> None:
-        self._inbox = bytearray()
-        self._large: bytearray | None = None  # the body that is being gathered
-        self._missing = 0  # bytes of it
-        self._head = (0, 0)  # its kind and number
+        self._rest = bytearray()
+        self._needed = 0  # bytes that it has to have before there is something to cut
 
-    def feed(self, data: bytes | bytearray) -> list[Frame]:
+    def feed(self, data: bytes) -> list[Frame]:
         """The frames that are complete with `data`, in order.
 
         Raises:
             WireError: it is no frame, or larger than one may be; the stream is lost from here.
         """
         found: list[Frame] = []
-        at = 0
-        if self._large is not None:
-            at = min(self._missing, len(data))
-            self._large += memoryview(data)[:at]
-            self._missing -= at
-            if self._missing:
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
                 return found
-            found.append((*self._head, self._large))
-            self._large = None
-        inbox = data[at:] if at else data
-        if self._inbox:
-            self._inbox += inbox
-            inbox = self._inbox
-        at = self._cut(inbox, found)
-        self._inbox = bytearray(inbox[at:]) if at < len(inbox) else bytearray()
-        return found
-
-    def _cut(self, inbox: bytes | bytearray, found: list[Frame]) -> int:
-        """Take whole frames, and begin to gather a large one; how many bytes were taken."""
-        at, end = 0, len(inbox)
-        whole = type(inbox) is bytes
-        while end - at >= _HEAD.size:
-            size, kind, number = _HEAD.unpack_from(inbox, at)
-            if size > MOST or kind not in _KNOWN:
+            data = bytes(self._rest)
+        at, end = 0, len(data)
+        needed = HEAD
+        while (start := at + HEAD) <= end:
+            size, kind, number = _HEAD.unpack_from(data, at)
+            if size > _MOST_AT_ONCE or kind not in _KNOWN:
                 raise WireError(f"a frame of {size} bytes and kind {kind}, which calls do not have")
-            start = at + _HEAD.size
             stop = start + size
             if stop > end:
-                if size >= _LARGE:
-                    self._large = bytearray(memoryview(inbox)[start:end])
-                    self._missing, self._head = stop - end, (kind, number)
-                    return end
+                needed = HEAD + size
                 break
-            found.append((kind, number, inbox[start:stop] if whole else bytes(memoryview(inbox)[start:stop])))
+            found.append((kind, number, data[start:stop]))
             at = stop
-        return at
+        self._rest = bytearray(data[at:])
+        self._needed = needed
+        return found

@@ -43,6 +43,7 @@ MAX_DEPTH = 100  # containers inside containers
 MAX_ALIKE = 100  # keys of a dict or set that share a hash value, on average: each is compared with the others
 MAX_AXES = 64  # NumPy's most; to multiply a million extents would take minutes
 _HEAD = struct.Struct("<BQ")
+_HEADER = _HEAD.size
 _COMPLEX = struct.Struct("<dd")
 _ARRAY = struct.Struct("<BB")  # dtype, flags; the shape follows, u64 each
 _BLOB = struct.Struct("<Q")  # bytes of a pickle; its type's name follows
@@ -107,10 +108,10 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
         WireError: these are not bytes of `encode`, or what was pickled cannot be unpickled here.
     """
     try:
-        if _HEAD.size < len(data) <= SHORT:
+        if _HEADER < len(data) <= SHORT:
             form, size = _HEAD.unpack_from(data)
-            if form == FORMAT and size == len(data) - _HEAD.size:
-                plain = bytes(data[_HEAD.size :])
+            if form == FORMAT and size == len(data) - _HEADER:
+                plain = bytes(data[_HEADER:])
                 if len(plain.translate(None, _EXTENSIONS)) == size:
                     return _unpack_plain(plain)
         return _Decoder(memoryview(data), allow_pickle).decode()
@@ -171,16 +172,12 @@ def _is_plain(x: Any, depth: int = 0) -> bool:
 _NUMBERS = frozenset({type(None), bool, int, float})
 _SMALL = 16 << 10  # bytes of a text, of bytes
 _FEW = 256  # items
+_CONTAINERS = 64  # fewer than `MAX_DEPTH`: they may stand in each other
 
 
-def encode_small(x: Any, room: int = _FEW) -> bytes | None:
-    """A small plain value as `encode` has it; None for every other, which may be encodable all the same.
-
-    Args:
-        x: a list or dict, or a leaf.
-        room: items that are looked at, at most.
-    """
-    if _room_left(x, room, 0) < 0:
+def encode_small(x: Any) -> bytes | None:
+    """A small plain value as `encode` has it; None for every other, which may be encodable all the same."""
+    if not _is_small(x):
         return None
     try:
         plain = _packed(x)
@@ -189,34 +186,35 @@ def encode_small(x: Any, room: int = _FEW) -> bytes | None:
     return _HEAD.pack(FORMAT, len(plain)) + plain
 
 
-def _room_left(x: Any, room: int, depth: int) -> int:
-    """What is left of the room for items; negative where a value is not plain, or not small."""
-    kind = type(x)
-    if kind is dict:
-        for key in x:
-            if type(key) not in _NUMBERS and (type(key) not in _PLAIN or len(key) > _SMALL):
-                return -1
-        items = x.values()
-    elif kind is list:
-        items = x
-    elif kind in _NUMBERS:
-        return room
-    else:
-        return room if kind in _PLAIN and len(x) <= _SMALL else -1
-    room -= len(items)
-    if room < 0 or depth > _PLAIN_DEPTH:
-        return -1
-    for item in items:
-        kind = type(item)
-        if kind not in _NUMBERS:
+def _is_small(x: Any) -> bool:
+    """Whether a value is plain, and takes no time worth a thread. One loop: calls pass here twice."""
+    room = _FEW
+    containers: list[Any] = [(x,)]
+    for items in containers:
+        room -= len(items)
+        if room < 0:
+            return False
+        if type(items) is dict:
+            for key in items:
+                kind = type(key)
+                if kind is str or kind is bytes:
+                    if len(key) > _SMALL:
+                        return False
+                elif kind not in _NUMBERS:
+                    return False
+            items = items.values()
+        for item in items:
+            kind = type(item)
             if kind is str or kind is bytes:
                 if len(item) > _SMALL:
-                    return -1
-            else:
-                room = _room_left(item, room, depth + 1)
-                if room < 0:
-                    return -1
-    return room
+                    return False
+            elif kind is list or kind is dict:
+                if len(containers) == _CONTAINERS:
+                    return False
+                containers.append(item)
+            elif kind not in _NUMBERS:
+                return False
+    return True
 
 
 _KEPT = 64 * 1024  # bytes of room that a packer may have that is kept

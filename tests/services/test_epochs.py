@@ -10,7 +10,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
-from aiodist.services.asking import CALLS
+from aiodist.services.under_way import CALLS
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.chaos import Chaos
 

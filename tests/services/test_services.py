@@ -14,8 +14,8 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.services import handlers
-from aiodist.services.asking import CALLS, PARTS
 from aiodist.services.mailbox import MESSAGES
+from aiodist.services.under_way import CALLS, PARTS
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.wire.calls import MAX_PAYLOAD, Says, frame
 
@@ -230,12 +230,12 @@ async def test_no_more_than_a_limit_run_at_once_and_others_wait() -> None:
     async def client(pg: ProcessGroup) -> None:
         tasks = [asyncio.create_task(pg.call(1, "work", number)) for number in range(CALLS + 40)]
         caller = None
-        while caller is None or len(caller.asking) < CALLS or len(running) < 3:
+        while caller is None or len(caller.asking.calls) < CALLS or len(running) < 3:
             await asyncio.sleep(0)
             services, uid, _rank, _limit = pg._calls._towards(1, None)
-            caller = services._peers[uid].caller if uid in services._peers else None
+            caller = services._peers.by_uid[uid].caller if uid in services._peers.by_uid else None
         assert running == [0, 1, 2]
-        assert len(caller.asking) == CALLS
+        assert len(caller.asking.calls) == CALLS
         tasks[-1].cancel()  # it waits here
         go.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -452,7 +452,7 @@ async def test_nonsense_ends_a_connection_and_the_next_call_makes_another() -> N
             task = asyncio.create_task(pg.call(1, "waits", 5))
             assert await pg.call(1, "waits", 0) == 0
             services, uid, _rank, _limit = pg._calls._towards(1, None)
-            caller = services._peers[uid].caller
+            caller = services._peers.by_uid[uid].caller
             assert caller is not None
             caller._connection._line.write(nonsense)
             with pytest.raises(dist.CallUnknown, match="without goodbye"):
@@ -574,18 +574,18 @@ async def test_a_large_call_that_is_cancelled_on_its_way_does_not_run() -> None:
     async def client(pg: ProcessGroup) -> None:
         await pg.call(1, "small")
         services, uid, _rank, _limit = pg._calls._towards(1, None)
-        caller = services._peers[uid].caller
+        caller = services._peers.by_uid[uid].caller
         assert caller is not None
         for turns in (0, 1, 2, 3):
             tasks = [asyncio.create_task(pg.call(1, "takes", bytes(1000_000))) for _ in range(60)]
-            while len(caller.asking) < 60:  # noqa: ASYNC110
+            while len(caller.asking.calls) < 60:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             for _ in range(turns):
                 await asyncio.sleep(0)
             for task in tasks[2:]:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            while len(caller.asking):  # noqa: ASYNC110
+            while len(caller.asking.calls):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert 8 <= len(ran) < 100
 

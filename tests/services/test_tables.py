@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.errors import WireError
-from aiodist.services.asking import CALLS, PART_COST, PARTS, WINDOW, Asked, Asking
+from aiodist.services.asking import Asked, Asking
 from aiodist.services.serving import Served, Serving
+from aiodist.services.under_way import CALLS, PART_COST, PARTS, WINDOW
 from aiodist.wire.calls import Says
+
+
+def begin(serving: Serving, number: int, kind: Says, nbytes: int, deadline: float) -> Served:
+    """A call comes, and is answered later."""
+    serving.admit(number, nbytes)
+    return serving.begin(number, kind, nbytes, deadline)
 
 
 @given(st.integers(0, 1 << 32), st.integers(20, 400))
@@ -28,7 +35,7 @@ def test_what_may_be_asked_may_be_served(seed: int, steps: int) -> None:
         match rng.randrange(5):
             case 0 | 1:
                 nbytes = rng.choice([0, 10, WINDOW // 3, WINDOW, 2 * WINDOW])
-                if asking.has_room(nbytes):
+                if asking.fits(nbytes):
                     one = asking.ask(Says.CALL, nbytes, rng.random(), None)
                     asked.append(one)
                     there.append(("call", one))
@@ -42,7 +49,7 @@ def test_what_may_be_asked_may_be_served(seed: int, steps: int) -> None:
                 if there:
                     what, one = there.pop(0)
                     if what == "call":
-                        served[one.number] = serving.begin(one.number, one.kind, one.nbytes, one.deadline)
+                        served[one.number] = begin(serving, one.number, one.kind, one.nbytes, one.deadline)
                     else:
                         stopped = serving.cancel(one.number)
                         assert stopped is served.get(one.number)
@@ -50,38 +57,38 @@ def test_what_may_be_asked_may_be_served(seed: int, steps: int) -> None:
             case 4:
                 if served:
                     number = rng.choice(list(served))
-                    assert serving.ended(served[number])
-                    assert not serving.ended(served.pop(number))
+                    assert serving.leave(number) is served[number]
+                    assert serving.leave(served.pop(number).number) is None
                     back.append(number)
                 if back:
                     one = asking.answered(back.pop(0))
                     asked.remove(one)
-    assert len(serving) == len(served)
+    assert len(serving.calls) == len(served)
     assert {one.number for one in asking} == {one.number for one in asked}
 
 
 def test_a_window_of_calls() -> None:
     asking = Asking()
     calls = [asking.ask(Says.CALL, 0, 1.0, None) for _ in range(CALLS)]
-    assert not asking.has_room(0)
+    assert not asking.fits(0)
     asking.abandon(calls[0])
-    assert not asking.has_room(0)  # it may still run there
+    assert not asking.fits(0)  # it may still run there
     asking.answered(calls[0].number)
-    assert asking.has_room(WINDOW)
-    assert not asking.has_room(WINDOW + 1)
+    assert asking.fits(WINDOW)
+    assert not asking.fits(WINDOW + 1)
 
 
 def test_numbers_are_taken_once() -> None:
     serving = Serving()
-    served = serving.begin(5, Says.CALL, 0, 1.0)
-    assert serving.ended(served)
+    served = begin(serving, 5, Says.CALL, 0, 1.0)
+    assert serving.leave(5) is served
     with pytest.raises(WireError):
-        serving.begin(5, Says.CALL, 0, 1.0)
-    serving.begin(4, Says.CALL, 0, 1.0)  # it was large, and came later
+        begin(serving, 5, Says.CALL, 0, 1.0)
+    begin(serving, 4, Says.CALL, 0, 1.0)  # it was large, and came later
     assert serving.skip(3)  # likewise, and it was cancelled on its way
     for number in (4, 3, 5 + CALLS, 1 << 60):
         with pytest.raises(WireError):
-            serving.begin(number, Says.CALL, 0, 1.0)
+            begin(serving, number, Says.CALL, 0, 1.0)
     assert serving.cancel(5) is None
     assert not serving.skip(5)
     with pytest.raises(WireError):
@@ -92,14 +99,14 @@ def test_numbers_are_taken_once() -> None:
 
 def test_more_than_a_window_is_refused() -> None:
     serving = Serving()
-    serving.begin(1, Says.CALL, 2 * WINDOW, 1.0)  # a single one may be of any size
+    begin(serving, 1, Says.CALL, 2 * WINDOW, 1.0)  # a single one may be of any size
     with pytest.raises(WireError):
-        serving.begin(2, Says.CALL, 1, 1.0)
+        begin(serving, 2, Says.CALL, 1, 1.0)
     serving = Serving()
     for number in range(CALLS):
-        serving.begin(number + 1, Says.MESSAGE, 0, 1.0)
+        begin(serving, number + 1, Says.MESSAGE, 0, 1.0)
     with pytest.raises(WireError):
-        serving.begin(CALLS + 1, Says.MESSAGE, 0, 1.0)
+        begin(serving, CALLS + 1, Says.MESSAGE, 0, 1.0)
 
 
 @given(st.lists(st.floats(0, 10), max_size=30), st.floats(0, 10))
@@ -107,20 +114,20 @@ def test_deadlines(deadlines: list[float], now: float) -> None:
     asking, serving = Asking(), Serving()
     for number, deadline in enumerate(deadlines):
         asking.ask(Says.CALL, 0, deadline, None)
-        serving.begin(number + 1, Says.CALL, 0, deadline)
+        begin(serving, number + 1, Says.CALL, 0, deadline)
     assert asking.due == serving.due == min(deadlines, default=math.inf)
     late = [one.number for one in asking.expired(now)]
-    assert late == [one.number for one in serving.expired(now)]
+    assert late == [one.number for one in serving.stop_late(now)]
     assert late == [number + 1 for number, deadline in enumerate(deadlines) if deadline <= now]
     assert serving.due == min((deadline for deadline in deadlines if deadline > now), default=math.inf)
-    assert serving.expired(now) == []  # each is stopped once
+    assert serving.stop_late(now) == []  # each is stopped once
 
 
 @given(st.lists(st.integers(0, PARTS), max_size=200))
 def test_credit_is_given_back_whole(sizes: list[int]) -> None:
     asking, serving = Asking(), Serving()
     asked = asking.ask(Says.STREAM, 0, math.inf, None)
-    served = serving.begin(asked.number, Says.STREAM, 0, math.inf)
+    served = begin(serving, asked.number, Says.STREAM, 0, math.inf)
     waiting: list[int] = []
     for size in sizes:
         while served.credit <= 0:  # its consumer takes what is there, and the handler goes on

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from aiodist.errors import WireError
 from aiodist.wire import calls
-from aiodist.wire.calls import Frames, Says, asking, frame, grant, read_grant, read_request, text_frame
+from aiodist.wire.calls import Frames, Says, frame, grant, read_grant, read_request, request, text_frame
 
 FRAMES = st.lists(
     st.tuples(
         st.sampled_from(Says),
         st.integers(0, (1 << 64) - 1),
-        st.binary(max_size=20) | st.integers(250_000, 600_000).map(lambda size: b"x" * size),
+        st.binary(max_size=20) | st.integers(25_000, calls.PIECE).map(lambda size: b"x" * size),
     ),
     max_size=6,
 )
 
 
-@given(sent=FRAMES, pieces=st.lists(st.integers(5_000, 999_999), min_size=1, max_size=8))
+@given(sent=FRAMES, pieces=st.lists(st.integers(500, 99_999), min_size=1, max_size=8))
 def test_frames_come_out_as_they_went_in(sent: list[tuple[Says, int, bytes]], pieces: list[int]) -> None:
     stream = b"".join(frame(*one) for one in sent)
     parser, found, at, turn = Frames(), [], 0, 0
@@ -39,11 +39,19 @@ def test_frames_come_out_as_they_went_in(sent: list[tuple[Says, int, bytes]], pi
     payload=st.binary(max_size=99),
 )
 def test_requests(left: float, name: str, payload: bytes) -> None:
-    data = asking(Says.CALL, 7, left, name.encode(), len(payload)) + payload
+    data = request(Says.CALL, 7, left, name.encode(), payload)
     [(kind, number, body)] = Frames().feed(data)
-    request = read_request(body)
-    assert (kind, number, request.left, request.name) == (Says.CALL, 7, left, name)
-    assert bytes(request.payload) == payload
+    assert (kind, number) == (Says.CALL, 7)
+    assert body == calls.request_head(left, name.encode()) + payload
+    assert read_request(body) == (left, name, payload)
+
+
+def test_the_payload_of_a_large_request_is_not_copied() -> None:
+    body = bytearray(calls.request_head(1.0, b"name") + b"x" * calls.PIECE)
+    left, name, payload = read_request(body)
+    assert (left, name) == (1.0, "name")
+    assert isinstance(payload, memoryview)
+    assert payload.obj is body
 
 
 def test_grants_and_texts() -> None:
@@ -67,8 +75,8 @@ def test_nonsense_is_refused_or_waited_for(data: bytes) -> None:
     [
         b"",
         b"\0" * 9,
-        asking(Says.CALL, 1, 1.0, b"name", 0)[13:-1],
-        asking(Says.CALL, 1, math.nan, b"", 0)[13:],
+        request(Says.CALL, 1, 1.0, b"name", b"")[13:-1],
+        request(Says.CALL, 1, math.nan, b"", b"")[13:],
     ],
 )
 def test_requests_that_contradict_themselves(body: bytes) -> None:
@@ -78,7 +86,7 @@ def test_requests_that_contradict_themselves(body: bytes) -> None:
 
 def test_what_is_too_large_is_refused_by_its_head() -> None:
     with pytest.raises(WireError, match="which calls do not have"):
-        Frames().feed(calls.head(Says.RESULT, 1, calls.MAX_PAYLOAD + 1000))
+        Frames().feed(calls.head(Says.RESULT, 1, calls.PIECE + 1000))
     with pytest.raises(WireError, match="kind 99"):
         Frames().feed(b"\0\0\0\0" + bytes([99]) + b"\0" * 8)
     with pytest.raises(WireError):
@@ -86,10 +94,10 @@ def test_what_is_too_large_is_refused_by_its_head() -> None:
 
 
 def test_byte_by_byte() -> None:
-    stream = frame(Says.CANCEL, 1) + frame(Says.PART, 2, b"ab") + frame(Says.RESULT, 3, b"c" * 300_000)
+    stream = frame(Says.CANCEL, 1) + frame(Says.PART, 2, b"ab") + frame(Says.RESULT, 3, b"c" * 60_000)
     parser, found = Frames(), []
     for at in range(200):
         found += parser.feed(stream[at : at + 1])
     found += parser.feed(stream[200:-1])
     assert found == [(Says.CANCEL, 1, b""), (Says.PART, 2, b"ab")]
-    assert parser.feed(stream[-1:]) == [(Says.RESULT, 3, b"c" * 300_000)]
+    assert parser.feed(stream[-1:]) == [(Says.RESULT, 3, b"c" * 60_000)]

@@ -437,9 +437,23 @@ def test_bytes_that_look_like_extensions_are_data_all_the_same(byte: int) -> Non
 
 def test_small_plain_values_are_encoded_as_all_others() -> None:
     deep: Any = 1
-    for _ in range(10):
+    for _ in range(objects.MAX_DEPTH):
         deep = [deep]
-    for value in [None, True, 3, 1.5, "é", b"ab", [], {}, [1, [2.0, {"a": [None, "x"]}]], {1: 2, None: b"k"}]:
+    itself: list[Any] = []
+    itself.append(itself)
+    plain = [
+        None,
+        True,
+        3,
+        1.5,
+        "é",
+        b"ab",
+        [],
+        {},
+        [1, [2.0, {"a": [None, "x"]}]],
+        {1: 2, None: b"k", b"l": 3},
+    ]
+    for value in [*plain, [[[[[[[["deeper"]]]]]]]]]:
         assert objects.encode_small(value) == objects.encode(value)
     for value in [
         (1,),
@@ -449,6 +463,10 @@ def test_small_plain_values_are_encoded_as_all_others() -> None:
         "a" * 20_000,
         [list(range(300))],
         {"a" * 20_000: 1},
+        {b"a" * 20_000: 1},
+        {(1,): 1},
+        [[] for _ in range(70)],
         deep,
+        itself,
     ]:
         assert objects.encode_small(value) is None

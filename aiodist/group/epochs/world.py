@@ -49,7 +49,8 @@ from aiodist.net.traffic import Traffic
 from aiodist.recorder import Recorder
 from aiodist.recorder.layout import SIZE
 from aiodist.rendezvous.events import MAX_MISSING
-from aiodist.services.switchboard import Place, Switchboard
+from aiodist.services.peers import Place
+from aiodist.services.switchboard import Switchboard
 from aiodist.transport import Endpoint
 from aiodist.transport.line import Line
 
