@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -152,6 +153,32 @@ def test_ctrl_c_shows_the_programs_line() -> None:
     assert interrupted_at(error).endswith(" in waits: await asyncio.sleep(100)")
     assert rendered(error, error.__traceback__).startswith("interrupted at ")
     assert interrupted_at(KeyboardInterrupt()) == "before any of its lines"
+
+
+def test_ctrl_c_while_the_program_handles_an_error_names_the_line_where_it_was() -> None:
+    def tries() -> None:
+        raise ConnectionError("no")
+
+    def retries() -> None:
+        try:
+            tries()
+        except ConnectionError:
+            raise KeyboardInterrupt  # noqa: B904  as a signal does
+
+    assert interrupted_at(caught(retries)).endswith(
+        " in retries: raise KeyboardInterrupt  # noqa: B904  as a signal does"
+    )
+
+
+def test_what_stderr_does_not_take_is_printed_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "__excepthook__", lambda kind, value, trace: shown.append(value))
+    error = ValueError("ü")
+    with io.TextIOWrapper(io.BytesIO(), "ascii") as narrow:
+        monkeypatch.setattr(sys, "stderr", narrow)
+        tracebacks.show(ValueError, error, None)
+    tracebacks.show(ValueError, error, None)  # it is closed now
+    assert shown == [error, error]
 
 
 @pytest.mark.parametrize(("full", "mine"), [("", False), ("full", False), ("", True)])
