@@ -64,10 +64,14 @@ _HEADERS = {
 _log = logging.getLogger("aiodist.dashboard")
 
 
+_THE_SENDERS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+"""What is no HTTP, and connections that end early. Whoever sends that may be anybody: a log would quote it,
+and could be filled by it."""
+
+
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether an error is the server's. What is no HTTP is the sender's, who may be anybody,
-    and would be quoted."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    """Whether an error is the server's, and not the sender's."""
+    return not (record.exc_info and isinstance(record.exc_info[1], _THE_SENDERS))
 
 
 _log.addFilter(_is_ours)
@@ -151,7 +155,10 @@ class Server:
             ("metrics", self._metrics),
         ):
             app.router.add_get(f"/s/{{path}}/{name}", self._private(handler), allow_head=False)
-        runner = self._runner = web.AppRunner(app, access_log=None, logger=_log, keepalive_timeout=30.0)
+        # What anybody sends is not unpacked: a few kilobytes could keep the loop busy for seconds.
+        runner = self._runner = web.AppRunner(
+            app, access_log=None, logger=_log, keepalive_timeout=30.0, auto_decompress=False
+        )
         await runner.setup()
         made = runner.server
         assert made is not None
@@ -183,6 +190,8 @@ class Server:
             answer = await handler(request)
         except web.HTTPException as error:
             return _refused(error.status, error.reason, error.headers.get("Allow", ""))
+        except (web.RequestPayloadError, ConnectionError):
+            return _refused(400, "the request ends too early")
         if not answer.prepared:
             answer.headers.update(_HEADERS)
         return answer

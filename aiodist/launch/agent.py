@@ -26,7 +26,7 @@ from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.remote.link import Link
-from aiodist.launch.report import how_it_ended, render
+from aiodist.launch.report import render, why_it_ended
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes, signal_name
 from aiodist.launch.worker.logs import LogFiles
@@ -297,7 +297,7 @@ class Agent:
             missed = set(verdict.lost) - set(verdict.spared)
             why = f"{lost_nodes(missed)}; " if missed else ""
             if culprit is not None:
-                why = f"rank {culprit.rank} failed ({how_it_ended(culprit)}); "
+                why = f"{why_it_ended(culprit)}; "
             which = f"restart {roster.restarts} of {self._config.max_restarts}: all workers"
         on = f" on {len(roster.members)} nodes" if self._config.most > 1 else ""
         self._say(f"{why}{which} begin again, {nodes.place.world_size}{on}")

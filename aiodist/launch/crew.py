@@ -39,7 +39,7 @@ from aiodist.launch.supervisor import (
     Wake,
 )
 from aiodist.launch.tasks import cancel
-from aiodist.launch.verdict import NEVER, Ending, NodeReport, lost_nodes
+from aiodist.launch.verdict import NEVER, Ending, NodeReport, by_its_words, lost_nodes
 from aiodist.launch.worker.starting import AgentContext, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker, ask_all
@@ -224,7 +224,7 @@ class Crew:
             code=worker.code,
             at_ns=worker.ended_ns - self._began_ns,
             asked=worker.asked,
-            symptom=worker.code != 0 and worker.words.symptom,
+            symptom=by_its_words(worker.code, worker.asked) and worker.words.symptom,
             error=worker.words.error if worker.code != 0 else "",
             words=worker.words.excerpt() if worker.code != 0 else (),
             doing=self._doing.get(place.first_rank + local_rank, ()),

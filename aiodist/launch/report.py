@@ -24,6 +24,7 @@ _HINTS = {
 # Where an error of a group ends and its hint begins, which the box itself makes superfluous.
 _WITHOUT_HINT = re.compile(r"(.*\(in \w+(?: #\d+)? of group '.*?'\))\. ")
 _INTERRUPTED = "interrupted at "  # begins the line in which a rank says where Ctrl-C found it
+_KEPT_WAITING = "kept the others waiting"
 _MOST_WORDS = 40  # last lines of a worker, which its agent has chosen
 _MOST_LOST = 64  # rows about lost nodes
 _MOST_WAYS = 5  # rows about others; ranks that were in many different operations would fill the screen
@@ -44,7 +45,7 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
         return _interrupted(verdict)
     title = "the job was cut short"
     if verdict.culprit:
-        how = "failed first" if verdict.culprit.failed else "kept the others waiting"
+        how = "failed first" if verdict.culprit.failed else _KEPT_WAITING
         title = f"{name_ranks([verdict.culprit.rank])} {how}"
     elif missed := [node for node in verdict.lost if node not in verdict.spared]:
         title = lost_nodes(missed[:_MOST_LOST], "was")
@@ -68,6 +69,12 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
 def how_it_ended(ending: Ending) -> str:
     """'exit code 7', 'killed by SIGSEGV'."""
     return f"exit code {ending.code}" if ending.code >= 0 else f"killed by {signal_name(-ending.code)}"
+
+
+def why_it_ended(culprit: Ending) -> str:
+    """'rank 1 failed (exit code 7)', 'rank 1 kept the others waiting': why an attempt has ended."""
+    how = f"failed ({how_it_ended(culprit)})" if culprit.failed else _KEPT_WAITING
+    return f"rank {culprit.rank} {how}"
 
 
 def _count(number: int, what: str) -> str:

@@ -183,6 +183,19 @@ def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
     return replace(job, code=1) if missed else job
 
 
+def by_its_words(code: int, asked: int) -> bool:
+    """Whether what a worker wrote last can be the reason of its end.
+
+    Not where a signal has killed it that we had not sent: there it may have written that, and gone on, long
+    before. Native code that gives up by SIGABRT does say why.
+
+    Args:
+        code: its exit code; negative: the signal.
+        asked: the last signal that we had sent it; 0: none.
+    """
+    return code > 0 or (code < 0 and (bool(asked) or code == -signal.SIGABRT))
+
+
 def lost_nodes(nodes: Collection[int], be: str = "is") -> str:
     """'node 1 is lost', 'nodes 1, 2 are lost', 'node 0, which hosts the job, is lost'.
 

@@ -37,12 +37,11 @@ def show(kind: type[BaseException], value: BaseException, trace: TracebackType |
     """Print an exception to stderr, as an excepthook."""
     try:
         text = rendered(value, trace)
-    except Exception:  # an exception may be of any kind: one whose text cannot be made, say
+        if sys.stderr is not None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+    except Exception:  # an exception may be of any kind: one whose text cannot be made, or written, say
         sys.__excepthook__(kind, value, trace)
-        return
-    if sys.stderr is not None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 def rendered(value: BaseException, trace: TracebackType | None) -> str:
@@ -81,7 +80,8 @@ def odd_ones(said: dict[int, str]) -> set[int]:
 
 def interrupted_at(interrupt: BaseException) -> str:
     """The innermost line of the program that Ctrl-C interrupted."""
-    chain = interrupt.__context__ or interrupt
+    context = interrupt.__context__  # of asyncio; another is an error that was being handled meanwhile
+    chain = context if isinstance(context, asyncio.CancelledError) else interrupt
     for frame in reversed(traceback.extract_tb(chain.__traceback__)):
         if whose(frame.filename) is Whose.program and not frame.filename.startswith(("uvloop", "<")):
             return f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}"

@@ -180,6 +180,7 @@ class Connection:
     def _pump(self) -> None:
         """Write pieces of large frames, as long as little waits before them."""
         self._pumping = False
+        self._flush()  # perhaps it says that a frame does not come whole: before the next one begins
         was_crowded = self.crowded
         for _ in range(_BURST):
             if not self._outbox.lanes or self._line.waiting > _LOW or self.over:

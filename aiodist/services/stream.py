@@ -96,15 +96,15 @@ class Stream:
                 await self._begin(deadline)
             if not self._parts and self._outcome is None and not self._over:
                 await self._until_news(deadline)
+            if self._parts and not self._over:
+                body = self._parts.popleft()
+                assert self._caller is not None
+                assert self._asked is not None
+                self._caller.took(self._asked, len(body))
+                return self._built(await decoded(body))
         except asyncio.CancelledError:
             self._leave()  # who iterates is gone, and asks for no other part
             raise
-        if self._parts and not self._over:
-            body = self._parts.popleft()
-            assert self._caller is not None
-            assert self._asked is not None
-            self._caller.took(self._asked, len(body))
-            return self._built(await decoded(body))
         over, self._over = self._over, True
         if over or self._outcome is None or self._outcome[0] == Says.RESULT:
             raise StopAsyncIteration

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -356,3 +357,38 @@ async def test_what_is_no_http_is_not_written_to_the_operators_screen(
         assert b" 400 " in await reader.readline()
         writer.close()
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 9\r\n\r\n{",
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+        b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+)
+async def test_a_body_that_ends_too_early_is_not_written_to_the_operators_screen(
+    rest: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as page:
+        head = f"POST /session HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: {page.base}\r\n"
+        for abort in (False, True):
+            reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+            writer.write(head.encode() + b"Content-Type: application/json\r\n" + rest)
+            if abort:
+                writer.transport.abort()
+            else:
+                writer.write_eof()
+                await reader.read()
+                writer.close()
+            assert (await page.get("/"))[0] == 200  # it has seen the end by now
+    assert caplog.records == []
+
+
+async def test_a_body_is_not_unpacked() -> None:
+    async with served() as page:
+        bomb = zlib.compress(b'{"token": "' + page.sessions.token.encode() + b'"}')
+        headers = {"Origin": page.base, "Content-Type": "application/json", "Content-Encoding": "deflate"}
+        async with page.http.post(f"{page.base}/session", data=bomb, headers=headers) as answer:
+            assert answer.status == 400

@@ -156,6 +156,28 @@ def test_symptoms_do_not_hide_the_culprit(start: Start) -> None:
     assert "│ rank 0 noticed: lost rank 1\n" in err
 
 
+def test_who_is_killed_did_not_die_of_an_error_that_it_has_survived(start: Start) -> None:
+    """Rank 0 writes that it waited for rank 1, goes on, and is killed; rank 1 has to be stopped."""
+    job = start(
+        """
+        here()
+        if RANK == 1:
+            wait()
+        print("Traceback (most recent call last):\\nCollectiveTimeout: no completion within 1 s on rank 0: "
+              "rank 1 had not arrived (in all_reduce #3 of group 'world'). Raise it", file=sys.stderr)
+        until_go()
+        os.kill(os.getpid(), 9)
+        """
+    )
+    job.expect(2)
+    job.go.touch()
+    code, _, err = job.end()
+    assert code == 137
+    assert "rank 0 failed: killed by SIGKILL\n" in err
+    assert "rank 0 failed first" in err
+    assert "rank 1: stopped by aiodist run (SIGTERM)" in err
+
+
 def test_survivors_say_what_they_noticed_before_the_box(start: Start) -> None:
     """Rank 2 is killed, ranks 0 and 1 notice, and rank 3 has to be stopped."""
     job = start(

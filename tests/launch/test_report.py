@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from aiodist.launch.report import how_it_ended, render
+from aiodist.launch.report import how_it_ended, render, why_it_ended
 from aiodist.launch.verdict import Ending, NodeReport, Verdict, judge
 
 
@@ -183,6 +183,11 @@ def test_the_headline_names_the_rank_that_the_others_waited_for_with_its_stack()
     assert lines[2:4] == ["│   the event loop's thread", "│     train.py:9 in step"]
     assert f"│ ranks 0, 1 and 3 noticed: {LATE}" in lines and "│ exit code 1" in lines
     assert not any("rank 2: stopped" in line for line in lines)
+
+
+def test_why_all_begin_again() -> None:
+    assert why_it_ended(ending(1, 3)) == "rank 1 failed (exit code 3)"
+    assert why_it_ended(waited_for(2)) == "rank 2 kept the others waiting"
 
 
 def test_what_a_late_rank_did_may_be_unknown() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from aiodist.errors import WireError
-from aiodist.launch.verdict import NEVER, Ending, NodeReport, judge, lost_nodes, signal_name
+from aiodist.launch.verdict import NEVER, Ending, NodeReport, by_its_words, judge, lost_nodes, signal_name
 
 
 def ending(rank: int, code: int = 0, **more: object) -> Ending:
@@ -58,6 +58,13 @@ def test_whom_we_stopped_did_not_fail() -> None:
 def test_a_symptom_gives_way_to_its_cause() -> None:
     verdict = judge([report(0, ending(0, 1, at_ns=1, symptom=True), ending(1, 7, at_ns=5), turn=1)])
     assert verdict.code == 7
+
+
+def test_who_is_killed_may_have_written_its_last_words_long_before() -> None:
+    assert by_its_words(1, 0) and by_its_words(-signal.SIGTERM, signal.SIGTERM)
+    assert by_its_words(-signal.SIGABRT, 0), "of torch, which aborts after an error of its group"
+    assert not by_its_words(-signal.SIGKILL, 0) and not by_its_words(-signal.SIGSEGV, 0)
+    assert not by_its_words(0, 0)
 
 
 def test_across_nodes_turns_decide_not_clocks() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,20 +141,38 @@ def test_what_goes_wrong_inside_keeps_its_frames() -> None:
 
 def test_ctrl_c_shows_the_programs_line() -> None:
     async def waits() -> None:
+        signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(100)
 
-    def does() -> None:
-        try:
-            coroutine = waits()
-            coroutine.send(None)
-            coroutine.throw(asyncio.CancelledError())
-        except BaseException:
-            raise KeyboardInterrupt from None
-
-    error = caught(does)
+    error = caught(lambda: asyncio.run(waits()))
+    assert isinstance(error, KeyboardInterrupt)
     assert interrupted_at(error).endswith(" in waits: await asyncio.sleep(100)")
     assert rendered(error, error.__traceback__).startswith("interrupted at ")
     assert interrupted_at(KeyboardInterrupt()) == "before any of its lines"
+
+
+def test_ctrl_c_while_the_program_handles_an_error_names_the_line_where_it_was() -> None:
+    def tries() -> None:
+        raise ConnectionError("no")
+
+    def retries() -> None:
+        try:
+            tries()
+        except ConnectionError:
+            signal.raise_signal(signal.SIGINT)
+
+    assert interrupted_at(caught(retries)).endswith(" in retries: signal.raise_signal(signal.SIGINT)")
+
+
+def test_what_stderr_does_not_take_is_printed_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "__excepthook__", lambda kind, value, trace: shown.append(value))
+    error = ValueError("ü")
+    with io.TextIOWrapper(io.BytesIO(), "ascii") as narrow:
+        monkeypatch.setattr(sys, "stderr", narrow)
+        tracebacks.show(ValueError, error, None)
+    tracebacks.show(ValueError, error, None)  # it is closed now
+    assert shown == [error, error]
 
 
 @pytest.mark.parametrize(("full", "mine"), [("", False), ("full", False), ("", True)])

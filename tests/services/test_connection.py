@@ -1,0 +1,46 @@
+"""What is sent on a connection leaves in an order that the other side can read."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiodist.services.connection import Connection
+from aiodist.services.outbox import AT_ONCE, PIECE
+from aiodist.transport.line import MemoryLine
+from aiodist.wire.calls import Frame, Says, frame
+
+
+async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins() -> None:
+    """Else the other side has one unfinished frame too many, and ends the connection with all its calls."""
+    loop = asyncio.get_running_loop()
+    mine, theirs = MemoryLine.pair(loop, 0, 0)
+    came: list[int] = []
+    ended: list[str] = []
+    last: asyncio.Future[None] = loop.create_future()
+
+    def take(one: Frame) -> None:
+        if one[0] == Says.CANCEL:
+            there.forget(one[1])
+        came.append(one[1])
+        if len(came) == AT_ONCE + 2 or ended:
+            last.set_result(None)
+
+    def end(why: str) -> None:
+        ended.append(why)
+        if not last.done():
+            last.set_result(None)
+
+    here = Connection(loop, mine, came.append, end, lambda: None)  # type: ignore[arg-type]
+    there = Connection(loop, theirs, take, end, lambda: None)
+    for number in range(1, AT_ONCE + 2):
+        here.send_in_turn(number, Says.CALL, number, bytes(8 * PIECE))
+    await asyncio.sleep(0)  # a part of each of the first has left
+    small = AT_ONCE + 2
+    here.send(frame(Says.CALL, small), more=True)  # others may leave with it
+    here.drop(1, 1)
+    here.send(frame(Says.CANCEL, 1))
+    await last
+    assert not ended
+    assert sorted(came) == list(range(1, small + 1)) and came[:2] == [small, 1]
+    here.kill()
+    there.kill()
