@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from datetime import timedelta
 from threading import get_ident
@@ -346,8 +346,8 @@ class Work(Generic[T]):
                     self._waiters.remove(waiter)
             raise
 
-    async def wait(self, timeout: float | timedelta | None = None) -> T:
-        """Wait for the operation, for a limited time if you like.
+    def wait(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, T]:
+        """Wait for the operation, for a limited time if you like. It is awaited, too: `await work.wait()`.
 
         Args:
             timeout: seconds, or a timedelta; None waits as long as the operation may take.
@@ -356,10 +356,14 @@ class Work(Generic[T]):
             TimeoutError: the time is over. The operation goes on and can be awaited again; an
                 operation's own `timeout=` is what breaks the group.
         """
+        limit = None if timeout is None else seconds(timeout)
+        return _Waiting(self, limit)
+
+    async def _wait(self, limit: float | None) -> T:
         self._take_back = None
-        if timeout is None:
+        if limit is None:
             return await self
-        async with asyncio.timeout(seconds(timeout)):
+        async with asyncio.timeout(limit):
             return await self
 
     def done(self) -> bool:
@@ -460,7 +464,12 @@ class Work(Generic[T]):
         return f"<Work {self.op} #{self.seq} {state}>"
 
     def __del__(self) -> None:
-        if not self._awaited and not isinstance(self._error, GroupBroken) and not hasattr(self, "_wrapped"):
+        if not self._awaited and not hasattr(self, "_wrapped"):
+            self._is_forgotten()
+
+    def _is_forgotten(self) -> None:
+        """Note that nobody awaits it: it was dropped, or what `wait` has returned was."""
+        if not isinstance(self._error, GroupBroken):
             now = self._issuer.track.now()
             self._issuer.forgotten.note(self._line(), self._noted[3] if self._noted else now, now)
 
@@ -580,3 +589,38 @@ class Work(Generic[T]):
         callbacks, self._callbacks = self._callbacks, None
         for fn, context in callbacks or ():
             self._issuer.loop.call_soon(fn, self, context=context)
+
+
+class _Waiting(Coroutine[Any, Any, T]):
+    """The coroutine of `Work.wait`. One that is dropped is a forgotten await of the Work."""
+
+    __slots__ = ("_limit", "_running", "_work")
+
+    def __init__(self, work: Work[T], limit: float | None) -> None:
+        self._work = work
+        self._limit = limit
+        self._running: Coroutine[Any, Any, T] | None = None
+
+    def __del__(self) -> None:
+        if self._running is None:
+            self._work._is_forgotten()
+
+    def _begun(self) -> Coroutine[Any, Any, T]:
+        if self._running is None:
+            self._running = self._work._wait(self._limit)
+        return self._running
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._begun().__await__()
+
+    def send(self, value: Any) -> Any:
+        """As a coroutine's."""
+        return self._begun().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As a coroutine's: also of a task that is cancelled before its first step."""
+        return self._begun().throw(*error)
+
+    def close(self) -> None:
+        """As a coroutine's."""
+        self._begun().close()

@@ -267,10 +267,13 @@ class GroupCore:
             await latest.leave(error)
             return
         if error is not None and self._closing is None:
-            text = str(error)
+            cause = error
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
+            text, kind = str(cause), type(cause).__name__
             # Peers may wait in any group: a world that ends by an exception takes all with it.
             for group in self._ending():
-                group.abort(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+                group.abort(f"{kind}: {text}" if text else kind)
         await self._close_all(error)
 
     async def aclose(self) -> None:

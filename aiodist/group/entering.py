@@ -7,12 +7,17 @@ import inspect
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from aiodist.errors import UsageError
 from aiodist.torch_names import argument_hint
 
 G = TypeVar("G")
 P = ParamSpec("P")
+
+
+class _NotMade(UsageError, AttributeError):
+    """A group was used before it was made."""
 
 
 class Entering(Coroutine[Any, Any, G], AbstractAsyncContextManager[G, None]):
@@ -33,6 +38,20 @@ class Entering(Coroutine[Any, Any, G], AbstractAsyncContextManager[G, None]):
 
     def __await__(self) -> Generator[Any, None, G]:
         return self._making.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise _NotMade(
+            f"the group is not made yet, so it has no {name!r}",
+            hint="Write `pg = await …`, or `async with … as pg:`",
+        )
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("a group is entered by `async with`")
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: it is not entered."""
 
     def send(self, value: Any) -> Any:
         """As a coroutine's."""

@@ -24,8 +24,8 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     Raises:
         UsageError: `main` is no coroutine, or a loop runs in this thread already.
     """
-    _check(main)
     tracebacks.install()
+    _check(main)
     with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
         return runner.run(_guarded(main))
 

@@ -48,3 +48,13 @@ async def test_who_sent_an_object_is_told() -> None:
                 await pg.send_object(None, 0, tag=7)
 
     await run_cluster(3, main)
+
+
+async def test_a_group_that_is_not_made_yet_says_what_to_write() -> None:
+    made = dist.init_process_group(world_size=1)
+    with pytest.raises(dist.UsageError, match=r"it has no 'all_reduce'\. Write `pg = await …`"):
+        made.all_reduce  # noqa: B018
+    assert not hasattr(made, "all_reduce")
+    with pytest.raises(TypeError, match="entered by `async with`"), made:
+        pass
+    made.close()

@@ -207,3 +207,24 @@ def test_the_program_fails(kept: bool, tmp_path: Path) -> None:
     )
     assert ended.returncode == 1
     assert f"ForgottenAwait: never awaited: all_reduce at {path}:4" in ended.stderr
+
+
+async def test_what_wait_returns_has_to_be_awaited_too() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        work = pg.all_reduce(np.full(3, pg.rank + 1.0), async_op=True)
+        await work.wait()
+        await pg.all_reduce(np.ones(3)).wait(30)
+        task = asyncio.create_task(work.wait())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if pg.rank == 0:
+            pg.all_reduce(np.ones(3), async_op=True).wait()  # type: ignore[unused-coroutine]
+        else:
+            await pg.all_reduce(np.ones(3))
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await run_cluster(2, main)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, dist.ForgottenAwait)
+    assert "all_reduce at " in str(error)

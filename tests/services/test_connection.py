@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from aiodist.services.connection import Connection
-from aiodist.services.outbox import AT_ONCE, PIECE
+from aiodist.services.outbox import AT_ONCE
 from aiodist.transport.line import MemoryLine
-from aiodist.wire.calls import Frame, Says, frame
+from aiodist.wire.calls import PIECE, Says, frame
 
 
 async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins() -> None:
@@ -18,10 +18,10 @@ async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins(
     ended: list[str] = []
     last: asyncio.Future[None] = loop.create_future()
 
-    def take(one: Frame) -> None:
-        if one[0] == Says.CANCEL:
-            there.forget(one[1])
-        came.append(one[1])
+    def take(kind: int, number: int, _: object) -> None:
+        if kind == Says.CANCEL:
+            there.forget(number)
+        came.append(number)
         if len(came) == AT_ONCE + 2 or ended:
             last.set_result(None)
 
@@ -30,7 +30,7 @@ async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins(
         if not last.done():
             last.set_result(None)
 
-    here = Connection(loop, mine, came.append, end, lambda: None)  # type: ignore[arg-type]
+    here = Connection(loop, mine, lambda *_: None, end, lambda: None)
     there = Connection(loop, theirs, take, end, lambda: None)
     for number in range(1, AT_ONCE + 2):
         here.send_in_turn(number, Says.CALL, number, bytes(8 * PIECE))
