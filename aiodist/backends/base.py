@@ -282,9 +282,13 @@ class Backend(Protocol):
         """Other members, by group rank, that are seen here to have begun collective `seq`, whether or not
         their loops turn. For what an error says: it may leave out some that have."""
 
-    def take_in(self) -> None:
+    def take_in(self) -> bool:
         """End what peers have done their part of already. Called before a loss, or another rank's abort, is
-        told: what that rank did before counts, and others may have a result of it."""
+        told: what that rank did before counts, and others may have a result of it. And at the end.
+
+        Returns:
+            a peer disagrees about what has ended here, which is reported.
+        """
 
     def rank_left(self, rank: int, whole: bool) -> None:
         """Note that a member (a global rank) has closed this group, or, where `whole`, all its groups."""

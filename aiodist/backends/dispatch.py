@@ -148,9 +148,9 @@ class Dispatch:
         deadline of closing."""
         self._host.close_receives(error, held)
 
-    def take_in(self) -> None:
+    def take_in(self) -> bool:
         """Have the host backend end what peers have done; other engines report by themselves."""
-        self._host.take_in()
+        return self._host.take_in()
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one."""

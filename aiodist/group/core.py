@@ -20,6 +20,7 @@ from typing import Any
 from aiodist.backends.base import Backend, Operation, Reports, ShortMessages, ShortWay
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import (
+    CollectiveMismatch,
     CollectiveTimeout,
     GroupAborted,
     GroupBroken,
@@ -46,6 +47,9 @@ from aiodist.types import Call
 from aiodist.work import Failures, Issuer, Work
 
 logger = logging.getLogger("aiodist.group.core")
+
+_VERDICT = 3.0
+"""Seconds to wait at the end for the others' word on what they have issued, where one disagrees."""
 
 _alive: weakref.WeakSet[GroupCore] = weakref.WeakSet()
 
@@ -327,6 +331,7 @@ class GroupCore:
                 self.backend.close_receives(self._closed_here)
                 self._flight.bound(self.timeout)
                 await self._end_all()
+                await self._look_back()
             except asyncio.CancelledError:
                 for group in self._ending():
                     group.abort("closing the group was cancelled")
@@ -335,6 +340,17 @@ class GroupCore:
                 await self._end()
         finally:
             self._closing.set_result(None)
+
+    async def _look_back(self) -> None:
+        """Compare what has ended here without a look at others: a root of a broadcast waits for nobody."""
+        before = self.error
+        if before is None and self.backend.take_in():
+            told = self.loop.create_task(asyncio.sleep(_VERDICT))
+            self.cancel_on_break(told)
+            await asyncio.wait([told])
+            found = self.error
+            if isinstance(found, CollectiveMismatch):
+                self.failures.note(found)
 
     def drop_receives(self) -> None:
         """End all receives for which nothing has come: the group is to be closed, whoever waits for them."""

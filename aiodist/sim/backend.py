@@ -131,8 +131,9 @@ class SimBackend:
         """Nobody."""
         return set()
 
-    def take_in(self) -> None:
+    def take_in(self) -> bool:
         """Do nothing."""
+        return False
 
     def rank_left(self, rank: int, whole: bool) -> None:
         """Do nothing."""

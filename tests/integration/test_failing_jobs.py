@@ -45,6 +45,9 @@ async def main():
             print("ready", flush=True)
         if pg.rank == 2:
             await odd_one(pg, x, how)
+        if how == "roots":
+            await pg.broadcast(x, src=pg.rank)  # each is a root, and waits for nobody
+            return
         await pg.all_reduce(x)  # here
         while how == "waits":
             await pg.barrier()  # there
@@ -115,3 +118,11 @@ def test_ctrl_c_says_where_each_rank_was(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "Traceback" not in said
     assert re.search(r"^  ranks? [\d, and]+ at job.py:\d+ in main: await ", said, re.M)
+
+
+@pytest.mark.timeout(150)
+def test_roots_that_disagree_in_the_last_operation_are_told_at_the_end(tmp_path: Path) -> None:
+    process, _ = start(tmp_path, "roots")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "CollectiveMismatch: ranks disagree: rank " in said and ": broadcast(float32[100], src=" in said

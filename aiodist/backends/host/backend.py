@@ -324,10 +324,9 @@ class HostBackend:
         """Members of this host that have begun collective `seq`; of those elsewhere nothing is seen here."""
         return set() if self._local is None else self._local.board.begun(seq)
 
-    def take_in(self) -> None:
+    def take_in(self) -> bool:
         """End what peers of this host have done their part of already; channels tell of theirs in order."""
-        if self._local is not None:
-            self._local.take_in()
+        return self._local is not None and self._local.take_in()
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Do nothing: groups share nothing."""

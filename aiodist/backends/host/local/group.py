@@ -287,11 +287,13 @@ class LocalGroup:
                 del queue[bisect_left(queue, seq)]
                 self.run(self._waiting.pop(seq))
 
-    def take_in(self) -> None:
-        """End what peers have done their part of already."""
+    def take_in(self) -> bool:
+        """End what peers have done their part of already → whether one disagrees about what has ended here
+        without a look at it."""
         for exchange in list(self._running.values()):
             if exchange.plan.path is not Path.wired and not exchange.at_work:
                 self.step(exchange)
+        return bool(self.board.unseen) and self.look_back(list(self.board.unseen))
 
     def step(self, exchange: Exchange) -> bool:
         """Have an operation look, and end it if it is over → whether it is, or can never be."""
