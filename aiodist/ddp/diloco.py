@@ -239,8 +239,10 @@ class DiLoCo:
 
         await self.pg._core.apart((_STEP_NS + _SIGN_NS) * mean.size, outer_step)
         self.exchanges += 1
+        group = self.pg
         await self._reconcile()
-        if self._elastic and self._admit:
+        # After a change meanwhile other members may be at the next exchange already: see `_reconcile`.
+        if self._elastic and self._admit and self.pg is group:
             await self.admit()
 
     async def _result(self, fragment: int) -> tuple[Array, NonFiniteValues | None]:
@@ -283,9 +285,14 @@ class DiLoCo:
     # ── the common values ────────────────────────────────────────────────────────────────────────────
 
     async def _reconcile(self) -> None:
-        """Have all members the same common values: those of the majority, of rank 0 at the very beginning."""
+        """Have all members the same common values: those of the majority, of rank 0 at the very beginning.
+
+        Members come here from two places when one of them has died: from the end of an exchange that counts,
+        and from the next one, which some have begun before they heard of it. Both have the same number of
+        exchanges that count, and what all of them do together next is the next exchange.
+        """
         while True:
-            mine = (int(self._known), self._plan, self.steps, self.exchanges, self._digest())
+            mine = (int(self._known), self._plan, self.exchanges, self._digest())
             try:
                 rows = [tuple(map(int, row)) for row in await self.pg.all_gather(np.array(mine, np.uint64))]
                 if self._check_plans(rows):
@@ -325,7 +332,7 @@ class DiLoCo:
             for common, part in zip(self._commons, self._parts, strict=True):
                 views = self._views()
                 _gather([views[index] for index in part], common.values)
-        counts = np.array([self.steps, self.exchanges], np.int64)
+        counts = np.array([self.exchanges], np.int64)
         state = [array.copy() for array in self._state]
         arrays = [counts, *(array for one in self._commons for array in (one.values, one.velocity)), *state]
         works = [self.pg.broadcast(array, source, async_op=True) for array in arrays]
@@ -340,7 +347,9 @@ class DiLoCo:
                     "rank %d had other common values after exchange %d: it has those of rank %d now",
                     *(self.pg.ranks[self.pg.rank], self.exchanges, self.pg.ranks[source]),
                 )
-            self.steps, self.exchanges = map(int, counts)
+            self.exchanges = int(counts[0])
+            if not self._known:  # as if it had just applied the last exchange
+                self.steps = self.exchanges and self.exchanges * self._rhythm.period + self._rhythm.delay
             for array, arrived in zip(self._state, state, strict=True):
                 copy_into(array, arrived)
             if not begins:
