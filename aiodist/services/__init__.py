@@ -1,8 +1,10 @@
 """Services: calls, streams and messages between two processes, outside of groups and across their epochs.
 
 lines       a connection for each direction of a pair, opened by its first call; it belongs to no epoch
-caller      what this process asks of another: `asking` (pure), the table of calls without an answer
-callee      what another asks of this one: `serving` (pure), the table of calls without an answer
+under_way   the calls without an answer, as both ends count them (pure); `alarm`, a timer for deadlines
+caller      what this process asks of another: `asking` (pure), its end of that table
+callee      what another asks of this one: `serving` (pure), its end; `running`, handlers; `answers`
 handlers    what may be called by name; `records`, dataclasses by their fields; `mailbox`, messages
-switchboard the process's: who is where in this epoch, who is lost
+peers       who is where in this epoch, who is lost, and the ways to them
+switchboard the process's: what users ask
 """

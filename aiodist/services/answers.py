@@ -33,7 +33,7 @@ class Answers:
         if connection.in_turn(number, len(body)):
             connection.send_in_turn(number, kind, number, body)
         else:
-            connection.send(calls.frame(kind, number, body), more=len(self._serving.calls) > 0)
+            connection.send(calls.frame(kind, number, body), many=len(self._serving.calls) + 1)
 
     def end(self, served: Served, kind: Says, body: bytes) -> None:
         """Answer a call, unless it is answered."""

@@ -106,8 +106,7 @@ class Caller:
         if connection.in_turn(lane := 0 if kind is _MESSAGE else number, nbytes):
             connection.send_in_turn(lane, kind, number, calls.request_head(left, name), payload)
         else:
-            more = connection.several or len(asking.calls) > 1  # several had answers, and may ask again
-            connection.send(calls.request(kind, number, left, name, payload), more=more)
+            connection.send(calls.request(kind, number, left, name, payload), many=len(asking.calls))
         if asking.due < self._alarm.at:
             self._alarm.set()
         return asked

@@ -22,7 +22,8 @@ HIGH = 4 << 20
 
 _LOW = 256 << 10  # bytes that wait to be written before large frames have to wait
 _BURST = 16  # pieces of large frames that are written in one turn of the loop
-_BATCH = 64  # frames that leave together, at most
+_FEW = 8  # frames that leave together without asking whether they are a good part of all
+_PART = 4  # that part: so both sides work at the same time, where many calls are under way
 
 
 class Connection:
@@ -38,7 +39,7 @@ class Connection:
 
     Attributes:
         over: it has ended.
-        several: more than one frame came together the last time.
+        together: frames that came together the last time.
         full: so much waits to be written that the next has to wait, until all has left.
         taken: called when what came together was taken, and what was sent meanwhile has left.
         last: the number of the last call that the other side has taken, as its goodbye says.
@@ -53,7 +54,8 @@ class Connection:
         ended: Callable[[str], None],
         drained: Callable[[], None],
     ) -> None:
-        self.over = self.full = self.several = False
+        self.over = self.full = False
+        self.together = 0
         self.last = 0
         self.unsent: frozenset[int] = frozenset()
         self.taken: Callable[[], object] = _nothing
@@ -80,24 +82,25 @@ class Connection:
             self._writers.append(written)
             await written
 
-    def send(self, data: bytes, *, more: bool = False) -> None:
-        """Send a small frame.
+    def send(self, data: bytes, *, many: int = 0) -> None:
+        """Send a small frame; where others may follow in this turn of the loop, with some of them.
 
         Args:
-            more: others may follow in this turn of the loop, and had better leave with it.
+            many: calls that are under way.
         """
         if self.over:
             return
         held = self._held
         if held is None:
-            if not more:
+            if many < 2 and self.together < 2:  # several had answers together, and may ask again
                 self._write(data)
                 return
             self._held = held = []
             self._loop.call_soon(self._flush)
         held.append(data)
-        if len(held) == _BATCH:  # the other side begins with these while the rest is made
-            self._held = []
+        count = len(held)
+        if count >= _FEW and count * _PART >= many and count * _PART >= self.together:
+            self._held = []  # the other side begins with these while the rest is made
             self._write(b"".join(held))
 
     def in_turn(self, lane: int, nbytes: int) -> bool:
@@ -131,7 +134,7 @@ class Connection:
         """
         if (
             self.over
-            or self.several
+            or self.together > 1
             or self._polling
             or self._held is not None
             or not self._poller.only(self)
@@ -203,7 +206,7 @@ class Connection:
         take, pieces = self._take, self._pieces
         try:
             frames = self._frames.feed(data)
-            self.several = len(frames) > 1
+            self.together = len(frames)
             for kind, number, body in frames:
                 if self.over:
                     return
