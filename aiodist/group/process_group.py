@@ -640,8 +640,9 @@ class ProcessGroup:
             that is built.
 
         Raises:
-            CallNotRun: it has not run, and never will: no such handler, or the rank is lost.
-            CallUnknown: it was sent, and nobody knows whether it ran; `CallTimeout`: in time.
+            CallNotRun: it has not run, and never will: no such handler, or the rank is lost; `CallTooLate`, a
+                TimeoutError: its time was over before it began.
+            CallUnknown: it was sent, and nobody knows whether it ran; `CallTimeout`, a TimeoutError: in time.
             RemoteError: the handler raised.
             UsageError: the arguments cannot be sent; nothing was.
             GroupClosed: this process has left the job.
@@ -675,7 +676,8 @@ class ProcessGroup:
             timeout: seconds; None takes the group's.
 
         Raises:
-            CallNotRun: the message is not there; CallUnknown: nobody knows whether it is.
+            CallNotRun: the message is not there; `CallTooLate`, a TimeoutError: the mailbox was full.
+            CallUnknown: nobody knows whether it is; `CallTimeout`, a TimeoutError: in time.
         """
         await self._calls.send_message(rank, message, timeout)
 
