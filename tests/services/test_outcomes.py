@@ -96,3 +96,35 @@ async def test_a_message_that_finds_the_mailbox_full() -> None:
             assert "mailbox" in str(late.value)
 
     await two(lambda pg: None, ask)
+
+
+async def test_what_a_handler_raises_is_logged_with_its_lines(caplog: pytest.LogCaptureFixture) -> None:
+    def serve(pg: ProcessGroup) -> None:
+        @pg.handler
+        def plain(key: str) -> int:
+            return {"apple": 3}[key]
+
+        @pg.handler
+        async def waits(key: str) -> int:
+            await asyncio.sleep(0)
+            return plain(key)
+
+        @pg.handler
+        async def asks() -> None:
+            await pg.call(1, "nothing")
+
+    async def ask(pg: ProcessGroup) -> None:
+        for name in ("plain", "waits"):
+            with pytest.raises(dist.RemoteError):
+                await pg.call(1, name, "pear")
+            record = caplog.records[-1]
+            assert (record.name, record.levelname) == ("aiodist.services", "ERROR")
+            assert f"handler {name} raised" in caplog.text
+            assert 'return {"apple": 3}[key]' in caplog.text
+            assert "running.py" not in caplog.text
+            caplog.clear()
+        with pytest.raises(dist.RemoteError, match="CallNotRun"):
+            await pg.call(1, "asks")
+        assert not [record for record in caplog.records if record.name == "aiodist.services"]
+
+    await two(serve, ask)
