@@ -38,7 +38,10 @@ from aiodist.errors import AiodistError, UsageError, WireError
 from aiodist.types import BFLOAT16, DTYPE_CODES, DTYPES
 from aiodist.wire.bounded import SHORT, unpack
 
-UNLESS_PICKLED = "Convert it to plain types or arrays; or pass allow_pickle=True on both sides, if all ranks trust each other"
+UNLESS_PICKLED = (
+    "Convert it to plain types or arrays; or pass allow_pickle=True on both sides, "
+    "if all ranks trust each other"
+)
 """The hint for what cannot be sent as data."""
 
 FORMAT = 1

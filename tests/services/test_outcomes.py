@@ -128,3 +128,13 @@ async def test_what_a_handler_raises_is_logged_with_its_lines(caplog: pytest.Log
         assert not [record for record in caplog.records if record.name == "aiodist.services"]
 
     await two(serve, ask)
+
+
+async def test_keyword_arguments_are_refused_with_a_hint() -> None:
+    async def ask(pg: ProcessGroup) -> None:
+        with pytest.raises(dist.UsageError, match=r"got a, b\. The arguments of a handler go by position"):
+            await pg.call(1, "add", a=2, b=3)  # type: ignore[arg-type]
+        with pytest.raises(dist.UsageError, match="go by position"):
+            pg.stream(1, "lines", count=2)  # type: ignore[arg-type]
+
+    await two(lambda pg: None, ask)
