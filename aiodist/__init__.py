@@ -26,9 +26,9 @@ _HOME = {
     "aiodist.backends.registry": "register_backend",
     "aiodist.ddp": "DiLoCo GradientSync LocalSGD",
     "aiodist.errors": """
-        AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallUnknown
-        CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted GroupBroken GroupClosed
-        LeaseLost NonFiniteValues PeerClosed PeerLost QuorumLost RemoteError RendezvousError
+        AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallTooLate
+        CallUnknown CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted GroupBroken
+        GroupClosed LeaseLost NonFiniteValues PeerClosed PeerLost QuorumLost RemoteError RendezvousError
         RendezvousTimeout StoreFull StoreReplaced Tampered UsageError WireError
     """,
     "aiodist.functional.collectives": """

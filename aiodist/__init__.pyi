@@ -12,6 +12,7 @@ from aiodist.errors import BackendUnavailable as BackendUnavailable
 from aiodist.errors import CallError as CallError
 from aiodist.errors import CallNotRun as CallNotRun
 from aiodist.errors import CallTimeout as CallTimeout
+from aiodist.errors import CallTooLate as CallTooLate
 from aiodist.errors import CallUnknown as CallUnknown
 from aiodist.errors import CollectiveMismatch as CollectiveMismatch
 from aiodist.errors import CollectiveTimeout as CollectiveTimeout

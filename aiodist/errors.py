@@ -20,6 +20,7 @@
     │   └── QuorumLost                   too few are left to go on
     ├── CallError                        a call to another rank's handler has no result
     │   ├── CallNotRun                   … it has not run, and never will: call again, or another rank
+    │   │   └── CallTooLate (TimeoutError)   … since its time was over before it began
     │   ├── CallUnknown                  … it may have run, or may run in part; nobody knows
     │   │   └── CallTimeout (TimeoutError)   … when its time was over
     │   └── RemoteError                  … the handler raised; carries the name of the type, and the text
@@ -395,6 +396,10 @@ class QuorumLost(GroupBroken):
     """Too few members are left, or can be reached, to form the next epoch: this process must not go on."""
 
 
+A_MESSAGE = "a message"
+"""The name that an error of a message has in place of a handler's."""
+
+
 class CallError(AiodistError):
     """A call to a handler of another rank, or a message to it, did not end with a result.
 
@@ -412,6 +417,8 @@ class CallError(AiodistError):
 
     @staticmethod
     def _words(rank: int, name: str, cause: str) -> str:
+        if name == A_MESSAGE:
+            return f"sending a message to rank {rank}: {cause}"
         return f"calling {name} on rank {rank}: {cause}"
 
 
@@ -420,13 +427,18 @@ class CallNotRun(CallError):
     over before it began, or the rank is lost or cannot be reached. You may call again, there or elsewhere."""
 
 
+class CallTooLate(CallNotRun, TimeoutError):
+    """The call's time was over before it began: it could not be sent, or waited at the rank for its turn. It
+    has not run. Of a message: the mailbox was full."""
+
+
 class CallUnknown(CallError):
     """The call was sent, and its outcome is not known: it may have run, or run in part. The rank died, left
     or stopped it. Repeat the call only if it may run twice."""
 
 
 class CallTimeout(CallUnknown, TimeoutError):
-    """A call was sent and not answered in time. The rank was told to stop it."""
+    """A call was sent and not answered in time: it may have run, or run in part. It is stopped there."""
 
 
 class RemoteError(CallError):

@@ -17,6 +17,7 @@ from aiodist.errors import (
     CallError,
     CallNotRun,
     CallTimeout,
+    CallTooLate,
     CallUnknown,
     CollectiveMismatch,
     CollectiveTimeout,
@@ -198,7 +199,7 @@ EVERY: list[AiodistError] = [
     ForgottenAwait([("barrier", "train.py", 7, 3)]),
     *(
         kind(2, "lookup", "why", hint="what to do")
-        for kind in (CallError, CallNotRun, CallUnknown, CallTimeout)
+        for kind in (CallError, CallNotRun, CallTooLate, CallUnknown, CallTimeout)
     ),
     RemoteError(2, "lookup", "KeyError", "'a'"),
     *(

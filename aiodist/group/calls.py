@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 
 from aiodist.errors import UsageError, shown
@@ -101,6 +101,14 @@ class Calls:
         if not callable(function):
             raise UsageError(f"a handler is named by its name or its function, got {shown(function)}")
         return services.handlers.name(function), records.returned(function, stream=stream)
+
+
+def by_position(named: Iterable[str]) -> UsageError:
+    """The error for a call with keyword arguments."""
+    return UsageError(
+        f"a call has no keyword arguments but timeout, got {', '.join(named)}",
+        hint="The arguments of a handler go by position, behind its name",
+    )
 
 
 class Messages:

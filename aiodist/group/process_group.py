@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Never, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 from aiodist.backends.base import Array
 from aiodist.group import arguments as check
 from aiodist.group.batch import Batch
-from aiodist.group.calls import Calls
+from aiodist.group.calls import Calls, by_position
 from aiodist.group.changes import Changes
 from aiodist.group.core import GroupCore
 from aiodist.group.entering import Entering
@@ -621,7 +621,7 @@ class ProcessGroup:
         """
         return self._calls.handler(function, name, limit)
 
-    async def call(self, rank: int, handler: Any, *args: Any, timeout: Timeout = None) -> Any:
+    async def call(self, rank: int, handler: Any, *args: Any, timeout: Timeout = None, **named: Never) -> Any:
         """Call a handler of one rank → its result. Nothing collective: only these two processes take part.
 
         The call goes to the process that has the rank in this group, also while the group is rebuilt, and
@@ -634,33 +634,39 @@ class ProcessGroup:
             args: as in `all_gather_object`, and dataclasses: they travel as dictionaries of their fields,
                 and become one again where the handler's annotation names the class. 128 MiB at most.
             timeout: seconds until the answer; None takes the group's.
+            named: nothing; the handler's arguments go by position.
 
         Returns:
             → what the handler returned. Where `handler` is a function whose annotation names a dataclass,
             that is built.
 
         Raises:
-            CallNotRun: it has not run, and never will: no such handler, or the rank is lost.
-            CallUnknown: it was sent, and nobody knows whether it ran; `CallTimeout`: in time.
+            CallNotRun: it has not run, and never will: no such handler, or the rank is lost; `CallTooLate`, a
+                TimeoutError: its time was over before it began.
+            CallUnknown: it was sent, and nobody knows whether it ran; `CallTimeout`, a TimeoutError: in time.
             RemoteError: the handler raised.
             UsageError: the arguments cannot be sent; nothing was.
             GroupClosed: this process has left the job.
         """
+        if named:
+            raise by_position(named)
         return await self._calls.call(rank, handler, args, timeout)
 
-    def stream(self, rank: int, handler: Any, *args: Any, timeout: Timeout = None) -> Stream:
+    def stream(self, rank: int, handler: Any, *args: Any, timeout: Timeout = None, **named: Never) -> Stream:
         """Call a handler of one rank that yields: `async for part in pg.stream(rank, "scan", prefix)`.
 
         About a MiB of parts is sent ahead; then the handler waits. Leaving the loop stops the handler.
 
         Args:
-            rank, handler, args: as in `call`.
+            rank, handler, args, named: as in `call`.
             timeout: seconds until the next part, each time; None takes the group's.
 
         Returns:
             An async iterator, also an async context manager. The call is made when it is first asked for a
             part; that raises as `call`.
         """
+        if named:
+            raise by_position(named)
         return self._calls.stream(rank, handler, args, timeout)
 
     async def send_message(self, rank: int, message: Any, *, timeout: Timeout = None) -> None:
@@ -675,7 +681,8 @@ class ProcessGroup:
             timeout: seconds; None takes the group's.
 
         Raises:
-            CallNotRun: the message is not there; CallUnknown: nobody knows whether it is.
+            CallNotRun: the message is not there; `CallTooLate`, a TimeoutError: the mailbox was full.
+            CallUnknown: nobody knows whether it is; `CallTimeout`, a TimeoutError: in time.
         """
         await self._calls.send_message(rank, message, timeout)
 

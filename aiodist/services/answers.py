@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from aiodist.errors import AiodistError
+from aiodist.callers import Whose, whose
+from aiodist.errors import CallError, GroupBroken, GroupClosed
 from aiodist.services.connection import Connection
 from aiodist.services.outcomes import raised
 from aiodist.services.serving import Served, Serving
@@ -78,7 +79,15 @@ class Answers:
 
 
 def told(name: str, error: BaseException) -> bytes:
-    """The body that tells of an exception, which is logged here."""
-    level = logging.DEBUG if isinstance(error, AiodistError) else logging.INFO
-    _log.log(level, "handler %s raised, and its caller is told", name, exc_info=error)
+    """The body that tells of an exception, which is logged here, from the handler's own lines on.
+
+    What another rank or the group did to the handler is no mistake of it.
+    """
+    level = logging.DEBUG if isinstance(error, CallError | GroupBroken | GroupClosed) else logging.ERROR
+    if _log.isEnabledFor(level):
+        trace = error.__traceback__
+        while trace is not None and whose(trace.tb_frame.f_code.co_filename) is Whose.ours:
+            trace = trace.tb_next
+        told_with = type(error), error, trace
+        _log.log(level, "handler %s raised, and its caller is told:", name, exc_info=told_with)
     return raised(error)

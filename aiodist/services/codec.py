@@ -16,6 +16,10 @@ LARGE = 1 << 20
 """Bytes from which on a thread encodes and decodes."""
 
 _MANY = 4096  # items that are looked at: with more of them it is large
+_TRAVELS = (
+    "Convert it: None, numbers, text, bytes, lists, tuples, sets, dicts, dates, dataclasses, NumPy arrays "
+    "and torch tensors on the CPU travel"
+)
 _PLAIN = frozenset((int, float, bool, type(None)))
 
 
@@ -31,14 +35,22 @@ def encode(value: Any) -> bytes:
     try:
         payload = objects.encode(value)
     except UsageError:
-        taken_apart = records.plain(value)
-        payload = objects.encode(taken_apart)
+        payload = _encode_records(value)
     if len(payload) > MAX_PAYLOAD:
         raise UsageError(
             too_large("what is to be sent", len(payload), MAX_PAYLOAD),
             hint="Send it in parts (pg.stream), or as a tensor (pg.send)",
         )
     return payload
+
+
+def _encode_records(value: Any) -> bytes:
+    try:
+        return objects.encode(records.plain(value))
+    except UsageError as error:
+        if error.hint != objects.UNLESS_PICKLED:
+            raise
+        raise UsageError(error.message, hint=_TRAVELS) from None  # calls pickle nothing
 
 
 def is_bulky(value: Any) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from aiodist.errors import (
+    A_MESSAGE,
     AiodistError,
     CallError,
     CallNotRun,
     CallTimeout,
+    CallTooLate,
     CallUnknown,
     PeerLost,
     RemoteError,
@@ -19,6 +21,9 @@ from aiodist.wire.calls import MAX_TEXT, Says, read_text
 
 LOST, LATE = -1, -2
 """Kinds of outcomes that no frame says: the connection ended (body: why, as text), the deadline passed."""
+
+PASSED = "its deadline passed"
+"""Why the other side has stopped a call, or not begun it; this side's clock may say so a moment later."""
 
 LEAVES = "its process leaves the job"
 """Why nothing more runs at a process that closes its group."""
@@ -45,15 +50,30 @@ def error_of(outcome: Outcome, rank: int, name: str, timeout: float) -> CallErro
             return RemoteError(rank, name, str(kind_name)[:200], str(text)[:MAX_TEXT])
         except (AiodistError, TypeError, ValueError):
             return RemoteError(rank, name, "Exception", "what it raised cannot be read")
-    if kind == Says.REFUSED:
-        return CallNotRun(rank, name, one_line(read_text(body)))
-    if kind == Says.DROPPED:
-        return CallUnknown(rank, name, f"it was stopped there: {one_line(read_text(body))}")
     if kind == LATE:
-        return CallTimeout(rank, name, f"no answer within {timeout:g} s")
+        return _late(rank, name, timeout)
+    if kind in (Says.REFUSED, Says.DROPPED):
+        return _stopped(kind, one_line(read_text(body)), rank, name, timeout)
     error = CallUnknown(rank, name, body or f"rank {rank} has left the job")
     error.__cause__ = PeerLost([rank], body) if body not in ("", LEFT) else None
     return error
+
+
+def _stopped(kind: int, why: str, rank: int, name: str, timeout: float) -> CallError:
+    """The error for a call that the other side has stopped, or not begun."""
+    if kind == Says.DROPPED:
+        if why == PASSED:
+            return _late(rank, name, timeout)
+        return CallUnknown(rank, name, f"it was stopped there: {why}")
+    if why == PASSED:
+        cause = "the mailbox was full" if name == A_MESSAGE else "it waited for its turn there"
+        return CallTooLate(rank, name, f"{cause} for {timeout:g} s")
+    return CallNotRun(rank, name, why)
+
+
+def _late(rank: int, name: str, timeout: float) -> CallTimeout:
+    hint = "Perhaps the mailbox is full" if name == A_MESSAGE else ""
+    return CallTimeout(rank, name, f"no answer within {timeout:g} s", hint=hint)
 
 
 def raised(error: BaseException) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from aiodist.errors import AiodistError, CallError, CallNotRun, GroupClosed, PeerLost
+from aiodist.errors import AiodistError, CallError, CallNotRun, CallTooLate, GroupClosed, PeerLost
 from aiodist.services.callee import Callee
 from aiodist.services.caller import Caller
 from aiodist.services.outcomes import LEFT
@@ -106,7 +106,8 @@ class Peers:
         """A connection with room for a call.
 
         Raises:
-            CallNotRun: the process is lost or cannot be reached, or there was none in time.
+            CallNotRun: the process is lost or cannot be reached.
+            CallTooLate: there was none in time.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -120,7 +121,7 @@ class Peers:
                     if not caller.over:
                         return caller
         except TimeoutError:
-            raise CallNotRun(
+            raise CallTooLate(
                 rank, name, f"it could not be sent within {timeout:g} s", hint="The rank is busy, or frozen"
             ) from None
         except (OSError, AiodistError) as error:

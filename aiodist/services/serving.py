@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiodist.errors import WireError
+from aiodist.services.outcomes import PASSED
 from aiodist.services.under_way import CALLS, PART_COST, PARTS, Call, UnderWay
 from aiodist.wire.calls import Says
 
@@ -112,5 +113,5 @@ class Serving(UnderWay[Served]):
         """The calls whose deadline has passed, which are stopped with this; sets `due` anew."""
         late = self.expired(now)
         for served in late:
-            served.stopped = "its deadline passed"
+            served.stopped = PASSED
         return late

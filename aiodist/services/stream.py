@@ -33,7 +33,7 @@ class Stream:
 
     Raises, from the iteration:
         CallNotRun, CallUnknown, RemoteError: as `pg.call`.
-        CallTimeout: the next part did not come in time.
+        CallTooLate, CallTimeout: the next part did not come in time.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.errors import AiodistError, CallError
+from aiodist.errors import A_MESSAGE, AiodistError, CallError
 from aiodist.services.callee import Callee
 from aiodist.services.caller import Caller
 from aiodist.services.codec import LARGE, decoded, encode, encoded
@@ -26,9 +26,6 @@ from aiodist.wire import objects
 from aiodist.wire.calls import Says
 
 _RESULT = int(Says.RESULT)
-
-A_MESSAGE = "a message"
-"""The name that an error gives a message."""
 
 _LEAVING = 1.0  # seconds that handlers have to end when their process leaves
 

@@ -38,6 +38,12 @@ from aiodist.errors import AiodistError, UsageError, WireError
 from aiodist.types import BFLOAT16, DTYPE_CODES, DTYPES
 from aiodist.wire.bounded import SHORT, unpack
 
+UNLESS_PICKLED = (
+    "Convert it to plain types or arrays; or pass allow_pickle=True on both sides, "
+    "if all ranks trust each other"
+)
+"""The hint for what cannot be sent as data."""
+
 FORMAT = 1
 MAX_DEPTH = 100  # containers inside containers
 MAX_ALIKE = 100  # keys of a dict or set that share a hash value, on average: each is compared with the others
@@ -364,11 +370,7 @@ class _Encoder:
     def pickle(self, x: Any, problem: str) -> None:
         """Write what is no data, if that is allowed."""
         if not self._allow_pickle:
-            raise _Refused(
-                f"{problem}, which cannot be sent as data",
-                "Convert it to plain types or arrays; or pass allow_pickle=True on both sides, "
-                "if all ranks trust each other",
-            )
+            raise _Refused(f"{problem}, which cannot be sent as data", UNLESS_PICKLED)
         import pickle
 
         try:

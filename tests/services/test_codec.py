@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aiodist.errors import UsageError
 from aiodist.services import codec
 from aiodist.services.codec import LARGE, encode, encoded, is_bulky
 from aiodist.wire import objects
@@ -49,3 +51,14 @@ async def test_an_array_in_a_dataclass_is_encoded_in_a_thread(monkeypatch: pytes
     assert np.array_equal(back["data"], batch.data)
     await encoded(Batch(np.arange(3)))
     assert [thread is threading.main_thread() for thread in threads] == [False, True]
+
+
+def test_what_cannot_travel_says_what_can() -> None:
+    with pytest.raises(UsageError, match=r"obj\['id'\] is a uuid.UUID, .* dataclasses, NumPy") as refused:
+        encode({"id": uuid.UUID(int=7)})
+    assert "pickle" not in str(refused.value)
+    with pytest.raises(UsageError, match="over 100 deep"):
+        deep: list[Any] = []
+        for _ in range(200):
+            deep = [deep]
+        encode(deep)
