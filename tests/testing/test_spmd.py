@@ -75,6 +75,12 @@ async def scene_rank_2_is_killed(pg: ProcessGroup) -> None:
     await pg.barrier()
 
 
+@spmd(world_size=2)
+async def scene_rank_1_leaves_with_0(pg: ProcessGroup) -> None:
+    if pg.rank == 1:
+        raise SystemExit(0)
+
+
 @spmd(world_size=1, timeout=4)
 async def scene_child_holds_the_output(pg: ProcessGroup) -> None:
     if os.fork() == 0:
@@ -121,9 +127,15 @@ def test_expected_exit_codes() -> None:
     scene_rank_1_exits_with(code=3)
 
 
+def test_system_exit_of_a_rank_fails_the_test() -> None:
+    assert failure(scene_rank_1_leaves_with_0).startswith("rank 1 of 2: SystemExit: 0")
+
+
 def test_other_exit_code_fails() -> None:
     text = failure(scene_rank_1_exits_with, code=4)
-    assert text.startswith("rank 1 of 2 exited with 4 before its function had returned")
+    assert text.startswith(
+        "rank 1 of 2 exited with 4 before its function had returned; exits= expects that it exits with 3"
+    )
 
 
 def test_rank_that_dies_silently_comes_before_those_that_raise_because_of_it() -> None:
