@@ -168,7 +168,7 @@ class _Rank:
                 reports.line_of(error),
                 reports.place_of(error),
                 reports.text_of(error),
-                self._inside.shown(error) if self._inside else None,
+                self._inside.shown(error) if self._inside and not reports.is_told_by_line(error) else None,
                 reports.follows(error),
             )
         else:

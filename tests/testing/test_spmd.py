@@ -81,6 +81,12 @@ async def scene_rank_1_leaves_with_0(pg: ProcessGroup) -> None:
         raise SystemExit(0)
 
 
+@spmd(world_size=1)
+async def scene_forgets(pg: ProcessGroup) -> None:
+    pg.all_reduce(np.zeros(3))
+    await pg.barrier()
+
+
 @spmd(world_size=1, timeout=4)
 async def scene_child_holds_the_output(pg: ProcessGroup) -> None:
     if os.fork() == 0:
@@ -129,6 +135,14 @@ def test_expected_exit_codes() -> None:
 
 def test_system_exit_of_a_rank_fails_the_test() -> None:
     assert failure(scene_rank_1_leaves_with_0).startswith("rank 1 of 2: SystemExit: 0")
+
+
+def test_forgotten_await_is_shown_at_its_line() -> None:
+    lines = failure(scene_forgets).splitlines()
+    assert re.search(r"test_spmd.py:\d+$", lines[1])
+    assert lines[2].strip().startswith("pg.all_reduce(np.zeros(3))")
+    assert lines[3].startswith("ForgottenAwait: never awaited: all_reduce at ")
+    assert len(lines) == 4
 
 
 def test_other_exit_code_fails() -> None:
