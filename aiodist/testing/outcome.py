@@ -96,6 +96,8 @@ def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bo
             what += f"; exits= expects that it {_left(exits[first.rank])}"
         cause = report.text if report and failed else _tail(first)
         rest = same_lines([(one.rank, _told(one, reported)) for one in others])
+        if report and report.follows:  # no rank tells a cause: one that left early may be it
+            rest += same_lines([(one.rank, "its function had returned") for one in outcomes if _passed(one)])
         raise RanksFailed(
             what,
             cause,

@@ -83,6 +83,12 @@ async def scene_rank_1_leaves_with_0(pg: ProcessGroup) -> None:
         raise SystemExit(0)
 
 
+@spmd(world_size=2)
+async def scene_rank_0_returns(pg: ProcessGroup) -> None:
+    if pg.rank:
+        await pg.barrier()
+
+
 @spmd(world_size=1)
 async def scene_forgets(pg: ProcessGroup) -> None:
     pg.all_reduce(np.zeros(3))
@@ -145,6 +151,12 @@ def test_forgotten_await_is_shown_at_its_line() -> None:
     assert lines[2].strip().startswith("pg.all_reduce(np.zeros(3))")
     assert lines[3].startswith("ForgottenAwait: never awaited: all_reduce at ")
     assert len(lines) == 4
+
+
+def test_rank_that_has_returned_is_named_where_others_have_lost_it() -> None:
+    lines = failure(scene_rank_0_returns).splitlines()
+    assert lines[0].startswith("rank 1 of 2: Peer")
+    assert lines[-1] == "rank 0: its function had returned"
 
 
 def test_other_exit_code_fails() -> None:
