@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple, cast
 
@@ -58,7 +58,13 @@ class _Due:
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop in virtual time. `time()` begins at 0 and moves only when nothing else can happen."""
+    """An asyncio loop in virtual time. `time()` begins at 0 and moves only when nothing else can happen.
+
+    Attributes:
+        told_more: says what `SimulationStuck` tells besides the tasks, as lines.
+    """
+
+    told_more: Callable[[], Sequence[str]] = tuple
 
     def __init__(self) -> None:
         self._clock = _JumpingSelector()
@@ -69,7 +75,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _told(self) -> tuple[str, ...]:
         from aiodist.observe.tasks import task_lines  # only for what is stuck
 
-        return task_lines(self)
+        return (*task_lines(self), *self.told_more())
 
     def time(self) -> float:
         """Virtual seconds."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from aiodist.backends.choice import parse
@@ -22,6 +23,8 @@ from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
 from aiodist.testing.chaos import Chaos, Crashed, leave
+from aiodist.testing.clock import VirtualLoop
+from aiodist.testing.report import follows, line_of, place_of, same_lines
 from aiodist.transport import Endpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 
@@ -53,7 +56,8 @@ async def run_cluster(
         limits: the host engine's thresholds.
         timeout: the groups' default, in seconds (virtual ones under `run_virtual`).
         return_exceptions: give the exception in a failed rank's place; else all that failed are raised as
-            an ExceptionGroup (a BaseExceptionGroup if one was cancelled).
+            an ExceptionGroup (a BaseExceptionGroup if one was cancelled): first those that tell a cause, then
+            by rank.
         chaos: makes the processes, in place of `network` and `endpoint`, and their faults. A rank that it
             crashes has `Crashed` as its result; newcomers end before this returns, their results are in
             `chaos.joined`.
@@ -91,6 +95,9 @@ async def run_cluster(
         for rank in range(size)
     ]
     cluster.started(tasks)
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualLoop):
+        loop.told_more = functools.partial(_ended, tasks)
     try:
         results: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
         if chaos is not None:
@@ -106,10 +113,37 @@ async def run_cluster(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await cluster.aclose()
-    errors = [r for r in results if isinstance(r, BaseException) and not isinstance(r, Crashed)]
+    errors = {rank: error for rank, error in enumerate(results) if _failed(error)}
     if errors and not return_exceptions:
-        raise BaseExceptionGroup(f"{len(errors)} of {size} ranks failed", errors)
+        raise _joined(errors, size)
     return results
+
+
+def _failed(result: object) -> bool:
+    return isinstance(result, BaseException) and not isinstance(result, Crashed)
+
+
+def _joined(errors: dict[int, BaseException], size: int) -> BaseExceptionGroup[BaseException]:
+    """All errors as one, those first that tell a cause; each has a note of its rank."""
+    for rank, error in errors.items():
+        error.add_note(f"on rank {rank} of {size}")
+    first, *_ = ranks = sorted(errors, key=lambda rank: (follows(errors[rank]), rank))
+    return BaseExceptionGroup(
+        f"{len(errors)} of {size} ranks failed: rank {first}: {line_of(errors[first])}",
+        [errors[rank] for rank in ranks],
+    )
+
+
+def _ended(tasks: Sequence[asyncio.Task[Any]]) -> list[str]:
+    """The ranks that have failed, as lines."""
+    errors = {
+        rank: error
+        for rank, task in enumerate(tasks)
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None
+    }
+    return same_lines(
+        [(rank, f"had failed: {line_of(error)} ({place_of(error)})") for rank, error in errors.items()]
+    )
 
 
 class _Plain:

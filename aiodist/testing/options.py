@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from signal import Signals
 
 from aiodist.errors import UsageError, shown
 
+__tracebackhide__ = True  # pytest shows the decorator's line
 _TRANSPORTS = ("auto", "shm", "tcp")
 
 
@@ -42,6 +44,18 @@ class Options:
             *(where, "hosts", self.hosts, f"from 1 to world_size, {self.world_size}"),
         )
         _want(isinstance(self.backend, str), where, "backend", self.backend, "a string, such as 'host'")
+        _want(isinstance(self.exits, Mapping), where, "exits", self.exits, "a mapping, such as {1: -9}")
+        _want(isinstance(self.env, Mapping), where, "env", self.env, "a mapping, such as {'NAME': 'value'}")
+        codes = [
+            code for code in self.exits.values() if type(code) is not int and not isinstance(code, Signals)
+        ]
+        _want(
+            not codes,
+            *(where, "exits", codes[0] if codes else 0, "exit codes by rank, and codes are integers"),
+        )
+        for key, value in self.env.items():
+            _want(isinstance(key, str), where, "env", key, "variables by name, and names are strings")
+            _want(isinstance(value, str), where, f"env[{key!r}]", value, f"a string, {str(value)!r}")
         wrong = [rank for rank in self.exits if rank not in range(self.world_size)]
         _want(
             not wrong,

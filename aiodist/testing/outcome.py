@@ -79,9 +79,7 @@ def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bo
         one
         for one in outcomes
         if one not in skips
-        and (
-            one.code != exits.get(one.rank, 0) or (reported and one.report is None and one.rank not in exits)
-        )
+        and (one.code != exits.get(one.rank, 0) or (reported and one.rank not in exits and not _passed(one)))
     ]
     wrong.sort(key=lambda outcome: outcome.order)
     if skips and all(one.report is not None and one.report.follows for one in wrong):
@@ -94,8 +92,12 @@ def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bo
         size = len(outcomes)
         who = f"rank {first.rank} of {size}"
         what = f"{who}: {report.line}" if report and failed else f"{who} {_ended(first, reported)}"
+        if first.rank in exits:
+            what += f"; exits= expects that it {_left(exits[first.rank])}"
         cause = report.text if report and failed else _tail(first)
         rest = same_lines([(one.rank, _told(one, reported)) for one in others])
+        if report and report.follows:  # no rank tells a cause: one that left early may be it
+            rest += same_lines([(one.rank, "its function had returned") for one in outcomes if _passed(one)])
         raise RanksFailed(
             what,
             cause,
@@ -103,6 +105,11 @@ def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bo
             shown=report.shown if report else None,
             place=report.place if report else "",
         )
+
+
+def _passed(one: Outcome) -> bool:
+    """Whether a rank reported its function's end: one that raises SystemExit(0) does not."""
+    return one.report is not None and one.report.kind == "passed"
 
 
 def _same(one: Outcome, other: Outcome) -> bool:
@@ -127,18 +134,22 @@ def _skip(first: Outcome, everywhere: bool) -> None:
 
 def _ended(outcome: Outcome, reported: bool) -> str:
     code = outcome.code
-    if code < 0:
-        try:
-            how = f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            how = f"was killed by signal {-code}"
-    else:
-        how = f"exited with {code}"
+    how = _left(code, "was", "exited")
     if not reported:
         return how
     if outcome.report is not None:
         return f"{how}, after its function had returned"
     return f"{how} before its function had returned" if code >= 0 else how
+
+
+def _left(code: int, be: str = "is", leave: str = "exits") -> str:
+    """'is killed by SIGKILL' or 'exits with 3'."""
+    if code >= 0:
+        return f"{leave} with {code}"
+    try:
+        return f"{be} killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"{be} killed by signal {-code}"
 
 
 def _told(outcome: Outcome, reported: bool) -> str:

@@ -68,6 +68,7 @@ class Plan:
         coverage: what is measured, if anything is (`measuring`).
         terminal: the socket by which a debugger talks; '' for none.
         breaks: the rank that stops at `breakpoint()`; -1: all do.
+        filters: of warnings, pickled.
     """
 
     module: str
@@ -82,6 +83,7 @@ class Plan:
     coverage: Mapping[str, Any] | None = None
     terminal: str = ""
     breaks: int = -1
+    filters: tuple[bytes, ...] = ()
 
     def write(self, folder: Path) -> Path:
         """Write it down → the file."""

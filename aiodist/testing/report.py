@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import traceback
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.callers import Whose, short_path, whose
-from aiodist.errors import GroupAborted, PeerClosed, PeerLost, name_ranks
+from aiodist.errors import ForgottenAwait, GroupAborted, PeerClosed, PeerLost, name_ranks
 from aiodist.testing.parcel import pack, unpack
 
 _CHECKS = tuple(str(Path(__file__).with_name(name)) for name in ("conformance_", "issued.py", "programs.py"))
@@ -107,11 +108,32 @@ def place_of(error: BaseException) -> str:
     for frame in reversed(frames):
         if whose(frame.filename) is Whose.program:
             return f"{short_path(frame.filename)}:{frame.lineno}"
+    for _, file, line, _ in _forgotten(error):
+        return f"{short_path(file)}:{line}"
     return ""
+
+
+def _forgotten(error: BaseException) -> list[tuple[str, str, int, int]]:
+    """The program's lines that an error is about, where it was raised by none of them."""
+    if not isinstance(error, ForgottenAwait):
+        return []
+    return [origin for origin in error.origins if origin[1]]
+
+
+def is_told_by_line(error: BaseException) -> bool:
+    """Whether the lines that an error names say more than its traceback, which has none of the program."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(_forgotten(error)) and all(whose(frame.filename) is not Whose.program for frame in frames)
 
 
 def text_of(error: BaseException) -> str:
     """The traceback, with the program's frames only, where there are any."""
+    if is_told_by_line(error):
+        lines = [
+            (file, line, linecache.getline(file, line).strip()) for _, file, line, _ in _forgotten(error)
+        ]
+        shown = [f"{short_path(file)}:{line}\n    {text}" for file, line, text in lines]
+        return "\n".join([*shown, f"{type(error).__name__}: {error}"])
     told = traceback.TracebackException.from_exception(error)
     for one in _chained(told):
         kept = zip(one.stack, visible([frame.filename for frame in one.stack]), strict=True)

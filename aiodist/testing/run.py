@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.errors import UsageError
-from aiodist.testing import measuring, terminal
+from aiodist.testing import measuring, terminal, warned
 from aiodist.testing.hosts import Hosts
 from aiodist.testing.options import Options
 from aiodist.testing.outcome import check
@@ -78,6 +78,7 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
             coverage=measuring.measured(),
             terminal=screen.path,
             breaks=terminal.breaks(),
+            filters=warned.filters(),
         )
         try:
             outcomes = asyncio.run(
@@ -95,7 +96,10 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
         finally:
             measuring.take_over(folder)
             screen.say_rest()
+        failed = warned.told(folder, options.world_size)
         check(outcomes, options.exits, reported=True)
+        if failed is not None:
+            raise failed
 
 
 def _itself(value: object, *, test: str) -> bytes:

@@ -23,6 +23,7 @@ from typing import Any, Never, overload
 from aiodist.testing.options import Options
 from aiodist.testing.outcome import RanksFailed as RanksFailed
 
+__tracebackhide__ = True  # pytest shows the line of the decorator
 _SIZE_NAMES = ("nprocs", "size", "n", "ranks", "nranks", "num_processes", "processes", "np")
 Test = Callable[..., None]
 
@@ -76,7 +77,7 @@ def spmd(
         raise TypeError(f"spmd has no argument {name!r}: {instead}")
     if callable(world_size):
         return spmd()(world_size)
-    options = Options(world_size, transport, timeout, exits or {}, env or {}, hosts, backend)
+    options = Options(world_size, transport, timeout, _or_none(exits), _or_none(env), hosts, backend)
     options.check()
 
     def decorate(function: Callable[..., Any]) -> Test:
@@ -86,9 +87,11 @@ def spmd(
         def test(*given: Any, **arguments: Any) -> None:
             from aiodist.testing.run import run
 
-            if len(given) != method:
+            itself, rest = given[:method], given[method:]
+            names = [one.name for one in parameters[method:]]
+            if len(itself) != method or len(rest) > len(names):
                 raise TypeError(f"{function.__name__} takes its arguments by name; `pg` is made for it")
-            run(function, options, arguments, *given)
+            run(function, options, {**dict(zip(names, rest, strict=False)), **arguments}, *itself)
 
         test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         test.spmd_function = function  # type: ignore[attr-defined]
@@ -97,6 +100,14 @@ def spmd(
     return decorate
 
 
+def _or_none(given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
+    return {} if given is None else given
+
+
+_NO_HYPOTHESIS = (
+    "{name} has @given below @spmd: put @given above it, with @settings(deadline=None, max_examples=10), "
+    "since each example starts the processes anew"
+)
 _NAMES = [name for name in inspect.signature(spmd).parameters if name != "unknown"]
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
 
@@ -114,6 +125,8 @@ def _parameters(function: Any) -> tuple[bool, list[inspect.Parameter]]:
         raise TypeError(f"@spmd wants an async function, got {name}: decorate each test, not a class")
     if hasattr(function, "spmd_function"):
         raise TypeError(f"{name} has @spmd twice: leave one, and parametrize `world_size` for several sizes")
+    if getattr(function, "is_hypothesis_test", False):
+        raise TypeError(_NO_HYPOTHESIS.format(name=function.__name__))
     if inspect.isasyncgenfunction(function):
         raise TypeError(f"{name} has a yield: a test is no generator; put what is set up into its body")
     if not inspect.iscoroutinefunction(function):
@@ -130,6 +143,10 @@ def _parameters(function: Any) -> tuple[bool, list[inspect.Parameter]]:
     parameters = list(inspect.signature(function).parameters.values())
     method = bool(parameters) and parameters[0].name == "self"
     rest = parameters[method:]
+    if "." in name and not method and rest and rest[0].name == "pg":
+        raise TypeError(
+            f"{name} is a method without `self`: write `async def {function.__name__}(self, pg, …)`"
+        )
     if not rest or rest[0].name != "pg":
         place = "after `self`" if method else "as its first argument"
         has = f"; it has ({', '.join(one.name for one in parameters)})" if parameters else ""
@@ -137,5 +154,4 @@ def _parameters(function: Any) -> tuple[bool, list[inspect.Parameter]]:
     for one in rest:
         if one.kind in _MANY:
             raise TypeError(f"{name}: ranks are given arguments by name, and {one} has none: name each")
-    seen = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in rest[1:]]
-    return method, [*parameters[:method], *seen]
+    return method, [*parameters[:method], *rest[1:]]

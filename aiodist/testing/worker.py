@@ -25,6 +25,7 @@ from aiodist.testing.parcel import unpack
 from aiodist.testing.plan import MAIN, Finder, Place, Plan
 from aiodist.testing.report import Report
 from aiodist.testing.terminal import Debugger
+from aiodist.testing.warned import Warnings
 
 if TYPE_CHECKING:
     from aiodist.group import ProcessGroup
@@ -113,6 +114,7 @@ class _Rank:
         self._report: Report | None = None
         self._inside: Any = None
         self._debugger: Debugger | None = None
+        self._warnings = Warnings(folder, self._rank)
 
     def run(self) -> None:
         import aiodist as dist
@@ -140,6 +142,7 @@ class _Rank:
             self._note(error)  # later than in the function, which counts, unless it was outside of it
             sys.exit(1)
         finally:
+            self._warnings.end()
             if measured is not None:
                 measured.end(self._folder / f"coverage{self._rank}")
         Report("passed", time.monotonic_ns()).write(self._folder, self._rank)
@@ -152,6 +155,8 @@ class _Rank:
         first = [] if plan.itself is None else [_itself(plan.itself)]
 
         async def call(group: ProcessGroup) -> None:
+            code = function.__code__
+            self._warnings.begin(plan.filters, code.co_filename, code.co_firstlineno)
             with inside.fixtures(plan.own) if inside else contextlib.nullcontext({}) as made:
                 await function(*first, group, **given, **made)
 
@@ -168,7 +173,7 @@ class _Rank:
                 reports.line_of(error),
                 reports.place_of(error),
                 reports.text_of(error),
-                self._inside.shown(error) if self._inside else None,
+                self._inside.shown(error) if self._inside and not reports.is_told_by_line(error) else None,
                 reports.follows(error),
             )
         else:

@@ -47,12 +47,12 @@ async def test_failures_come_as_a_group_and_peers_are_told() -> None:
             raise KeyError("mine")
         await pg.barrier()
 
-    with pytest.raises(ExceptionGroup, match="3 of 3 ranks failed") as caught:
+    with pytest.raises(ExceptionGroup, match="3 of 3 ranks failed: rank 1: KeyError: 'mine'") as caught:
         await run_cluster(3, main)
-    assert [type(error) for error in caught.value.exceptions] == [
-        dist.GroupAborted,
-        KeyError,
-        dist.GroupAborted,
+    assert [(type(error), error.__notes__[-1]) for error in caught.value.exceptions] == [
+        (KeyError, "on rank 1 of 3"),
+        (dist.GroupAborted, "on rank 0 of 3"),
+        (dist.GroupAborted, "on rank 2 of 3"),
     ]
 
 
@@ -77,7 +77,7 @@ async def test_a_cancelled_rank_is_a_failure() -> None:
 
     with pytest.raises(BaseExceptionGroup, match="ranks failed") as caught:
         await run_cluster(3, main)
-    assert isinstance(caught.value.exceptions[1], asyncio.CancelledError)
+    assert isinstance(caught.value.exceptions[0], asyncio.CancelledError)
 
 
 async def test_cancelling_the_cluster_ends_every_rank() -> None:
@@ -128,6 +128,20 @@ def test_a_virtual_cluster_that_is_stuck_lists_who_waits_for_what() -> None:
     assert lines[one + 2] == "  awaits recv #0 from rank 2"
     assert lines[two + 1].endswith(f"test_cluster.py:{here + 4} in main")
     assert any("Event.wait" in line for line in lines[two:])
+
+
+def test_a_virtual_cluster_that_is_stuck_lists_who_had_failed() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            await asyncio.Event().wait()
+        raise ValueError("the batch is bad")
+
+    with pytest.raises(SimulationStuck) as caught:
+        run_virtual(run_cluster(2, main))
+    last = str(caught.value).splitlines()[-1]
+    assert (
+        last.startswith("rank 0: had failed: ValueError: the batch is bad (") and "test_cluster.py:" in last
+    )
 
 
 def test_same_seed_same_run() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import integers
 
 from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
@@ -75,6 +77,24 @@ async def scene_rank_2_is_killed(pg: ProcessGroup) -> None:
     await pg.barrier()
 
 
+@spmd(world_size=2)
+async def scene_rank_1_leaves_with_0(pg: ProcessGroup) -> None:
+    if pg.rank == 1:
+        raise SystemExit(0)
+
+
+@spmd(world_size=2)
+async def scene_rank_0_returns(pg: ProcessGroup) -> None:
+    if pg.rank:
+        await pg.barrier()
+
+
+@spmd(world_size=1)
+async def scene_forgets(pg: ProcessGroup) -> None:
+    pg.all_reduce(np.zeros(3))
+    await pg.barrier()
+
+
 @spmd(world_size=1, timeout=4)
 async def scene_child_holds_the_output(pg: ProcessGroup) -> None:
     if os.fork() == 0:
@@ -121,9 +141,29 @@ def test_expected_exit_codes() -> None:
     scene_rank_1_exits_with(code=3)
 
 
+def test_system_exit_of_a_rank_fails_the_test() -> None:
+    assert failure(scene_rank_1_leaves_with_0).startswith("rank 1 of 2: SystemExit: 0")
+
+
+def test_forgotten_await_is_shown_at_its_line() -> None:
+    lines = failure(scene_forgets).splitlines()
+    assert re.search(r"test_spmd.py:\d+$", lines[1])
+    assert lines[2].strip().startswith("pg.all_reduce(np.zeros(3))")
+    assert lines[3].startswith("ForgottenAwait: never awaited: all_reduce at ")
+    assert len(lines) == 4
+
+
+def test_rank_that_has_returned_is_named_where_others_have_lost_it() -> None:
+    lines = failure(scene_rank_0_returns).splitlines()
+    assert lines[0].startswith("rank 1 of 2: Peer")
+    assert lines[-1] == "rank 0: its function had returned"
+
+
 def test_other_exit_code_fails() -> None:
     text = failure(scene_rank_1_exits_with, code=4)
-    assert text.startswith("rank 1 of 2 exited with 4 before its function had returned")
+    assert text.startswith(
+        "rank 1 of 2 exited with 4 before its function had returned; exits= expects that it exits with 3"
+    )
 
 
 def test_rank_that_dies_silently_comes_before_those_that_raise_because_of_it() -> None:
@@ -180,6 +220,21 @@ def test_a_test_is_skipped_if_a_rank_skips_it_and_none_fails() -> None:
         check([replace(skips, report=Report("xfailed", line="known")), follows], {}, reported=True)
 
 
+@settings(deadline=None, max_examples=2)
+@given(integers())
+@spmd(world_size=1)
+async def test_examples_of_hypothesis_reach_the_ranks(pg: ProcessGroup, number: int) -> None:
+    assert type(number) is int
+
+
+def test_given_below_is_refused() -> None:
+    with pytest.raises(TypeError, match="below has @given below @spmd: put @given above it"):
+
+        @spmd
+        @given(integers())
+        async def below(pg: ProcessGroup, number: int) -> None: ...
+
+
 async def test_launch_gives_code_output_and_order() -> None:
     code = "import os, sys; print('rank', os.environ['RANK']); print('err', file=sys.stderr); sys.exit(7)"
     outcomes = await launch(["-c", code], 2, timeout=60)
@@ -221,6 +276,9 @@ class Tests:
     async def without_group(self, word: str) -> None:
         pass
 
+    async def without_self(pg: ProcessGroup) -> None:  # type: ignore[misc]  # noqa: N805
+        pass
+
 
 async def outer() -> Any:
     async def inner(pg: ProcessGroup) -> None:
@@ -241,6 +299,10 @@ async def outer() -> Any:
         (asyncio.run(outer()), "outer.<locals>.inner is defined inside a function, where the processes"),
         (staticmethod(no_group), "@spmd stands below @staticmethod on no_group"),
         (Tests, "@spmd wants an async function, got Tests: decorate each test, not a class"),
+        (
+            Tests.without_self,
+            "Tests.without_self is a method without `self`: write `async def without_self(self",
+        ),
         (Tests.method, "Tests.method has @spmd twice"),
     ],
 )
@@ -251,7 +313,7 @@ def test_functions_that_ranks_could_not_call(function: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"world_size": 0}, "world_size=0 must be the number of processes, 1 or more"),
         ({"world_size": True}, "world_size=True must be"),
@@ -260,11 +322,15 @@ def test_functions_that_ranks_could_not_call(function: Any, words: str) -> None:
         ({"hosts": 3}, "hosts=3 must be from 1 to world_size, 2"),
         ({"exits": {2: -9}}, "exits=[2] must be exit codes by rank, and ranks go to 1"),
         ({"backend": None}, "backend=None must be a string"),
+        ({"exits": [1]}, "exits=[1] must be a mapping, such as {1: -9}"),
+        ({"exits": {1: "9"}}, "exits='9' must be exit codes by rank, and codes are integers"),
+        ({"env": {"A": 1}}, "env['A']=1 must be a string, '1'"),
+        ({"env": "A=1"}, "env='A=1' must be a mapping"),
     ],
 )
-def test_options_without_a_meaning(given: dict[str, Any], words: str) -> None:
+def test_options_without_a_meaning(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
-        spmd(**given)
+        spmd(**options)
 
 
 def test_names_that_are_nearly_right() -> None:
@@ -275,7 +341,7 @@ def test_names_that_are_nearly_right() -> None:
     with pytest.raises(UsageError, match="scene_child_holds_the_output: world_size='4' must be the number"):
         scene_child_holds_the_output(world_size="4")
     with pytest.raises(TypeError, match="takes its arguments by name"):
-        scene_rank_1_exits_with(3)
+        scene_rank_1_exits_with(3, 4)
 
 
 def test_what_pytest_sees() -> None:

@@ -201,6 +201,44 @@ FILES = {
 
             await asyncio.gather(waits(), asyncio.Event().wait())
     """,
+    "tests/test_warns.py": """
+        import asyncio
+        import logging
+        import warnings
+
+        import pytest
+
+        from aiodist.testing import spmd
+
+
+        class Mine(UserWarning):
+            pass
+
+
+        @spmd
+        async def test_warns(pg):
+            warnings.warn("of ranks", Mine)
+            asyncio.sleep(1)
+
+
+        @pytest.mark.filterwarnings("ignore")
+        @spmd
+        async def test_ignores(pg):
+            warnings.warn("of no interest", Mine)
+
+
+        @pytest.mark.filterwarnings("error")
+        @spmd
+        async def test_raises(pg):
+            with pytest.raises(Mine):
+                warnings.warn("an error", Mine)
+
+
+        @pytest.mark.filterwarnings("error")
+        @spmd
+        async def test_forgets(pg):
+            asyncio.sleep(1)
+    """,
     "tests/test_stop.py": """
         from aiodist.testing import spmd
 
@@ -298,6 +336,16 @@ def test_what_passes_and_what_failures_say(library: Path) -> None:
         assert f"awaits recv #0 from rank {1 - rank}" in its
         assert "Event.wait" in its
     assert "FAILED tests/test_bad.py::test_compare - rank 1 of 3: assert [3, 2] == [4, 2]" in out
+
+
+def test_warnings_of_ranks_are_filtered_and_told(library: Path) -> None:
+    out = run(library, "-q", "tests/test_warns.py")
+    assert "1 failed, 3 passed, 2 warnings" in out, out
+    assert re.search(r"test_warns.py:\d+: Mine: of ranks\n *warnings.warn", out)
+    assert re.search(r"test_warns.py:\d+: RuntimeWarning: coroutine 'sleep' was never awaited", out)
+    assert "of no interest" not in out
+    [first, *_] = parts(out)["test_forgets"].strip().splitlines()
+    assert first == "ranks 0 and 1 of 2: RuntimeWarning: coroutine 'sleep' was never awaited"
 
 
 @pytest.mark.slow("more runs of pytest: how tests are found, and in how many processes")

@@ -78,6 +78,7 @@ async def test_torch_tensors_go_the_short_way_and_come_back_themselves(pg: Proce
 
 
 @needs_torch
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @spmd(transport="shm")
 async def test_what_is_more_than_memory_goes_the_long_way(pg: ProcessGroup) -> None:
     import torch
