@@ -36,7 +36,7 @@ async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins(
         here.send_in_turn(number, Says.CALL, number, bytes(8 * PIECE))
     await asyncio.sleep(0)  # a part of each of the first has left
     small = AT_ONCE + 2
-    here.send(frame(Says.CALL, small), more=True)  # others may leave with it
+    here.send(frame(Says.CALL, small), many=4)  # others may leave with it
     here.drop(1, 1)
     here.send(frame(Says.CANCEL, 1))
     await last
