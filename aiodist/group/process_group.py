@@ -611,7 +611,7 @@ class ProcessGroup:
                 function runs on the event loop, so it should be quick.
             name: by which it is called; its own by default.
             limit: calls of it that run at once in this process, 256 by default; the next ones wait. A plain
-                function runs alone.
+                function runs within one turn of the loop, alone, unless it returns something to await.
 
         Returns:
             The function.

@@ -11,7 +11,10 @@ import inspect
 import types
 import typing
 from collections.abc import Callable
+from datetime import date, datetime, timedelta
 from typing import Any, Union
+
+from aiodist.errors import UsageError
 
 Build = Callable[[Any], Any]
 
@@ -62,15 +65,16 @@ def builder(hint: Any) -> Build | None:
         return _record(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        rest = [arg for arg in args if arg is not type(None)]
-        inner = builder(rest[0]) if len(rest) == 1 else None
-        return None if inner is None else _optional(inner)
+        return _union(hint, args)
     if origin is list and args:
         inner = builder(args[0])
         return None if inner is None else _each(inner, list)
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         inner = builder(args[0])
         return None if inner is None else _each(inner, tuple)
+    if origin is tuple:
+        places = [builder(arg) for arg in args]
+        return _places(places) if any(places) else None
     if origin is dict and len(args) == 2:
         inner = builder(args[1])
         return None if inner is None else _values(inner)
@@ -102,8 +106,34 @@ def _record(cls: type) -> Build:
     return build
 
 
-def _optional(inner: Build) -> Build:
-    return lambda value: None if value is None else inner(value)
+def _union(hint: Any, args: tuple[Any, ...]) -> Build | None:
+    """The builder of the one member that needs one, where no other can come as a container."""
+    makes = [(arg, builder(arg)) for arg in args]
+    built = [make for _, make in makes if make is not None]
+    if not built:
+        return None
+    if len(built) > 1 or any(make is None and not _is_leaf(arg) for arg, make in makes):
+        raise UsageError(
+            f"what travels does not say which of {str(hint)[:200]} a value is",
+            hint="Name one dataclass; None, numbers, text, bytes and dates may stand beside it",
+        )
+    return lambda value: built[0](value) if type(value) in (dict, list, tuple) else value
+
+
+def _is_leaf(hint: Any) -> bool:
+    return hint in _LEAVES or typing.get_origin(hint) is typing.Literal
+
+
+_LEAVES = (type(None), bool, int, float, complex, str, bytes, date, datetime, timedelta)
+
+
+def _places(places: list[Build | None]) -> Build:
+    def build(value: Any) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != len(places):
+            raise Misfit(f"it is to be a tuple of {len(places)}, and came as {type(value).__name__}")
+        return tuple(item if make is None else make(item) for make, item in zip(places, value, strict=True))
+
+    return build
 
 
 def _each(inner: Build, kind: type) -> Build:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from aiodist.errors import UsageError
 from aiodist.services.records import Misfit, builder, parameters, plain, returned
 
 
@@ -80,3 +82,20 @@ def test_misfits_of_containers(hint: object) -> None:
 @pytest.mark.parametrize("hint", [int, list[int], dict, None, "Unknown", tuple[int, str], int | str])
 def test_what_needs_no_building(hint: object) -> None:
     assert builder(hint) is None
+
+
+def test_a_dataclass_beside_leaves_and_in_a_place_of_a_tuple() -> None:
+    make = builder(Point | int | None)
+    assert make is not None
+    assert [make(one) for one in ({"x": 1}, 3, None)] == [Point(1), 3, None]
+    make = builder(tuple[Point, int])
+    assert make is not None
+    assert make(({"x": 1}, 3)) == (Point(1), 3)
+    with pytest.raises(Misfit, match="a tuple of 2"):
+        make(({"x": 1},))
+
+
+@pytest.mark.parametrize("hint", [Point | Path, Point | dict[str, int] | None, list[Point | Any]])
+def test_a_union_that_nothing_tells_apart_is_refused(hint: object) -> None:
+    with pytest.raises(UsageError, match="does not say which of"):
+        builder(hint)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from aiodist.environment.tls import NAMES
 from aiodist.errors import AuthenticationError, RendezvousError
 from aiodist.sanitize import one_line
 from aiodist.wire.bounded import unpack
@@ -74,6 +75,12 @@ def check_cards(cards: list[dict[str, Any]]) -> None:
             )
         for name, value in first["agreed"].items():
             if card["agreed"].get(name) != value:
+                if name == "AIODIST_TLS":  # no variable, but what its variables come to
+                    with_tls, without = (where, "rank 0") if value == "0" else ("rank 0", where)
+                    raise RendezvousError(
+                        f"{with_tls} uses TLS, {without} does not",
+                        hint=f"Set {', '.join(NAMES)} on every rank, or on none",
+                    )
                 raise RendezvousError(
                     f"{where} has {name}={card['agreed'].get(name)!r}, rank 0 has {value!r}",
                     hint="Set it alike on every rank",
