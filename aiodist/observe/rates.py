@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from aiodist.observe.view import Doing, JobView, RankView
+from aiodist.observe.words import message
 from aiodist.recorder.reading import Line, Record
 
 
@@ -158,7 +159,7 @@ def epoch(job: JobView) -> int:
 def named(record: Record) -> str:
     """An operation in short: 'all_reduce #41', 'recv #3 from 1'."""
     to = {"send": "to", "recv": "from"}.get(record.op)
-    return f"{record.op} #{record.number}" + (f" {to} {record.root}" if to else "")
+    return f"{message(record)[0]} #{record.number}" + (f" {to} {record.root}" if to else "")
 
 
 def placed(line: Line | None) -> str:

@@ -15,7 +15,7 @@ from aiodist.observe.arrows import Arrow, collectives, corrections, drawn_out, m
 from aiodist.observe.clocks import UNKNOWN, clock_of
 from aiodist.observe.spans import Span, present, spans
 from aiodist.observe.view import Doing, JobView, RankView
-from aiodist.observe.words import peer, place, told
+from aiodist.observe.words import message, peer, place, told
 
 _TICKS = 8  # in a microsecond
 _EVENTS = 0  # the lane of what happened
@@ -111,11 +111,11 @@ def _names(rank: RankView, lanes: int) -> Iterator[Json]:
 def _slices(span: Span, lane: int, base: float) -> Iterator[Json]:
     start, end = _ends(span, base)
     record = span.record
-    message = record.op in ("send", "recv")
-    name = told(record.op)
-    if message:
+    is_message = record.op in ("send", "recv")
+    name, (op, tag) = told(record.op), message(record)
+    if is_message:
         there = "anybody" if record.root < 0 else f"rank {peer(record)}"
-        name = f"{record.op} {'to' if record.op == 'send' else 'from'} {there}"
+        name = f"{op} {'to' if record.op == 'send' else 'from'} {there}"
     args: Json = {
         "group": told(record.group.name) if record.group is not None else None,
         "epoch": record.group.epoch if record.group is not None else None,
@@ -127,10 +127,17 @@ def _slices(span: Span, lane: int, base: float) -> Iterator[Json]:
         "state": _STATES[span.state],
     }
     args |= {"reduce": told(record.reduce)} if record.reduce else {}
-    args |= {"tag": record.tag} if message else {"root": record.root} if record.root >= 0 else {}
+    args |= {"tag": tag} if is_message else {"root": record.root} if record.root >= 0 else {}
     length = (end - start) / _TICKS
     yield _event(
-        "X", name, span.rank, lane, start, dur=length, cat="message" if message else "collective", args=args
+        "X",
+        name,
+        span.rank,
+        lane,
+        start,
+        dur=length,
+        cat="message" if is_message else "collective",
+        args=args,
     )
     turn = min(end, max(start, _ticks(span.waited, base))) if span.waited else start
     if span.state == "pending" and not span.waited:

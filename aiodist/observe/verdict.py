@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiodist.errors import name_ranks
 from aiodist.observe import words
@@ -212,7 +212,8 @@ def _on_moving(wait: Wait, ranks: dict[int, RankView]) -> Verdict:
 def _on_message(wait: Wait, rows: list[str], ranks: dict[int, RankView]) -> Verdict:
     """The verdict on a message whose other side was not issued."""
     (peer,) = wait.absent
-    missing = f"rank {peer} has issued no {MESSAGES[wait.record.op]} that fits"
+    other = words.message(replace(wait.record, op=MESSAGES[wait.record.op]))[0]
+    missing = f"rank {peer} has issued no {other} that fits"
     kind = "unreceived" if wait.record.op == "send" else "unsent"
     return _verdict(kind, [peer], _title(wait, [peer]), missing, ranks, wait, first=rows[:1], then=rows[1:])
 

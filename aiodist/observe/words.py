@@ -8,6 +8,7 @@ from aiodist.observe.figures import size, span
 from aiodist.observe.view import Doing, RankView
 from aiodist.recorder.reading import Line, Record
 from aiodist.sanitize import one_line
+from aiodist.types import OBJECT_TAGS
 
 _LONGEST = 120  # characters of a name that a rank told
 _LONGEST_PATH = 60  # of a file, and of a function
@@ -20,8 +21,16 @@ def operation(record: Record) -> str:
     if record.op not in ("send", "recv"):
         return f"{told(record.op)} #{record.number} of {name}"
     there = "anybody" if record.root < 0 else f"rank {peer(record)}"
-    tag = f" with tag {record.tag}" if record.tag else ""
-    return f"{record.op} #{record.number} {'to' if record.op == 'send' else 'from'} {there}{tag} in {name}"
+    op, number = message(record)
+    tag = f" with tag {number}" if number else ""
+    return f"{op} #{record.number} {'to' if record.op == 'send' else 'from'} {there}{tag} in {name}"
+
+
+def message(record: Record) -> tuple[str, int]:
+    """The user's call that a message was issued by, and the tag that the user gave: ('recv_object', 7)."""
+    if record.tag < OBJECT_TAGS:
+        return record.op, record.tag
+    return f"{record.op}_object", record.tag - OBJECT_TAGS
 
 
 def payload(record: Record) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,8 @@ class Inside:
         self.rewriting: Any = None
         if look.rewrite:
             self.rewriting = _rewriting(config, look.marked)
+        if look.log_format:
+            _log(look)
 
     def shown(self, error: BaseException) -> Any:
         """An exception as pytest shows it, and as it can be pickled."""
@@ -77,6 +80,17 @@ class Inside:
         """Those that are wanted: the fixture's name by the argument's."""
         with contextlib.ExitStack() as kept:
             yield {name: kept.enter_context(_OWN[kind]()) for name, kind in wanted.items()}
+
+
+def _log(look: Look) -> None:
+    """Print log records as pytest shows them, to the output that no fixture captures."""
+    handler = logging.StreamHandler(os.fdopen(os.dup(2), "w", buffering=1))
+    handler.setFormatter(logging.Formatter(look.log_format, look.log_dates))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    if look.log_level is not None:
+        handler.setLevel(look.log_level)
+        root.setLevel(min(root.level, look.log_level))
 
 
 def _rewriting(config: pytest.Config, marked: tuple[str, ...]) -> Any:

@@ -40,6 +40,8 @@ class Look:
         showlocals, verbose, full: `--showlocals`, `-v`, `--full-trace`.
         rewrite: whether it rewrites asserts; marked: modules besides the test's for which it does.
         pdb: whether a failure stops in the debugger.
+        log_level: what is logged; None: what the loggers say.
+        log_format, log_dates: of records, as `logging.Formatter` takes them.
     """
 
     style: str = "long"
@@ -49,6 +51,9 @@ class Look:
     rewrite: bool = True
     marked: tuple[str, ...] = ()
     pdb: bool = False
+    log_level: int | None = None
+    log_format: str = ""
+    log_dates: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

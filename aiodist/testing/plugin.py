@@ -59,9 +59,23 @@ def around() -> Around:
         rewrite=config.getoption("assertmode", "rewrite") == "rewrite",
         marked=tuple(getattr(hook, "_must_rewrite", ())),
         pdb=bool(config.getoption("usepdb", False)),
+        **_logging(config),
     )
     apart = "it runs in a worker of pytest-xdist: run it without -n" if hasattr(config, "workerinput") else ""
     return Around(look, lambda: _uncaptured(config), apart)
+
+
+def _logging(config: pytest.Config) -> dict[str, Any]:
+    """How pytest logs; nothing where it does not."""
+    if not config.pluginmanager.hasplugin("logging-plugin"):
+        return {}
+    from _pytest.logging import get_log_level_for_setting, get_option_ini
+
+    return {
+        "log_level": get_log_level_for_setting(config, "log_level"),
+        "log_format": get_option_ini(config, "log_format"),
+        "log_dates": get_option_ini(config, "log_date_format"),
+    }
 
 
 @contextlib.contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aiodist.rendezvous import StoreServer
@@ -55,7 +56,8 @@ async def launch(
         RanksFailed: there was no end within the time.
     """
     secret = secrets.token_hex(32)
-    server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
+    with _quiet():
+        server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
     begun = any(name.startswith(("PYTHON", "LD_")) for name in env or {})  # read as the interpreter starts
     forks = not begun and tuple(arguments[:2]) == WORKER and sys.platform == "linux"
     processes: list[Process] = []
@@ -135,6 +137,17 @@ async def launch(
         if terminal is not None:
             await terminal.close()
         await server.aclose()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep from a test's log what it has not done itself."""
+    logger = logging.getLogger("aiodist.store")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
 
 
 async def _in_time(watches: list[asyncio.Task[Outcome]], timeout: float, terminal: Terminal | None) -> bool:

@@ -52,7 +52,7 @@ async def scene_rank_1_fails(pg: ProcessGroup) -> None:
 @spmd(world_size=2, timeout=4)
 async def scene_rank_0_hangs(pg: ProcessGroup) -> None:
     if pg.rank == 0:
-        await pg.recv(np.zeros(3), 1)
+        await pg.recv_object(1, tag=3)
     else:
         await stuck_in_here()
 
@@ -128,10 +128,10 @@ def test_hangs_are_killed_with_all_that_the_ranks_do_shown() -> None:
         hang = threads.submit(failure, scene_rank_0_hangs)
         outlived = threads.submit(failure, scene_child_holds_the_output)
         lines = hang.result().splitlines()
-    assert lines[0].startswith("no end within 4 s: recv #0 from rank 1 in world")
+    assert lines[0].startswith("no end within 4 s: recv_object #0 from rank 1 with tag 3 in world")
     assert lines[0].endswith("for rank 1")
     first, second = (next(n for n, line in enumerate(lines) if line.startswith(f"rank {r},")) for r in (0, 1))
-    assert any("recv #0 from 1 at test_spmd.py:" in line for line in lines[first:second])
+    assert any("recv_object #0 from 1 at test_spmd.py:" in line for line in lines[first:second])
     assert any("in scene_rank_0_hangs" in line for line in lines[first:second])
     assert any("test_spmd.py:" in line and "in stuck_in_here" in line for line in lines[second:])
     assert outlived.result().startswith("no end within 4 s")

@@ -227,6 +227,13 @@ FILES = {
             warnings.warn("of no interest", Mine)
 
 
+        @spmd
+        async def test_logs(pg, capfd):
+            logging.getLogger("warns").info("of rank %d", pg.rank)
+            assert capfd.readouterr() == ("", "")
+            raise AssertionError
+
+
         @pytest.mark.filterwarnings("error")
         @spmd
         async def test_raises(pg):
@@ -338,9 +345,11 @@ def test_what_passes_and_what_failures_say(library: Path) -> None:
     assert "FAILED tests/test_bad.py::test_compare - rank 1 of 3: assert [3, 2] == [4, 2]" in out
 
 
-def test_warnings_of_ranks_are_filtered_and_told(library: Path) -> None:
-    out = run(library, "-q", "tests/test_warns.py")
-    assert "1 failed, 3 passed, 2 warnings" in out, out
+def test_warnings_and_logs_of_ranks_are_filtered_and_told(library: Path) -> None:
+    out = run(library, "-q", "--log-level=info", "tests/test_warns.py")
+    assert "2 failed, 3 passed, 2 warnings" in out, out
+    assert re.search(r"rank 1: INFO     warns:test_warns.py:\d+ of rank 1", parts(out)["test_logs"])
+    assert "a store listens" not in out
     assert re.search(r"test_warns.py:\d+: Mine: of ranks\n *warnings.warn", out)
     assert re.search(r"test_warns.py:\d+: RuntimeWarning: coroutine 'sleep' was never awaited", out)
     assert "of no interest" not in out

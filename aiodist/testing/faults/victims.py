@@ -126,7 +126,7 @@ class Victims:
         rank_0_has_store: bool = False,
         detours: bool = False,
         seed: int = 0,
-        each: Callable[[int], Mapping[str, Any]] = lambda rank: {},
+        each: Callable[[int], Mapping[str, Any]] | None = None,
         **arguments: Any,
     ) -> Round:
         """A job of `size` ranks, which all run `function(stage, **arguments)`. Enter it with `async with`.
@@ -146,7 +146,7 @@ class Victims:
         count = 1 if self._hosts is None else self._hosts.count
         placed = list(places) or [rank * count // size for rank in range(size)]
         through = Detours(size, seed) if detours else None
-        each_its = [{**arguments, **each(rank)} for rank in range(size)]
+        each_its = [{**arguments, **(each(rank) if each else {})} for rank in range(size)]
         return Round(self, function, placed, each_its, store_on, rank_0_has_store, through)
 
     def log(self) -> str:
