@@ -21,6 +21,8 @@ from aiodist.shm import records
 from aiodist.shm.records import FAULT, STACKS, open_folder
 from tests.observe.asked import KEY
 
+PATIENCE = 30.0  # seconds: the machine may be busy
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
 
 PROGRAM = Path(__file__).with_name("asked.py")
@@ -58,7 +60,7 @@ def seen(process: subprocess.Popen[str], doing: Doing | None = None) -> RankView
 
 
 def asked(process: subprocess.Popen[str], doing: Doing | None = None) -> Stacks:
-    (view,) = ask([seen(process, doing)])
+    (view,) = ask([seen(process, doing)], PATIENCE)
     assert view.stacks is not None
     return view.stacks
 
@@ -122,7 +124,7 @@ def test_all_are_asked_at_once(start: Start) -> None:
     processes = [start("tasks"), start("blocked"), start("held")]
     views = [seen(processes[0]), seen(processes[1]), seen(processes[2], Doing.held)]
     elsewhere, gone = replace(views[0], host="elsewhere"), replace(views[0], alive=False)
-    first, second, third, *others = ask([*views, elsewhere, gone])
+    first, second, third, *others = ask([*views, elsewhere, gone], PATIENCE)
     assert first.stacks and second.stacks and third.stacks
     assert [first.stacks.by_signal, second.stacks.by_signal, third.stacks.by_signal] == [False, False, True]
     assert [view.stacks for view in others] == [None, None]
