@@ -161,7 +161,7 @@ def _noticed(error: str) -> str:
 def _interrupted(verdict: Verdict) -> str:
     forced = [e.rank for e in verdict.endings if e.asked == signal.SIGKILL]
     more = f"; {name_ranks(forced)} had to be killed" if forced else ""
-    count = len(verdict.endings)
+    count = len({ending.rank for ending in verdict.endings})  # who was restarted has several
     places: dict[str, list[int]] = {}
     for ending in verdict.endings:
         for word in ending.words:

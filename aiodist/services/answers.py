@@ -84,10 +84,18 @@ def told(name: str, error: BaseException) -> bytes:
     What another rank or the group did to the handler is no mistake of it.
     """
     level = logging.DEBUG if isinstance(error, CallError | GroupBroken | GroupClosed) else logging.ERROR
+    _note(level, "handler %s raised, and its caller is told:", name, error)
+    return raised(error)
+
+
+def ends_here(name: str, error: SystemExit) -> None:
+    """Log that a handler ends its process: nothing else says so."""
+    _note(logging.ERROR, "handler %s called exit, which ends this process:", name, error)
+
+
+def _note(level: int, words: str, name: str, error: BaseException) -> None:
     if _log.isEnabledFor(level):
         trace = error.__traceback__
         while trace is not None and whose(trace.tb_frame.f_code.co_filename) is Whose.ours:
             trace = trace.tb_next
-        told_with = type(error), error, trace
-        _log.log(level, "handler %s raised, and its caller is told:", name, exc_info=told_with)
-    return raised(error)
+        _log.log(level, words, name, exc_info=(type(error), error, trace))

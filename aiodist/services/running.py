@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from aiodist.services.answers import Answers, told
+from aiodist.services.answers import Answers, ends_here, told
 from aiodist.services.codec import LARGE, decoded, encode, encoded
 from aiodist.services.handlers import Handler, Handlers
 from aiodist.services.serving import Served, Serving
@@ -73,6 +73,9 @@ class Running:
         except (Exception, asyncio.CancelledError) as error:
             self._answers.at_once(number, Says.RAISED, told(name, error))
             return
+        except SystemExit as error:
+            ends_here(name, error)
+            raise
         served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
         served.slot = handler.slots
         served.slot.free -= 1
@@ -110,6 +113,9 @@ class Running:
             self._answers.cancelled(served, error)
         except Exception as error:
             self._answers.raised(served, handler.name, error)
+        except SystemExit as error:
+            ends_here(handler.name, error)
+            raise
 
     async def _carry_out(
         self, served: Served, name: str, payload: bytes | memoryview, handler: Handler | None
@@ -149,6 +155,9 @@ class Running:
             self._answers.cancelled(served, error)
         except Exception as error:
             self._answers.raised(served, name, error)
+        except SystemExit as error:
+            ends_here(name, error)
+            raise
 
     async def _send_parts(self, served: Served, parts: Any) -> None:
         try:

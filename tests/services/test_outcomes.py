@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -138,3 +141,27 @@ async def test_keyword_arguments_are_refused_with_a_hint() -> None:
             pg.stream(1, "lines", count=2)  # type: ignore[arg-type]
 
     await two(lambda pg: None, ask)
+
+
+EXITS = """
+import sys, asyncio, aiodist as dist
+
+async def main():
+    async with await dist.init_process_group(rank=0, world_size=1) as pg:
+        @pg.handler
+        async def ends():
+            await asyncio.sleep(0)
+            sys.exit(4)
+        await pg.call(0, ends)
+
+dist.run(main())
+"""
+
+
+def test_a_handler_that_exits_leaves_its_line(tmp_path: Path) -> None:
+    (tmp_path / "exits.py").write_text(EXITS)
+    command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "1", "exits.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 4
+    assert "handler ends called exit" in done.stderr
+    assert 'exits.py", line 9, in ends' in done.stderr
