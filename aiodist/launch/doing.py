@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PATIENCE = 1.2
-"""Seconds to wait for the answer: less than the grace of such a failure (`supervisor.LATE_GRACE`)."""
+"""Seconds to wait for the answer: less than the grace of such a failure (`supervisor.SYMPTOM_GRACE`)."""
 
 MOST = 24
 """Lines."""

@@ -5,10 +5,10 @@ Its states, and what leads from one to another, are the table `TRANSITIONS`; `do
 A worker that has ended and may be started again is *away*: nothing follows from it until it is back, or
 ended for good. Nobody comes back once the rest is asked to end.
 
-In the grace nobody is asked anything: the others say by themselves what they noticed, and end. A
-failure whose traceback only reports another rank's trouble is a *symptom*: its culprit is about to end
-by itself, and gets a little longer for that, so that the verdict can name it. Later failures may
-shorten the grace, and never extend it.
+In the grace nobody is asked to end: the others say by themselves what they noticed, and end. A failure
+whose traceback only reports another rank's trouble is a *symptom*: its culprit is about to end by itself,
+or is asked what it does meanwhile, and gets longer for that, so that the verdict can name it. Later
+failures may shorten the grace, and never extend it.
 
 Stopping climbs a ladder: SIGTERM, and SIGKILL after the shutdown timeout; Ctrl-C starts one rung
 lower, with SIGINT. Each further signal of the operator climbs one rung at once.
@@ -22,21 +22,19 @@ from enum import Enum
 
 # Seconds from a failure to SIGTERM for the rest. A group tells its members of a death within
 # milliseconds; a traceback and the end of an interpreter take a tenth of a second. Too short to be felt.
+# With torch, and on a busy machine, the end of the culprit's interpreter takes a second.
 FAILURE_GRACE = 0.3
-SYMPTOM_GRACE = 0.5
-LATE_GRACE = 1.5  # where others name a rank that has not arrived: it is asked what it does instead
+SYMPTOM_GRACE = 1.5
 INTERRUPT_GRACE = 10.0
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a worker. `failed`: not with code 0; `symptom`: because of another rank; `late`: because
-    that had not arrived."""
+    """The end of a worker. `failed`: not with code 0; `symptom`: because of another rank."""
 
     local_rank: int
     failed: bool
     symptom: bool = False
-    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,8 +172,8 @@ class Supervisor:
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that `event` asks for, in this order."""
         match event:
-            case Ended(local_rank, failed, symptom, late):
-                grace = LATE_GRACE if late else SYMPTOM_GRACE if symptom else FAILURE_GRACE
+            case Ended(local_rank, failed, symptom):
+                grace = SYMPTOM_GRACE if symptom else FAILURE_GRACE
                 return self._leave(local_rank, now, failed=failed, grace=grace)
             case Away(local_rank) if self.stopping:
                 return self._leave(local_rank, now, failed=True)

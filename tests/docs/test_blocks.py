@@ -154,7 +154,7 @@ def test_the_example_before_and_after_print_the_same(kind: str, tmp_path: Path) 
     path.write_text(code)
     first, second = run_script(path, free_port())  # torch's rank 0 listens on MASTER_PORT itself
     shown = re.search(
-        r"It prints\n\n```text\n(.*?)\n```", (DOCS / "porting-from-torch.md").read_text(), re.DOTALL
+        r"Both print\n\n```text\n(.*?)\n```", (DOCS / "porting-from-torch.md").read_text(), re.DOTALL
     )
     assert shown is not None
     assert [first, second] == shown[1].splitlines()

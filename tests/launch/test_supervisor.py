@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from aiodist.launch.supervisor import (
     FAILURE_GRACE,
     INTERRUPT_GRACE,
-    LATE_GRACE,
     SYMPTOM_GRACE,
     Asked,
     Away,
@@ -71,17 +70,10 @@ def test_a_symptom_gives_the_culprit_a_moment() -> None:
     assert machine.handle(Tick(), 1 + SYMPTOM_GRACE) == []
 
 
-def test_a_rank_that_is_named_as_late_gets_time_to_say_what_it_does() -> None:
-    machine = Supervisor(3, 30)
-    assert machine.handle(Ended(0, failed=True, symptom=True, late=True), 1) == [Wake(1 + LATE_GRACE)]
-    assert machine.handle(Ended(1, failed=True, symptom=True, late=True), 1.1) == []
-    assert machine.handle(Tick(), 1 + LATE_GRACE) == [Send(TERM, (2,)), Wake(1 + LATE_GRACE + 30)]
-
-
 def test_a_culprit_that_comes_late_does_not_extend_a_symptoms_grace() -> None:
     machine = Supervisor(3, 30)
     machine.handle(Ended(0, failed=True, symptom=True), 1)
-    assert machine.handle(Ended(1, failed=True), 1.4) == []
+    assert machine.handle(Ended(1, failed=True), 1 + SYMPTOM_GRACE - FAILURE_GRACE / 2) == []
     assert machine.handle(Tick(), 1 + SYMPTOM_GRACE) == [Send(TERM, (2,)), Wake(1 + SYMPTOM_GRACE + 30)]
 
 
