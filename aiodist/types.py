@@ -150,7 +150,8 @@ _SIGNATURE = struct.Struct("<BBBBiQQII")
 SIGNATURE_BYTES = _SIGNATURE.size
 _AS_FLAG = 0x80  # beside the number of dimensions: a part of a call of another name
 _MADE_OF = {
-    Kind.all_gather: "all_gather_object, gather_object or split",
+    Kind.all_gather: "all_gather_object, gather_object, all_reduce_quantized or split",
+    Kind.all_to_all: "all_reduce_quantized",
     Kind.broadcast: "broadcast_object, scatter_object or pending_joins",
     Kind.gather: "gather_object",
     Kind.scatter: "scatter_object",

@@ -384,6 +384,7 @@ class GroupCore:
         *,
         reserved: int | None = None,
         at_once: bool = False,
+        line: int = 0,
     ) -> Work[Any]:
         """Take the number and start. Everything is checked before; nothing here can fail half-way.
 
@@ -391,6 +392,7 @@ class GroupCore:
             asked: the operation.
             reserved: the number, where it was taken before.
             at_once: it starts also in a `coalesce` block: the caller awaits it there.
+            line: of the program that has issued it, where that is not on the stack any more; 0: it is.
         """
         self.check_here(closed_is_wrong=reserved is None)
         source, target, detail = asked.source, asked.target, asked.detail
@@ -411,7 +413,7 @@ class GroupCore:
             work: Work[Any] = Work(self.issuer, call, async_op)
             self._refuse(work)
             return work
-        line = self.recorder.lines.find(sys._getframe(1))
+        line = line or self.recorder.lines.find(sys._getframe(1))
         work = Work(self.issuer, call, async_op)
         operation = Operation(
             call,

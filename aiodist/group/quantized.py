@@ -16,6 +16,7 @@ stochastic gradient descent", Interspeech 2014.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
@@ -33,7 +34,7 @@ from aiodist.group.requests import Op, Request, request
 from aiodist.kernels import copy_into, quiet
 from aiodist.kernels.blockwise import Blockwise
 from aiodist.timeouts import Timeout
-from aiodist.types import FLOATS, Call, Kind, ReduceOp
+from aiodist.types import AS, FLOATS, Call, Kind, ReduceOp
 from aiodist.work import Work
 
 _BYTES = np.dtype(np.uint8)
@@ -76,12 +77,12 @@ class Quantized:
         core.check_here()
         run = Run(core, asked, codec, feedback, keep_non_finite, agree_on, limit)
         core.batches.begin()
-        numbers = [core.reserve() for _ in range(2 * len(run.pieces))]
+        numbers = [core.reserve(part=bool(step)) for step in range(2 * len(run.pieces))]
         dtype, shape = asked.agreed
         work = core.work(
             Call(Kind.all_reduce, numbers[0], dtype, shape, asked.reduce, detail=run.detail), async_op
         )
-        run.begin()
+        run.begin(work, core.recorder.lines.find(sys._getframe(1)))
         core.carry_out(work, partial(run.steps, numbers))
         return work
 
@@ -151,8 +152,8 @@ class Run:
         assert asked.reduce is not None
         count = asked.source.size
         self.pieces = pieces(count, self._size, codec)
-        words = [f"quantised {codec.name} {asked.reduce.name} {dtype.name}{list(shape)}", agree_on]
-        self.detail = ", ".join(filter(None, words))
+        words = [f"{dtype.name}{list(shape)}", asked.reduce.name, codec.name, agree_on]
+        self.detail = f"{AS}all_reduce_quantized({', '.join(filter(None, words))})"
         try:
             self._left = None if feedback is None else feedback.prepare(shape)
             self._room = [self._make(piece) for piece in self.pieces]
@@ -173,8 +174,14 @@ class Run:
             np.zeros(notes + sum(piece.nbytes), np.uint8),
         )
 
-    def begin(self) -> None:
-        """Take the feedback: nobody else uses it until the end."""
+    def begin(self, work: Work[Any], line: int) -> None:
+        """Take the feedback: nobody else uses it until the end.
+
+        Args:
+            work: of the whole.
+            line: of the program, that has issued it.
+        """
+        self._whole, self._line = work, line
         if self._feedback is not None:
             self._feedback.busy = True
 
@@ -189,6 +196,8 @@ class Run:
                 if index < len(self.pieces):
                     await self._apart(ENCODE_NS * self._count(index), partial(self._encode, index))
                     firsts.append(self._deal(index, numbers[2 * index]))
+                    if not index:
+                        self._whole._begins_with(firsts[0])
                 if index:
                     await firsts[index - 1]._as_step()
                     await self._apart(ENCODE_NS * self._count(index - 1), partial(self._sum, index - 1))
@@ -227,7 +236,7 @@ class Run:
         )
         asked.source_sizes = [0 if r == self._rank else piece.nbytes[r] for r in range(self._size)]
         asked.target_sizes = [0 if r == self._rank else piece.nbytes[self._rank] for r in range(self._size)]
-        return self._core.issue(asked, self._limit, True, reserved=number)
+        return self._core.issue(asked, self._limit, True, reserved=number, line=self._line)
 
     def _collect(self, index: int, number: int) -> Work[Any]:
         """Give this rank's sum to all, and get all sums."""
@@ -239,7 +248,7 @@ class Run:
             own=True,
         )
         asked.target_sizes = sizes
-        return self._core.issue(asked, self._limit, True, reserved=number)
+        return self._core.issue(asked, self._limit, True, reserved=number, line=self._line)
 
     # ── the jobs, off the loop ───────────────────────────────────────────────────────────────────────
 

@@ -145,7 +145,8 @@ def test_ranks_must_agree_on_codec_block_and_plan(other: dict[str, Any]) -> None
         return str(caught.value)
 
     for text in on_all(2, part):
-        assert "int8/1024" in text
+        assert "rank 0: all_reduce_quantized(float32[100], SUM, int8/1024) at " in text
+        assert text.count("test_quantized.py:") == 2
 
 
 def test_one_that_is_not_quantised_is_another_operation() -> None:
@@ -245,3 +246,33 @@ def test_scalars_and_read_only_arrays_come_back_as_new_values() -> None:
 
 def test_public_names() -> None:
     assert dist.ErrorFeedback is ErrorFeedback and dist.NonFiniteValues is NonFiniteValues
+
+
+def test_it_counts_as_one_call_whatever_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "AT_ONCE", 64)
+    pieces.pieces.cache_clear()
+
+    async def part(pg: ProcessGroup) -> tuple[int, ...]:
+        before = pg.barrier()
+        work = pg.all_reduce_quantized(given_by(pg.rank, 1000), codec="int8/8")
+        after = pg.barrier()
+        await work
+        await before
+        await after
+        assert repr(work) == f"<Work all_reduce_quantized #{work.seq} done>"
+        return before.seq, work.seq, after.seq
+
+    for first, second, third in on_all(2, part):
+        assert (second - first, third - second) == (1, 1)
+    pieces.pieces.cache_clear()
+
+
+def test_one_that_is_never_awaited_is_shown_at_its_line() -> None:
+    async def part(pg: ProcessGroup) -> None:
+        pg.all_reduce_quantized(given_by(pg.rank, 100))
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        on_all(2, part)
+    for error in caught.value.exceptions:
+        assert isinstance(error, dist.ForgottenAwait)
+        assert "all_reduce_quantized at " in str(error) and "test_quantized.py:" in str(error)
