@@ -360,7 +360,7 @@ class CollectiveMismatch(GroupBroken):
                 self.said[rank], self.places[rank] = placed.groups()
 
     def statement(self, rank: int) -> str:
-        """What a rank issued, and where."""
+        """The call that a rank issued, and its line."""
         place = self.places.get(rank)
         return self.said[rank] if place is None else f"{self.said[rank]} at {place}"
 

@@ -200,7 +200,7 @@ class DiLoCo:
         def work_out() -> None:
             views = self._views()
             _gather([views[index] for index in part], moved)
-            np.subtract(common.values, moved, out=moved)
+            common.moved(moved)
 
         await self.pg._core.apart(_STEP_NS * moved.size, work_out)
         self._moved = moved
@@ -387,7 +387,7 @@ class DiLoCo:
     # ── what is saved ────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep beside the arrays and the state of your own optimiser: copies.
+        """The state that a checkpoint keeps beside the arrays and your own optimiser's: copies.
 
         Everything but 'feedback' is the same on all ranks.
         """

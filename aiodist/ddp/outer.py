@@ -55,8 +55,12 @@ class Common:
         self._outer = outer
 
     def moved(self, local: Array) -> Array:
-        """What a rank has moved since the last outer step: the outer gradient, a new array."""
-        return self.values - local
+        """The outer gradient: how far a rank has moved since the last outer step.
+
+        Args:
+            local: the rank's values, flat; overwritten with the gradient, and returned.
+        """
+        return np.subtract(self.values, local, out=local)
 
     def step(self, gradient: Array) -> None:
         """Do the outer step with the average of all ranks' gradients, which is overwritten."""

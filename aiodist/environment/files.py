@@ -247,7 +247,7 @@ class Folder:
         return self.stat(name).st_size
 
     def stat(self, name: str) -> os.stat_result:
-        """What the kernel says of an entry."""
+        """The kernel's facts on an entry."""
         return os.stat(name, dir_fd=self._handle, follow_symlinks=False)
 
     def rename(self, name: str, to: str) -> None:

@@ -11,7 +11,7 @@ from aiodist.errors import UsageError, shown
 
 
 class ErrorFeedback:
-    """What quantisation has left out of one tensor so far, on this rank. It is added the next time.
+    """The error that quantisation has left in one tensor so far, on this rank. It is added the next time.
 
     One for each tensor that is reduced again and again (a bucket of gradients), not shared between tensors.
     It changes only when an operation has ended well. After a change of members go on with it, or `reset` it.

@@ -75,7 +75,7 @@ def told(text: object) -> str:
 
 
 def doing(rank: RankView) -> str:
-    """What a rank does, in words: 'its event loop is blocked, for 8.1 s'."""
+    """The state of a rank in words: 'its event loop is blocked, for 8.1 s'."""
     what, since = rank.doing, rank.since
     text = what.value
     if what is Doing.waiting:

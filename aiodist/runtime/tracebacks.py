@@ -45,7 +45,7 @@ def show(kind: type[BaseException], value: BaseException, trace: TracebackType |
 
 
 def rendered(value: BaseException, trace: TracebackType | None) -> str:
-    """What is printed for an exception; it ends with a newline."""
+    """The text that is printed for an exception; it ends with a newline."""
     if isinstance(value, KeyboardInterrupt):
         return f"interrupted at {interrupted_at(value)}\n"
     errors = list(_leaves(value))

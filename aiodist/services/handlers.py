@@ -147,7 +147,7 @@ class Handlers:
         return registered or name_of(function)
 
     def unknown(self, name: str) -> str:
-        """What is said of a name that has no handler."""
+        """The text on a name that has no handler."""
         near = get_close_matches(name, self.by_name, 1)
         known = ", ".join(sorted(self.by_name)[:10])
         meant = f"did you mean {near[0]!r}?" if near else ""

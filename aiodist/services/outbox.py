@@ -110,7 +110,7 @@ class Outbox:
 
 
 class Pieces:
-    """What has come of frames that are not whole.
+    """The parts that have come of frames that are not whole.
 
     Attributes:
         bodies: by the numbers of their calls.

@@ -42,7 +42,7 @@ def _config() -> pytest.Config:
 
 
 class Inside:
-    """What of pytest is here.
+    """The parts of pytest that are here.
 
     Args:
         look: how failures are shown.

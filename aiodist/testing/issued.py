@@ -165,7 +165,7 @@ def _message(
 
 
 def _given(step: Step, laid: Any, place: Place | None) -> Any:
-    """What is passed for a tensor that is given."""
+    """The argument that is passed for a tensor."""
     if place is not None or not step.frozen:
         return laid
     if not laid.ndim and step.salt % 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from aiodist.cli.main import main
 from aiodist.testing.hosts import Hosts
+from tests.launchers.sshd import lay
 from tests.levels import MORE, few
 from tests.ports import free_port, needs_ipv6
 from tests.processes import run_to_end
@@ -146,54 +146,32 @@ def test_who_is_not_there_is_named_in_brackets(capsys: pytest.CaptureFixture[str
     assert f"node 1 of 2 did not come to [::1]:{port} within 0.2 s" in capsys.readouterr().err
 
 
-SERVER = """
-HostKey {folder}/key
-AuthorizedKeysFile {folder}/key.pub
-PidFile none
-StrictModes no
-UsePAM no
-UseDNS no
-PermitRootLogin yes
-"""
-CLIENT = """
-IdentityFile {folder}/key
-UserKnownHostsFile {folder}/known
-StrictHostKeyChecking accept-new
-LogLevel ERROR
-ConnectionAttempts 60
-"""
-
-
 @pytest.mark.slow("a real sshd on each of two hosts")
 def test_agents_that_ssh_starts_there(tmp_path: Path) -> None:
     """From one host, the other two by their addresses: by -H and by a hostfile, with and without a login."""
-    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-    if sshd is None or shutil.which("ssh-keygen") is None or os.geteuid():
-        pytest.skip("needs root, sshd and ssh")
-    Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it
-    key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")]
-    subprocess.run(key, check=True, stdin=subprocess.DEVNULL)
-    for name, text in (("server", SERVER), ("client", CLIENT)):
-        (tmp_path / name).write_text(text.format(folder=tmp_path))
+    if os.geteuid():
+        pytest.skip("needs root")
+    server = lay(tmp_path, "TEST_OF=ipv6")
+    client = f"ssh -F {tmp_path}/ssh_config -o ConnectionAttempts=60"
     servers = []
     with Hosts(3, ipv6=True) as hosts:
         launch = [*hosts.enter(0), sys.executable, "-m", "aiodist", "launch"]
-        launch += ["--ssh", f"ssh -F {tmp_path}/client", "-x", "PYTHONPATH"]
+        launch += ["--ssh", client, "-x", "PYTHONPATH"]
         first, second = (f"[{hosts.address(host)}]" for host in (1, 2))
         (tmp_path / "hostfile").write_text(f"root@{first} slots=1\n{second}:1  # the other\n")
         try:
             for host in (1, 2):
-                command = [*hosts.enter(host), sshd, "-D", "-e", "-f", str(tmp_path / "server")]
-                servers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE))
+                started = subprocess.Popen([*hosts.enter(host), *server], stdin=subprocess.DEVNULL)
+                servers.append(started)
             said = together([[*launch, "-H", f"{first}:1,root@{second}", HELLO]], [{}])
             assert ranks(said) == TWO_NODES
             told = together([[*launch, "--hostfile", str(tmp_path / "hostfile"), HELLO]], [{}])
             assert ranks(told) == TWO_NODES
-            once = ["--ssh", f"ssh -F {tmp_path}/client -p 2222 -o ConnectionAttempts=1"]
+            once = ["--ssh", f"ssh -F {tmp_path}/ssh_config -p 2222"]
             wrong = run_to_end([*launch, *once, "-H", first, HELLO], ENVIRON, 120)
             assert wrong.returncode == 1
             assert f"{first}: no ssh server listens there" in wrong.stderr, wrong.stderr
         finally:
-            for server in servers:
-                server.terminate()
-                server.communicate()
+            for started in servers:
+                started.terminate()
+                started.wait()

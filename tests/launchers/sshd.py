@@ -34,6 +34,25 @@ LogLevel ERROR
 """
 
 
+def lay(folder: Path, mark: str) -> list[str]:
+    """Write a key and the configuration of both ends into a folder → the command of a server.
+
+    Args:
+        mark: 'NAME=value', a variable of every session.
+
+    Raises:
+        unittest.SkipTest: there is no sshd.
+    """
+    server = debian("sshd", "openssh-server", "openssh-client")
+    Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it
+    key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")]
+    subprocess.run(key, check=True, stdin=subprocess.DEVNULL)
+    config = folder / "sshd_config"
+    config.write_text(_SERVER.format(folder=folder, mark=mark))
+    (folder / "ssh_config").write_text(_CLIENT.format(folder=folder))
+    return [server, "-D", "-f", str(config)]
+
+
 class Sshd:
     """The servers of some hosts.
 
@@ -44,23 +63,16 @@ class Sshd:
     """
 
     def __init__(self, folder: Path, lines: Mapping[str, Sequence[str]], mark: str) -> None:
-        server = debian("sshd", "openssh-server", "openssh-client")
         self.folder = folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it
-        key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")]
-        subprocess.run(key, check=True, stdin=subprocess.DEVNULL)
-        config = folder / "sshd_config"
-        config.write_text(_SERVER.format(folder=folder, mark=mark))
-        (folder / "ssh_config").write_text(_CLIENT.format(folder=folder))
+        server = lay(folder, mark)
         self.client = folder / "bin" / "ssh"
         self.client.parent.mkdir()
         self.client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
         self.client.chmod(0o755)
         self._servers = [
-            subprocess.Popen([*line, server, "-D", "-f", str(config)], stdin=subprocess.DEVNULL)
-            for line in lines.values()
+            subprocess.Popen([*line, *server], stdin=subprocess.DEVNULL) for line in lines.values()
         ]
         for address in lines:
             self._wait(address)

@@ -123,7 +123,7 @@ class LaunchMaker:
         return launch
 
     def to_oneself(self) -> Callable[[Task], Launch]:
-        """What makes the launches of one message on a lane of one: of its send, then of its receive.
+        """The launches of one message on a lane of one: of its send, then of its receive.
 
         The receive's is a broadcast from one array into the other. The send has nothing to call.
         """
