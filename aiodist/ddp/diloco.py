@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.ddp.arguments import listed, number
 from aiodist.ddp.outer import Common, Outer
 from aiodist.ddp.rhythm import Rhythm, parts
 from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, UsageError, shown
 from aiodist.group import ErrorFeedback, ProcessGroup
+from aiodist.group.arguments import at_least_1, integer
 from aiodist.group.quantized import codec_named
 from aiodist.kernels import copy_into
 from aiodist.tensors import renewal, view
@@ -101,21 +103,26 @@ class DiLoCo:
     ) -> None:
         if elastic:
             pg.check_rebuild()
-        if not 0 <= mix <= 1:
-            raise UsageError(f"mix must be between 0 and 1, got {shown(mix)}")
+        mix = number(mix, "mix", 0, 1)
+        every = at_least_1(sync_every, "sync_every")
+        outer = Outer(
+            number(outer_lr, "outer_lr"), number(outer_momentum, "outer_momentum", 0, 1), bool(nesterov)
+        )
         self.pg = pg
         self.steps = self.exchanges = self.repairs = 0
-        self._arrays = list(arrays)
+        self._arrays = listed(arrays, "arrays", type(self).__name__)
         self._renewals = [renewal(array) for array in self._arrays]
         views = self._views()
         self._parts = _dealt(fragments, [one.size for one in views])
-        self._rhythm = Rhythm(sync_every, len(self._parts), delay)
-        outer = Outer(outer_lr, outer_momentum, nesterov)
+        self._rhythm = Rhythm(every, len(self._parts), integer(delay, "delay"))
         self._commons = [Common(*_flat_of([views[i] for i in part]), outer) for part in self._parts]
         self._feedback = [ErrorFeedback() for _ in self._parts]
         self._codec = None if codec is None else codec_named(codec).name
         self._mix, self._elastic, self._admit, self._min_size = mix, elastic, admit, min_size
-        self._state = [view(one, writable=True, what=f"state[{i}]") for i, one in enumerate(state)]
+        self._state = [
+            view(one, writable=True, what=f"state[{i}]")
+            for i, one in enumerate(listed(state, "state", type(self).__name__))
+        ]
         shapes = [(one.dtype.name, one.shape) for one in (*views, *self._state)]
         plan = f"{shapes} {self._parts} {self._rhythm} {outer} {mix} {self._codec} {elastic} {admit}"
         self._plan = int.from_bytes(hashlib.blake2b(plan.encode(), digest_size=8).digest(), "little")
@@ -445,8 +452,8 @@ def source_of(rows: Sequence[tuple[int, ...]]) -> int | None:
 
 def _dealt(fragments: int | Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
     """The indices of each fragment's arrays."""
-    if isinstance(fragments, int):
-        return parts(sizes, fragments)
+    if not isinstance(fragments, list | tuple):
+        return parts(sizes, at_least_1(fragments, "fragments"))
     chosen = [list(part) for part in fragments]
     if sorted(index for part in chosen for index in part) != list(range(len(sizes))) or not all(chosen):
         raise UsageError(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from aiodist.ddp.arguments import listed
 from aiodist.ddp.buckets import Bucket, cap_of, digest, plan
 from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, UsageError, shown
 from aiodist.group import ErrorFeedback, ProcessGroup
@@ -89,7 +90,7 @@ class GradientSync:
         self._min_size = min_size
         if elastic:
             pg.check_rebuild()
-        tensors = _listed(arrays, "arrays")
+        tensors = listed(arrays, "arrays", "GradientSync")
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):
             value = view(tensor, writable=True, what=f"arrays[{index}]")
@@ -97,7 +98,7 @@ class GradientSync:
             self._values.append(value)
         self._state = [
             view(array, writable=True, what=f"state[{index}]")
-            for index, array in enumerate(_listed(state, "state"))
+            for index, array in enumerate(listed(state, "state", "GradientSync"))
         ]
         self._tensors = tensors
         self._buckets = plan([(v.dtype, v.size) for v in self._values], cap_nbytes)
@@ -297,12 +298,3 @@ async def _ended(works: list[Awaitable[Any]]) -> NonFiniteValues | None:
         except NonFiniteValues as error:
             bad = bad or error
     return bad
-
-
-def _listed(arrays: Any, name: str) -> list[Any]:
-    try:
-        if not hasattr(arrays, "shape"):
-            return list(arrays)
-    except Exception:  # its own errors, whatever it is
-        raise UsageError(f"{name} must be a list of arrays, got {shown(arrays)}") from None
-    raise UsageError(f"{name} is a single array", hint="Pass a list: GradientSync(pg, [weights, bias])")

@@ -24,6 +24,7 @@ from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.report import how_it_ended
 from aiodist.launch.restarts import Backoff, Cover, Mend, Scene, mend, stays
 from aiodist.launch.supervisor import (
+    FAILURE_GRACE,
     Asked,
     Away,
     Back,
@@ -43,8 +44,8 @@ from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker, ask_all
 
 logger = logging.getLogger("aiodist.launch.crew")
-_SAME_TIME = 0.5
-"""Seconds in which workers that fail of the same cause are seen to fail."""
+_SYMPTOMS_APART = 0.5
+"""Seconds in which workers that fail because of another one are seen to fail."""
 
 _LOCKED_OUT = ("RendezvousTimeout", "RendezvousError")  # a group that has ended lets nobody in
 
@@ -287,7 +288,7 @@ class Crew:
     async def _recover(self, worker: Worker, local_rank: int, ending: Ending) -> None:
         """Deal with a failure that need not end the attempt."""
         # Who fails at the same time is about to be seen: alone or all together makes a difference.
-        await self._pause(_SAME_TIME)
+        await self._pause(_SYMPTOMS_APART if ending.symptom else FAILURE_GRACE)
         choice, used = await self._choose(worker, local_rank, ending)
         elsewhere = await self._nodes.others()
         if not self._supervisor.may_return(local_rank):

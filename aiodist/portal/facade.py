@@ -375,6 +375,7 @@ class SyncProcessGroup:
 
     if TYPE_CHECKING:  # all methods are made below, at run time; these, for their parameters
         all_reduce = _sync(ProcessGroup.all_reduce)
+        all_reduce_quantized = _sync(ProcessGroup.all_reduce_quantized)
         broadcast = _sync(ProcessGroup.broadcast)
         reduce = _sync(ProcessGroup.reduce)
         all_gather = _sync(ProcessGroup.all_gather)

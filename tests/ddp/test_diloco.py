@@ -196,7 +196,14 @@ def test_another_plan_is_refused_at_the_beginning() -> None:
     [
         ({"sync_every": 5, "fragments": 2}, "no multiple of 2 fragments"),
         ({"fragments": [[0, 1]]}, "must have each of the 4 arrays"),
-        ({"mix": 2}, "mix must be between 0 and 1"),
+        ({"mix": 2}, "mix must be a number, between 0 and 1, got 2"),
+        ({"sync_every": 0}, "sync_every must be at least 1"),
+        ({"sync_every": "10"}, "sync_every must be an integer, got '10'"),
+        ({"outer_lr": "fast"}, "outer_lr must be a number, at least 0"),
+        ({"outer_momentum": 1.5}, "outer_momentum must be a number, between 0 and 1"),
+        ({"fragments": 9}, "4 arrays cannot be dealt out to 9 fragments"),
+        ({"delay": None}, "delay must be an integer"),
+        ({"state": np.ones(3)}, "state is a single array. Pass a list"),
         ({"codec": "int3"}, "codec must be"),
         ({"elastic": True}, "never change|cannot"),
     ],
@@ -212,6 +219,8 @@ def test_what_has_no_meaning_is_refused(more: dict[str, Any], match: str) -> Non
             DiLoCo(sub, weights(), **more)
         with pytest.raises(UsageError, match="LocalSGD has no outer_lr"):
             LocalSGD(pg, weights(), outer_lr=1.0)
+        with pytest.raises(UsageError, match=r"arrays is a single array. Pass a list: DiLoCo\(pg, \["):
+            DiLoCo(pg, np.ones((3, 4)))
         with pytest.raises(UsageError, match=r"pass real floating arrays"):
             DiLoCo(pg, [np.ones(3, np.int32)])
         unready = DiLoCo(pg, weights())
