@@ -21,6 +21,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+OBJECT_TAGS = 2**31
+"""The first tag of messages that are objects: apart from those of tensors."""
+
 
 class Kind(enum.IntEnum):
     """The operations that a backend carries out. Numbers are part of the protocol: append, never renumber."""

@@ -142,9 +142,6 @@ AS = "as:"
 """Text in the detail of collectives of which a call of another name is made, such as all_gather_object; the
 call follows. Their elements are acted on."""
 
-OBJECT_TAGS = 2**31
-"""The first tag of messages that are objects: apart from those of tensors."""
-
 _SEND = int(Kind.send)
 _SIGNATURE = struct.Struct("<BBBBiQQII")
 SIGNATURE_BYTES = _SIGNATURE.size

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import GroupBroken
-from aiodist.types import AS, NO_ROOT, OBJECT_TAGS, Call, Kind, Premultiplied, ReduceOp
+from aiodist.roles import OBJECT_TAGS
+from aiodist.types import AS, NO_ROOT, Call, Kind, Premultiplied, ReduceOp
 from aiodist.work import Issuer, Work
 
 Array = npt.NDArray[Any]

@@ -22,9 +22,9 @@ from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
 from aiodist.group.requests import Request, internal, source_rank
-from aiodist.roles import ROLES, Parts
+from aiodist.roles import OBJECT_TAGS, ROLES, Parts
 from aiodist.timeouts import Timeout
-from aiodist.types import AS, NO_ROOT, OBJECT_TAGS, Kind
+from aiodist.types import AS, NO_ROOT, Kind
 from aiodist.wire.objects import decode, encode
 from aiodist.work import Work
 

@@ -7,8 +7,8 @@ import os
 from aiodist.observe.figures import size, span
 from aiodist.observe.view import Doing, RankView
 from aiodist.recorder.reading import Line, Record
+from aiodist.roles import OBJECT_TAGS
 from aiodist.sanitize import one_line
-from aiodist.types import OBJECT_TAGS
 
 _LONGEST = 120  # characters of a name that a rank told
 _LONGEST_PATH = 60  # of a file, and of a function

@@ -109,6 +109,8 @@ def test_no_such_job(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_that_look_start_without_numpy() -> None:
     code = (
         "import sys; from aiodist.cli import explain, jobs, metrics, stacks, top, trace; jobs.main([]);"
-        "import aiodist.observe.source, aiodist.observe.ask; sys.exit('numpy' in sys.modules)"
+        # What they need where there is a job:
+        "import aiodist.observe.source, aiodist.observe.ask, aiodist.observe.summary;"
+        "import aiodist.observe.rank_lines, aiodist.observe.verdict; sys.exit('numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -25,10 +25,11 @@ from aiodist.control.messages import Say
 from aiodist.errors import RendezvousError, Tampered, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.rendezvous import StoreServer, TcpStore
+from aiodist.roles import OBJECT_TAGS
 from aiodist.testing import run_cluster
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import SocketEndpoint
-from aiodist.types import AS, NO_ROOT, OBJECT_TAGS, Call, Kind
+from aiodist.types import AS, NO_ROOT, Call, Kind
 from aiodist.wire import seal
 from aiodist.wire.frame import Type, pack
 from aiodist.wire.messages import Encoder

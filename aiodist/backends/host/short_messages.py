@@ -23,9 +23,9 @@ from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.messages import ANY, Messages
 from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.recorder import Sort
-from aiodist.roles import Kind
+from aiodist.roles import OBJECT_TAGS, Kind
 from aiodist.transport import EAGER_MESSAGE, Incoming, Outgoing
-from aiodist.types import AS, DTYPE_CODES, NUMBER_AT, OBJECT_TAGS, Call, message_signature
+from aiodist.types import AS, DTYPE_CODES, NUMBER_AT, Call, message_signature
 from aiodist.wire.frame import SEQ_AT, SIGNATURE_AT, pack_eager
 from aiodist.work import Issuer, Work
 
