@@ -69,7 +69,7 @@ async def rank(options: argparse.Namespace) -> None:
             for way in WAYS:
                 values = tensor.copy()
                 await pg.barrier()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
                 before, began = _sent(), time.perf_counter()
                 await _reduce(pg, way, values)
                 seconds = time.perf_counter() - began

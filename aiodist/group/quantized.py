@@ -43,6 +43,9 @@ _SINGLE = np.dtype(np.float32)
 USUAL_BLOCK = {8: 1024, 4: 128}
 """Elements of a block, by bits: its scale adds 0.4 % to 8 bits, and 6 % to 4 bits."""
 
+MOST_KEPT = 64 << 20
+"""Bytes of rooms that a group keeps."""
+
 ENCODE_NS, DECODE_NS = 2.0, 0.8
 """Nanoseconds of an element, with what is left out; measured on one core of an AMD EPYC (Zen 4)."""
 
@@ -56,6 +59,7 @@ class Quantized:
 
     def __init__(self, core: GroupCore) -> None:
         self._core = core
+        self._rooms = Rooms()
 
     def all_reduce(
         self,
@@ -75,7 +79,7 @@ class Quantized:
         _check(asked)
         limit = core.limit(timeout)
         core.check_here()
-        run = Run(core, asked, codec, feedback, keep_non_finite, agree_on, limit)
+        run = Run(core, asked, codec, feedback, keep_non_finite, agree_on, limit, self._rooms)
         core.batches.begin()
         numbers = [core.reserve(part=bool(step)) for step in range(2 * len(run.pieces))]
         dtype, shape = asked.agreed
@@ -129,6 +133,7 @@ class Run:
         keep: values that are not finite are part of the result.
         agree_on: what else ranks must agree on.
         limit: seconds, of each step.
+        rooms: where memory for encoded bytes is taken from, and given back to.
 
     Raises:
         UsageError: there is no memory, or the feedback is of another tensor, or in use.
@@ -143,6 +148,7 @@ class Run:
         keep: bool,
         agree_on: str,
         limit: float,
+        rooms: Rooms,
     ) -> None:
         self._core, self._asked, self._codec, self._keep = core, asked, codec, keep
         self._limit, self._feedback = limit, feedback
@@ -156,7 +162,8 @@ class Run:
         self.detail = f"{AS}all_reduce_quantized({', '.join(filter(None, words))})"
         try:
             self._left = None if feedback is None else feedback.prepare(shape)
-            self._room = [self._make(piece) for piece in self.pieces]
+            self._rooms = rooms
+            self._room = rooms.take(self.pieces) or [self._make(piece) for piece in self.pieces]
         except MemoryError:
             raise UsageError(
                 f"no memory to reduce {count} quantised elements: it takes about {3 * count} bytes",
@@ -210,6 +217,7 @@ class Run:
             await self._apart(DECODE_NS * self._count(), self._decode)
             if self._feedback is not None:
                 self._feedback.turn()
+            self._rooms.give_back(self.pieces, self._room)
             result, convert = self._asked.result, self._asked.convert
             return result if convert is None else convert(result)
         finally:
@@ -337,13 +345,32 @@ class Run:
             quiet.run(copy_into, target, whole.reshape(target.shape).astype(target.dtype))
 
 
+class Rooms:
+    """Memory of operations that have ended, for the next ones like them: to have it made anew each time costs
+    as much as encoding into it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Piece, ...], list[_Room]] = {}
+
+    def take(self, pieces: tuple[Piece, ...]) -> list[_Room] | None:
+        """The rooms of an operation with the same pieces; None: there are none."""
+        return self._kept.pop(pieces, None)
+
+    def give_back(self, pieces: tuple[Piece, ...], rooms: list[_Room]) -> None:
+        """Keep the rooms of an operation that has ended well; the oldest go beyond `MOST_KEPT` bytes."""
+        self._kept[pieces] = rooms
+        while sum(room.nbytes for kept in self._kept.values() for room in kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+
 class _Room:
     """The encoded bytes of one piece: for the others, from the others, this rank's sum, and all sums."""
 
-    __slots__ = ("all", "given", "got", "summed")
+    __slots__ = ("all", "given", "got", "nbytes", "summed")
 
     def __init__(self, given: Array, got: Array, summed: Array, all_: Array) -> None:
         self.given, self.got, self.summed, self.all = given, got, summed, all_
+        self.nbytes = given.size + got.size + summed.size + all_.size
 
 
 def _flat(array: Array, part: slice) -> Array:

@@ -276,3 +276,33 @@ def test_one_that_is_never_awaited_is_shown_at_its_line() -> None:
     for error in caught.value.exceptions:
         assert isinstance(error, dist.ForgottenAwait)
         assert "all_reduce_quantized at " in str(error) and "test_quantized.py:" in str(error)
+
+
+def test_operations_that_are_under_way_together_share_no_memory_and_later_ones_use_it_again() -> None:
+    async def part(pg: ProcessGroup) -> Any:
+        def tensor(number: int) -> Any:
+            return given_by(pg.rank + 10 * number, 500)
+
+        works = [pg.all_reduce_quantized(tensor(number), async_op=True) for number in range(3)]
+        first = [await work for work in works]
+        rooms = pg._quantized._rooms
+        (kept,) = rooms._kept.values()
+        again = [await pg.all_reduce_quantized(tensor(number)) for number in range(3)]
+        (still,) = rooms._kept.values()
+        assert still is kept
+        return [one.tobytes() for one in first], [one.tobytes() for one in again]
+
+    for first, again in on_all(2, part):
+        assert first == again and len(set(first)) == 3
+
+
+def test_kept_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodist.group.quantized.MOST_KEPT", 5000)
+
+    async def part(pg: ProcessGroup) -> list[int]:
+        for count in (1000, 1010, 1020, 1030, 9000):
+            await pg.all_reduce_quantized(given_by(pg.rank, count))
+        return [sum(room.nbytes for room in kept) for kept in pg._quantized._rooms._kept.values()]
+
+    for kept in on_all(2, part):
+        assert sum(kept) <= 5000
