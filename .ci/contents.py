@@ -40,7 +40,8 @@ def check(path: Path) -> bool:
     with tarfile.open(path) as archive:
         names = {name.name.partition("/")[2] for name in archive.getmembers() if name.isfile()}
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    return compare(path.name, names - ADDED, tracked(*included) - ADDED)
+    folders = [pattern.removeprefix("/") for pattern in included]  # '/': of the root, and of no other folder
+    return compare(path.name, names - ADDED, tracked(*folders) - ADDED)
 
 
 if __name__ == "__main__":
