@@ -500,19 +500,20 @@ class Track:
         sort = self._sorts[key] = self._recorder.new_sort(self, self._group, [op, *told])
         return sort
 
-    def note(self, sort: Sort, number: int, frame: FrameType) -> Entry:
+    def note(self, sort: Sort, number: int, frame: FrameType, at: float = 0.0) -> Entry:
         """Write down an operation that is being issued.
 
         Args:
             sort: of this group's.
             number: the operation's.
             frame: one that the program's line has called, or its own.
+            at: the time; 0.0: now. No operation was noted since.
         """
         try:
             line = self.known[id(frame.f_code)][frame.f_lasti]
         except KeyError:
             line = self.lines.find(frame)
-        entry = (sort, number, line, self._clock())  # as `note_line`, written out
+        entry = (sort, number, line, at or self._clock())  # as `note_line`, written out
         self.keep(entry)
         return entry
 
