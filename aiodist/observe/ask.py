@@ -10,13 +10,12 @@ from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import Any
 
-from aiodist.environment.files import Folder
 from aiodist.observe.fault import catches, parse, send
 from aiodist.observe.frames import beside, telling
 from aiodist.observe.host import host_name
 from aiodist.observe.question import put, put_before
 from aiodist.observe.view import Doing, RankView, Stacks
-from aiodist.shm.records import FAULT, STACKS, Name, is_alive, name_of, open_folder
+from aiodist.shm.records import FAULT, STACKS, Folders, Name, is_alive, name_of, open_folder
 
 PATIENCE = 1.5
 """Seconds to wait for an answer: processes look for questions ten times a second."""
@@ -72,7 +71,7 @@ class _Asked:
         name: of its recorder's file.
     """
 
-    def __init__(self, folder: Folder, view: RankView, name: Name) -> None:
+    def __init__(self, folder: Folders, view: RankView, name: Name) -> None:
         self.view = view
         self._folder = folder
         self._name = str(name)

@@ -41,7 +41,7 @@ _ADVICE = {
     "unreceived": "Post the matching recv (same peer, tag and group), or drop the send.",
     "unsent": "Post the matching send (same peer, tag and group), or drop the recv.",
     "moving": "All are there and data moves: the network between them is slow, or a peer reads slowly.",
-    "unseen": "Nothing is seen of it from here: look on its host, by 'aiodist stacks'.",
+    "unseen": "Look on its host, by 'aiodist stacks'. On this host, its log says why it keeps no record.",
     "slow link": "Look at the network between the two hosts: its rate, its losses, other traffic.",
     "straggler": "It computes for longer than the others: look at its data, its host and its clock rate.",
 }

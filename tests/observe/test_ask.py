@@ -98,6 +98,18 @@ def test_an_interpreter_that_is_held(start: Start, what: str) -> None:
     assert process.poll() is None
 
 
+def test_a_call_in_c_is_not_interrupted_where_the_watching_thread_is_not_known(start: Start) -> None:
+    """As it is in the first moments of a process. `pause` would return, and the process end."""
+    process = start("held")
+    view = seen(process, Doing.held)
+    about = {name: value for name, value in view.recording.about.items() if name != "watcher"}
+    for _ in range(2):
+        (told,) = ask([replace(view, recording=replace(view.recording, about=about))], PATIENCE)
+        assert told.stacks is not None and told.stacks.by_signal
+    assert process.poll() is None
+    assert seen(process).doing is Doing.held
+
+
 def test_one_that_is_stopped_is_not_asked(start: Start) -> None:
     process = start("tasks")
     os.kill(process.pid, signal.SIGSTOP)
@@ -168,5 +180,6 @@ def test_an_answer_that_is_broken(start: Start) -> None:
 
 
 def test_nobody_records_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "SHARED_MEMORY", tmp_path / "missing")
+    for place in ("SHARED_MEMORY", "ELSEWHERE"):
+        monkeypatch.setattr(records, place, tmp_path / "missing")
     assert ask([]) == []
