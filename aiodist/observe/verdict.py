@@ -359,12 +359,13 @@ def _branch(record: Record, rank: int, ranks: dict[int, RankView]) -> str:
         others = [order[number] for order in issued.values() if number in order]
         if 2 * len(others) <= len(record.group.ranks) - 1 or not others:
             continue
-        ways = Counter((one.op, one.line) for one in others)
+        ways = Counter((one.called or one.op, one.line) for one in others)
         (op, where), count = ways.most_common(1)[0]
         mine = own[number]
-        if 2 * count > len(others) and (mine.op, mine.line) != (op, where):
+        own_op = mine.called or mine.op
+        if 2 * count > len(others) and (own_op, mine.line) != (op, where):
             return (
-                f"it differs from the others from #{number}: it issued {mine.op} at "
+                f"it differs from the others from #{words.nth(mine)}: it issued {words.told(own_op)} at "
                 f"{words.place(mine.line) or '?'}, {count} of the others {op} at {words.place(where) or '?'}"
             )
     return ""

@@ -97,7 +97,7 @@ class Memory:
                 wrong.append(f"{path}: {error.strerror or error}")
         self.name = ""
         _log.warning(
-            "nobody else sees what this process does ('aiodist top', the other ranks' verdicts): it can write "
+            "nobody else sees what this process does ('aiodist top', the verdicts of ranks): it can write "
             "its record neither to %s. Make room in one of these, or make it this user's alone (chmod 700)",
             ", nor to ".join(wrong),
         )
