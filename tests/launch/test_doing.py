@@ -66,11 +66,11 @@ def test_a_rank_of_another_node_that_others_waited_for(tmp_path: Path) -> None:
     """Nobody of its own node has failed when the job ends."""
     program = tmp_path / "late_job.py"
     program.write_text(LATE)
-    port = free_port()
+    run = [sys.executable, "-m", "aiodist", "run", "--nnodes=2", "--nproc-per-node=1"]
+    run += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     agents = [
         subprocess.Popen(
-            [sys.executable, "-m", "aiodist", "run", "--nnodes=2", "--nproc-per-node=1"]
-            + [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}", str(program)],
+            [*run, f"--node-rank={node}", str(program)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
