@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from aiodist.observe.fault import catches, parse, send
-from aiodist.observe.frames import beside, telling
+from aiodist.observe.frames import Call, beside, telling
 from aiodist.observe.host import host_name
 from aiodist.observe.question import put, put_before
 from aiodist.observe.view import Doing, RankView, Stacks
@@ -127,7 +127,9 @@ class _Asked:
         if not threads:
             return None
         wanted = _number(self.view.recording.about.get("thread"))
-        calls = {one.thread: one.calls for one in threads}
+        calls: dict[int, list[Call]] = {}
+        for one in threads:  # the first is whole; others may ask, too, and the last is being written
+            calls.setdefault(one.thread, one.calls)
         first = calls.pop(wanted, [])
         return Stacks(telling(first), by_signal=True, others=beside(calls))
 
