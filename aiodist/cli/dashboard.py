@@ -42,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(list(argv))
     need_aiohttp("dashboard")
     from aiodist.dashboard.run import Options, check, serve
+    from aiodist.observe.host import check_records
 
+    check_records()
     options = Options(
         *(args.job, plain_host(args.host, "--host"), args.port, args.allow_insecure, args.metrics_token_file),
         after=tuning(os.environ).stall_after,

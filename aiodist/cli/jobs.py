@@ -23,9 +23,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for machines")
     args = parser.parse_args(list(argv))
     from aiodist.observe.choice import short_keys
-    from aiodist.observe.host import look_at_jobs
+    from aiodist.observe.host import check_records, look_at_jobs
     from aiodist.observe.summary import summary
 
+    check_records()
     jobs = look_at_jobs()
     keys = short_keys(jobs)
     found = [summary(None, job) for job in jobs]

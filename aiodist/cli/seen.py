@@ -40,12 +40,13 @@ def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False
         stacks: whether the ranks of other hosts are to say what they do.
 
     Raises:
-        UsageError: there is none, or several could be meant.
+        UsageError: there is none, or several could be meant; or this host's records cannot be read.
     """
     from aiodist.observe.choice import pick
-    from aiodist.observe.host import look_at_jobs
+    from aiodist.observe.host import check_records, look_at_jobs
     from aiodist.observe.source import FEW, whole
 
+    check_records()
     few = FEW if most is None else most
     job, note = asyncio.run(whole(pick(look_at_jobs(), wanted), os.environ, most=few, stacks=stacks))
     if note:

@@ -66,8 +66,10 @@ def _is_live(args: Namespace) -> bool:
 
 async def _show(args: Namespace) -> int:
     from aiodist.observe.choice import pick
+    from aiodist.observe.host import check_records
     from aiodist.observe.source import HostSource, source_of
 
+    check_records()
     if _is_live(args):
         return await _live(args.job, args.every)
     source: Source = HostSource()

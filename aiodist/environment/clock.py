@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 
@@ -16,5 +17,11 @@ def clock_id() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.stat("/proc/self/ns/time").st_ino
     except OSError:  # no Linux, or one that knows no time namespaces
-        return f"process {os.getpid()}"
+        return _own()
     return f"{boot} {space}"
+
+
+@cache
+def _own() -> str:
+    """A name that no other process has, whatever its id is in a container; a forked child keeps the clock."""
+    return f"process {os.getpid()} {os.urandom(8).hex()}"

@@ -108,6 +108,7 @@ class GroupCore:
         self.short_messages: ShortMessages | None = None
         self._closer = closer
         self._track = recorder.track(roster.name, roster.epoch, roster.ranks, roster.context)
+        self._track.parts = self.numbers.parts_before
         self.issuer = Issuer(loop, self._track, self.failures)
         self.issuer.number = self.numbers.of_user
         self._quiet = False  # the Works have failed: nothing touches their buffers

@@ -28,8 +28,7 @@ class Numbers:
     issued: int = 0
     unbegun: set[int] = field(default_factory=set)
     _counts: dict[Hashable, int] = field(default_factory=dict)
-    _parts: list[int] = field(default_factory=list)  # numbers of further steps, the last ones
-    _earlier: int = 0  # such numbers that are not kept
+    _parts: tuple[int, list[int]] = field(default_factory=lambda: (0, []))  # see `note_part`
 
     def issue(self) -> int:
         """Take the number of a collective that begins now."""
@@ -45,14 +44,19 @@ class Numbers:
 
     def note_part(self, seq: int) -> None:
         """Note that the number taken last belongs to the call that took the one before it."""
-        if len(self._parts) >= 2 * _KEPT:
-            self._parts = self._parts[_KEPT:]
-            self._earlier += _KEPT
-        self._parts.append(seq)
+        before, last = self._parts
+        if len(last) >= 2 * _KEPT:
+            before, last = self._parts = before + _KEPT, last[_KEPT:]
+        last.append(seq)
+
+    def parts_before(self, seq: int) -> int:
+        """How many numbers up to this one are further steps of calls. From any thread."""
+        before, last = self._parts
+        return before + bisect_right(last, seq)
 
     def of_user(self, seq: int) -> int:
         """The place among the user's calls of the call that has a number: one may have taken several."""
-        return seq - self._earlier - bisect_right(self._parts, seq)
+        return seq - self.parts_before(seq)
 
     def hold(self, seq: int) -> None:
         """Note that the collective of a number that was taken begins later."""

@@ -31,7 +31,10 @@ from aiodist.timeouts import Timeout
 from aiodist.types import NO_ROOT, Kind, ReduceOp
 from aiodist.work import Work
 
-_ALL_REDUCE = Kind.all_reduce
+# In Python 3.11 a member of an enum takes 0.1 µs wherever it is named.
+_ALL_REDUCE, _BROADCAST, _REDUCE, _BARRIER = Kind.all_reduce, Kind.broadcast, Kind.reduce, Kind.barrier
+_ALL_GATHER, _GATHER, _SCATTER = Kind.all_gather, Kind.gather, Kind.scatter
+_REDUCE_SCATTER, _ALL_TO_ALL = Kind.reduce_scatter, Kind.all_to_all
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -146,7 +149,7 @@ class ProcessGroup:
             started = short.start(_ALL_REDUCE, tensor, out, async_op, op)
             if started is not None:
                 return started
-        return core.issue(request(Kind.all_reduce, self._roster, tensor, out, op=op), timeout, async_op)
+        return core.issue(request(_ALL_REDUCE, self._roster, tensor, out, op=op), timeout, async_op)
 
     def all_reduce_quantized(
         self,
@@ -198,7 +201,7 @@ class ProcessGroup:
         Returns:
             → `tensor`.
         """
-        return self._collective(Kind.broadcast, tensor, None, timeout, async_op, root=src)
+        return self._collective(_BROADCAST, tensor, None, timeout, async_op, root=src)
 
     def reduce(
         self,
@@ -222,7 +225,7 @@ class ProcessGroup:
         Returns:
             → `tensor` or `out` on `dst`, None elsewhere.
         """
-        return self._collective(Kind.reduce, tensor, out, timeout, async_op, op, dst)
+        return self._collective(_REDUCE, tensor, out, timeout, async_op, op, dst)
 
     def all_gather(
         self,
@@ -245,7 +248,7 @@ class ProcessGroup:
             → array of shape `(size, *tensor.shape)`; row r is rank r's tensor. With `sizes`, all ranks' rows
             one after the other: `(sum(sizes), *tensor.shape[1:])`.
         """
-        return self._collective(Kind.all_gather, tensor, out, timeout, async_op, sizes=sizes)
+        return self._collective(_ALL_GATHER, tensor, out, timeout, async_op, sizes=sizes)
 
     def reduce_scatter(
         self,
@@ -269,7 +272,7 @@ class ProcessGroup:
         Returns:
             → this rank's part of the reduction.
         """
-        return self._collective(Kind.reduce_scatter, tensor, out, timeout, async_op, op, sizes=sizes)
+        return self._collective(_REDUCE_SCATTER, tensor, out, timeout, async_op, op, sizes=sizes)
 
     def gather(
         self, tensor: Any, dst: int = 0, out: Any = None, *, timeout: Timeout = None, async_op: bool = False
@@ -285,7 +288,7 @@ class ProcessGroup:
         Returns:
             → on `dst`, array of shape `(size, *tensor.shape)`; None elsewhere.
         """
-        return self._collective(Kind.gather, tensor, out, timeout, async_op, root=dst)
+        return self._collective(_GATHER, tensor, out, timeout, async_op, root=dst)
 
     def scatter(
         self, out: Any, tensor: Any = None, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
@@ -301,7 +304,7 @@ class ProcessGroup:
         Returns:
             → `out`.
         """
-        return self._collective(Kind.scatter, tensor, out, timeout, async_op, root=src)
+        return self._collective(_SCATTER, tensor, out, timeout, async_op, root=src)
 
     def all_to_all(
         self,
@@ -327,7 +330,7 @@ class ProcessGroup:
             → array of the parts that came, in rank order.
         """
         if in_splits is None and out_splits is None:
-            started = self._short_way(Kind.all_to_all, tensor, out, timeout, async_op, depth=2)
+            started = self._short_way(_ALL_TO_ALL, tensor, out, timeout, async_op, depth=2)
             if started is not None:
                 return started
         asked = exchange(self._roster, tensor, out, in_splits, out_splits)
@@ -345,7 +348,7 @@ class ProcessGroup:
             started = short.barrier(async_op)
             if started is not None:
                 return started
-        return core.issue(request(Kind.barrier, self._roster), timeout, async_op)
+        return core.issue(request(_BARRIER, self._roster), timeout, async_op)
 
     def monitored_barrier(
         self, timeout: Timeout = None, wait_all_ranks: bool = False, *, async_op: bool = False
@@ -395,7 +398,7 @@ class ProcessGroup:
         short = core.short
         if short is None or timeout is not None or core.batches.open:
             return None
-        lead, other = (out, tensor) if kind is Kind.scatter else (tensor, out)
+        lead, other = (out, tensor) if kind is _SCATTER else (tensor, out)
         return short.start(kind, lead, other, async_op, 0 if op is None else op, root, depth)
 
     # ── messages between two ranks ───────────────────────────────────────────────────────────────────

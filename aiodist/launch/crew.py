@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any
 
 from aiodist.errors import UsageError
 from aiodist.launch.doing import doing
-from aiodist.launch.nodes.messages import Elastic
+from aiodist.launch.nodes.messages import FAILURE, Elastic, failure, late_in
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.report import how_it_ended
 from aiodist.launch.restarts import Backoff, Cover, Mend, Scene, mend, stays
@@ -133,7 +133,8 @@ class Crew:
             worker.forward(signum)
 
     def trouble_elsewhere(self, why: str) -> None:
-        """End the attempt because of another node: 'failure', 'stop', 'interrupt', or 'regroup'."""
+        """End the attempt because of another node: why, as in the alarm."""
+        late = late_in(why)
         if self._supervisor.alive and not self._supervisor.stopping and why != "regroup":
             lost = set(self._nodes.lost) - set(self._spared)
             why_ended = lost_nodes(lost) if lost else "the job ends because of another node"
@@ -142,7 +143,8 @@ class Crew:
                 self._context.say(why_ended)
         self._quiet = self._quiet or why == "regroup"
         self._halt.set()
-        self._handle(Elsewhere(why != "failure", why == "interrupt"))
+        self._ask(late)
+        self._handle(Elsewhere(why != FAILURE and not late, why == "interrupt", symptom=bool(late)))
 
     def missed(self, lost: tuple[int, ...]) -> None:
         """Note that these nodes are lost, all so far."""
@@ -178,15 +180,19 @@ class Crew:
                 case Over():
                     self._over.set()
 
-    def _trouble(self) -> None:
-        """Deal with the first trouble here that ends the attempt: take our turn among the nodes."""
+    def _trouble(self, late: Collection[int] = ()) -> None:
+        """Deal with the first trouble here that ends the attempt: take our turn among the nodes.
+
+        Args:
+            late: the ranks that others had waited for.
+        """
         self._halt.set()
         if self._turn is None:
-            self._turn = self._loop.create_task(self._tell_the_others())
+            self._turn = self._loop.create_task(self._tell_the_others(late))
 
-    async def _tell_the_others(self) -> int:
+    async def _tell_the_others(self, late: Collection[int]) -> int:
         turn = await self._nodes.take_turn()
-        await (self._nodes.stop(self.signum) if self.signum else self._nodes.alarm())
+        await (self._nodes.stop(self.signum) if self.signum else self._nodes.alarm(failure(late)))
         return turn
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -245,7 +251,7 @@ class Crew:
         """Record a worker that is not started again."""
         self._announce(ending, "")
         if ending.failed:
-            self._trouble()
+            self._trouble(ending.late)
             self._ask(ending.late)
         self._handle(Ended(ending.local_rank, ending.failed, ending.symptom))
         if ending.code == 0 and self._config.max_restarts and not self._supervisor.stopping:

@@ -60,10 +60,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The failure or loss of another node's part; `stopped`: the operator ends it, `interrupt`: by SIGINT."""
+    """The failure or loss of another node's part.
+
+    Args:
+        stopped: the operator ends it; interrupt: by SIGINT.
+        symptom: it failed because of another rank.
+    """
 
     stopped: bool = False
     interrupt: bool = False
+    symptom: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,9 +195,11 @@ class Supervisor:
                 self._asked_elsewhere = False
             case Asked(signum):
                 return self._go(Cause.SIGNAL, now, interrupt=signum == signal.SIGINT)
-            case Elsewhere(stopped, interrupt):
+            case Elsewhere(stopped, interrupt, symptom):
+                grace = SYMPTOM_GRACE if symptom else FAILURE_GRACE
                 self._asked_elsewhere = self._asked_elsewhere or (stopped and not self.stopping)
-                return self._go(Cause.STOP if stopped else Cause.FAILURE, now, interrupt=interrupt)
+                cause = Cause.STOP if stopped else Cause.FAILURE
+                return self._go(cause, now, grace=grace, interrupt=interrupt)
             case Tick() if self._until is not None and now >= self._until:
                 return self._go(Cause.TIME, now)
         return []

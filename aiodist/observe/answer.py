@@ -14,13 +14,12 @@ import threading
 from collections import deque
 from typing import Any
 
-from aiodist.environment.files import Folder
 from aiodist.observe.fault import FaultFile
 from aiodist.observe.frames import stacks
 from aiodist.observe.question import Mark, take
 from aiodist.observe.tasks import task_lines
 from aiodist.recorder import Recorder
-from aiodist.shm.records import STACKS, open_folder
+from aiodist.shm.records import STACKS, Folders, open_folder
 
 _KEPT = 16
 """Questions that an answer tells of, the last ones: who has asked before reads the later answer, too."""
@@ -33,7 +32,7 @@ class Answerer:
 
     Args:
         recorder: this rank's.
-        name: of the recorder's file.
+        name: of the recorder's file; '': it has none, and nobody can ask.
         loop: whose tasks are told; None: of none.
         thread: the loop's (`threading.get_ident`).
     """
@@ -48,9 +47,10 @@ class Answerer:
         self._watcher = 0
         self._fault = FaultFile(name)
         self._questions: deque[Mark] = deque(maxlen=_KEPT)
-        self._folder: Folder | None = None
-        with contextlib.suppress(OSError):  # nobody can ask then
-            self._folder = open_folder()
+        self._folder: Folders | None = None
+        if name:
+            with contextlib.suppress(OSError):  # nobody can ask then
+                self._folder = open_folder()
         recorder.tell(signal=self._fault.signal, thread=thread)
 
     def look(self) -> None:
@@ -75,7 +75,7 @@ class Answerer:
             self._folder.close()
             self._folder = None
 
-    def _answer(self, folder: Folder) -> None:
+    def _answer(self, folder: Folders) -> None:
         own, others = stacks(self._thread)
         tasks = task_lines(self._loop) if self._loop is not None else ()
         told: dict[str, Any] = {

@@ -10,13 +10,12 @@ from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import Any
 
-from aiodist.environment.files import Folder
 from aiodist.observe.fault import catches, parse, send
-from aiodist.observe.frames import beside, telling
+from aiodist.observe.frames import Call, beside, telling
 from aiodist.observe.host import host_name
 from aiodist.observe.question import put, put_before
 from aiodist.observe.view import Doing, RankView, Stacks
-from aiodist.shm.records import FAULT, STACKS, Name, is_alive, name_of, open_folder
+from aiodist.shm.records import FAULT, STACKS, Folders, Name, is_alive, name_of, open_folder
 
 PATIENCE = 1.5
 """Seconds to wait for an answer: processes look for questions ten times a second."""
@@ -72,7 +71,7 @@ class _Asked:
         name: of its recorder's file.
     """
 
-    def __init__(self, folder: Folder, view: RankView, name: Name) -> None:
+    def __init__(self, folder: Folders, view: RankView, name: Name) -> None:
         self.view = view
         self._folder = folder
         self._name = str(name)
@@ -128,7 +127,9 @@ class _Asked:
         if not threads:
             return None
         wanted = _number(self.view.recording.about.get("thread"))
-        calls = {one.thread: one.calls for one in threads}
+        calls: dict[int, list[Call]] = {}
+        for one in threads:  # the first is whole; others may ask, too, and the last is being written
+            calls.setdefault(one.thread, one.calls)
         first = calls.pop(wanted, [])
         return Stacks(telling(first), by_signal=True, others=beside(calls))
 

@@ -73,7 +73,7 @@ def align(reference: Hashable, pairs: Iterable[Pair]) -> dict[Hashable, Shift]:
 def clock_of(rank: RankView) -> Hashable:
     """The name of the clock that a rank reads; where it tells none, it shares it with nobody."""
     told = rank.recording.about.get("clock")
-    return told if isinstance(told, str) else (rank.host, rank.recording.pid)
+    return told if isinstance(told, str) else rank.identity  # processes of two containers may have one id
 
 
 def place(job: JobView) -> JobView:

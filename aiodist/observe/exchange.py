@@ -142,10 +142,16 @@ class Exchange:
         views = look(self._key)
         return pack(self._ask(views) if stacks else views, most)
 
-    def gather(self, views: list[RankView]) -> list[RankView]:
-        """Add what other hosts show, where the loop turns. It blocks, for some seconds at most."""
+    def gather(self, views: list[RankView], most: int = MOST, *, stacks: bool = True) -> list[RankView]:
+        """Add what other hosts show, where the loop turns. It blocks, for some seconds at most.
+
+        Args:
+            views: of this host.
+            most: operations of each rank that are wanted.
+            stacks: whether the ranks are to say what they do.
+        """
         size = max(view.recording.size for view in views)
-        asking = gather(self._store(), size, views, most=MOST, stacks=True)
+        asking = gather(self._store(), size, views, most=most, stacks=stacks)
         future = asyncio.run_coroutine_threadsafe(asking, self._loop)
         try:
             return future.result(2 * PATIENCE)

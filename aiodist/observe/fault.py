@@ -33,7 +33,7 @@ class FaultFile:
     """The file, and the signal at which this process writes into it. A forked child has none.
 
     Args:
-        name: of the recorder's file.
+        name: of the recorder's file; '': it has none.
 
     Attributes:
         signal: its number; 0 where there is none to be had.
@@ -42,7 +42,7 @@ class FaultFile:
     def __init__(self, name: str) -> None:
         self._handle = -1
         self.signal = 0
-        free = _free_signal()
+        free = _free_signal() if name else 0
         if free:
             try:
                 with open_folder() as folder:
@@ -94,14 +94,28 @@ def catches(pid: int, number: int) -> bool:
 
 
 def send(pid: int, thread: int, number: int) -> None:
-    """Send a signal to a thread of a process; where that thread has gone, to the process.
+    """Send a signal to a thread of a process; where that thread has gone, to another one, and to the main
+    thread only if there is no other.
+
+    Args:
+        thread: its number in the kernel; 0: not known.
 
     Raises:
         OSError: the process has gone, or is another user's.
     """
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
-    if not thread or tgkill is None or tgkill(pid, thread, number):
-        os.kill(pid, number)
+    for one in filter(None, [thread, *_others(pid)]):
+        if tgkill is not None and not tgkill(pid, one, number):
+            return
+    os.kill(pid, number)
+
+
+def _others(pid: int) -> list[int]:
+    """The threads of a process but for its main one."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]
+    except FileNotFoundError:
+        return []
 
 
 class Thread(NamedTuple):

@@ -60,6 +60,7 @@ class History:
         """
         found: list[Entry] = []
         views = {_identity(view): view for view in job.ranks}
+        views |= {one: view for view in job.past if (one := _identity(view)) in self._members}
         epoch = max((view.recording.epoch for view in job.ranks), default=self._epoch)
         fresh = [view for one, view in views.items() if one not in self._members]
         hosts = _by_host(fresh)
@@ -87,9 +88,9 @@ class History:
             words = {"gone": "has gone", "died": "has ended without leaving", "left": "has left"}[kind]
             many = words.replace("has", "have", 1) if len(ranks) > 1 else words
             found.append(Entry(at, kind, f"{name_ranks(sorted(ranks))} on {host} {many}"))
+        found += self._events(views.values())
         for one, view in views.items():
             self._members[one] = _Member(view.rank, view.doing)
-        found += self._events(job.ranks)
         self._entries.extend(sorted(found, key=lambda entry: entry.at))
 
     def _events(self, views: Iterable[RankView]) -> Iterable[Entry]:
@@ -98,8 +99,12 @@ class History:
             known = self._told.get(_identity(view), 0)
             if len(events) > known:
                 self._told[_identity(view)] = len(events)
+                before = self._members.get(_identity(view))
+                who = f"rank {view.rank}"
+                if before is not None and before.rank != view.rank:  # the event may be why
+                    who = f"rank {before.rank}, now {who}"
                 for event in events[known:]:
-                    yield Entry(view.recording.offset + event.at, "event", f"rank {view.rank}: {event.text}")
+                    yield Entry(view.recording.offset + event.at, "event", f"{who}: {event.text}")
 
 
 def _identity(view: RankView) -> tuple[str, int, float]:

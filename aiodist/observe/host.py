@@ -11,6 +11,7 @@ from pathlib import Path
 from aiodist.environment.clock import clock_id
 from aiodist.environment.pids import pid_space, proc_is_ours
 from aiodist.environment.user import is_me
+from aiodist.errors import UsageError
 from aiodist.observe.view import JobView, RankView, jobs
 from aiodist.recorder import Recording
 from aiodist.recorder.layout import RING_PLACES
@@ -47,6 +48,23 @@ def look(job: str | None = None, pid: int | None = None, most: int = RING_PLACES
                     )
                 )
     return seen
+
+
+def check_records() -> None:
+    """Say why the records of this host's jobs cannot be read, where it is not that there are none.
+
+    Raises:
+        UsageError: their folder is another user's, or open to others.
+    """
+    try:
+        open_folder().close()
+    except FileNotFoundError:
+        pass  # nobody has recorded here
+    except OSError as error:
+        raise UsageError(
+            f"the records of this host's jobs are in {error.filename}, and it is not read: {error.strerror}",
+            hint=f"If it is yours: chmod 700 {error.filename}; if not: have it removed, and start jobs anew",
+        ) from None
 
 
 def look_at_jobs(job: str | None = None) -> list[JobView]:

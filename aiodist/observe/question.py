@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 
-from aiodist.environment.files import Folder
-from aiodist.shm.records import ASKED
+from aiodist.shm.records import ASKED, Folders
 
 Mark = tuple[int, int]
 """What tells a question from others."""
@@ -17,7 +16,7 @@ Mark = tuple[int, int]
 _TRIES = 100
 
 
-def put(folder: Folder, name: str) -> Mark:
+def put(folder: Folders, name: str) -> Mark:
     """Ask the process of the recorder of this name.
 
     Raises:
@@ -38,7 +37,7 @@ def put(folder: Folder, name: str) -> Mark:
     raise OSError(f"{name} cannot be asked")
 
 
-def put_before(folder: Folder, name: str) -> Mark | None:
+def put_before(folder: Folders, name: str) -> Mark | None:
     """The question that the process has not taken; None: there is none."""
     try:
         return _mark(folder.stat(name + ASKED))
@@ -46,7 +45,7 @@ def put_before(folder: Folder, name: str) -> Mark | None:
         return None
 
 
-def take(folder: Folder, name: str) -> Mark | None:
+def take(folder: Folders, name: str) -> Mark | None:
     """Take the question, if there is one, to answer it."""
     found = put_before(folder, name)
     if found is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from aiodist.observe.view import Doing, JobView, RankView
-from aiodist.observe.words import message
+from aiodist.observe.words import call, message
 from aiodist.recorder.reading import Line, Record
 
 
@@ -159,7 +159,7 @@ def epoch(job: JobView) -> int:
 def named(record: Record) -> str:
     """An operation in short: 'all_reduce #41', 'recv #3 from 1'."""
     to = {"send": "to", "recv": "from"}.get(record.op)
-    return f"{message(record)[0]} #{record.number}" + (f" {to} {record.root}" if to else "")
+    return f"{message(record)[0]} #{record.number} {to} {record.root}" if to else call(record)
 
 
 def placed(line: Line | None) -> str:

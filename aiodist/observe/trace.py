@@ -15,7 +15,7 @@ from aiodist.observe.arrows import Arrow, collectives, corrections, drawn_out, m
 from aiodist.observe.clocks import UNKNOWN, clock_of
 from aiodist.observe.spans import Span, present, spans
 from aiodist.observe.view import Doing, JobView, RankView
-from aiodist.observe.words import message, peer, place, told
+from aiodist.observe.words import message, nth, peer, place, told
 
 _TICKS = 8  # in a microsecond
 _EVENTS = 0  # the lane of what happened
@@ -112,14 +112,14 @@ def _slices(span: Span, lane: int, base: float) -> Iterator[Json]:
     start, end = _ends(span, base)
     record = span.record
     is_message = record.op in ("send", "recv")
-    name, (op, tag) = told(record.op), message(record)
+    name, (op, tag) = told(record.called or record.op), message(record)
     if is_message:
         there = "anybody" if record.root < 0 else f"rank {peer(record)}"
         name = f"{op} {'to' if record.op == 'send' else 'from'} {there}"
     args: Json = {
         "group": told(record.group.name) if record.group is not None else None,
         "epoch": record.group.epoch if record.group is not None else None,
-        "number": record.number,
+        "number": nth(record),
         "bytes": record.nbytes,
         "dtype": told(record.dtype),
         "shape": list(record.shape),

@@ -41,7 +41,7 @@ _ADVICE = {
     "unreceived": "Post the matching recv (same peer, tag and group), or drop the send.",
     "unsent": "Post the matching send (same peer, tag and group), or drop the recv.",
     "moving": "All are there and data moves: the network between them is slow, or a peer reads slowly.",
-    "unseen": "Nothing is seen of it from here: look on its host, by 'aiodist stacks'.",
+    "unseen": "Look on its host, by 'aiodist stacks'. On this host, its log says why it keeps no record.",
     "slow link": "Look at the network between the two hosts: its rate, its losses, other traffic.",
     "straggler": "It computes for longer than the others: look at its data, its host and its clock rate.",
 }
@@ -359,12 +359,13 @@ def _branch(record: Record, rank: int, ranks: dict[int, RankView]) -> str:
         others = [order[number] for order in issued.values() if number in order]
         if 2 * len(others) <= len(record.group.ranks) - 1 or not others:
             continue
-        ways = Counter((one.op, one.line) for one in others)
+        ways = Counter((one.called or one.op, one.line) for one in others)
         (op, where), count = ways.most_common(1)[0]
         mine = own[number]
-        if 2 * count > len(others) and (mine.op, mine.line) != (op, where):
+        own_op = mine.called or mine.op
+        if 2 * count > len(others) and (own_op, mine.line) != (op, where):
             return (
-                f"it differs from the others from #{number}: it issued {mine.op} at "
+                f"it differs from the others from #{words.nth(mine)}: it issued {words.told(own_op)} at "
                 f"{words.place(mine.line) or '?'}, {count} of the others {op} at {words.place(where) or '?'}"
             )
     return ""

@@ -202,10 +202,12 @@ class JobView:
     Args:
         key: in the names of its recorders' files.
         ranks: those that were seen, by rank; of one that was restarted the last.
+        past: those that died in an earlier epoch: their numbers are others' now.
     """
 
     key: str
     ranks: tuple[RankView, ...]
+    past: tuple[RankView, ...] = ()
 
     @property
     def size(self) -> int:
@@ -226,19 +228,23 @@ class JobView:
 
 
 def jobs(ranks: Iterable[RankView]) -> list[JobView]:
-    """The ranks by job, the job that began last first. Of those that died in an earlier epoch nothing is
-    told: their numbers are others' now."""
+    """The ranks by job, the job that began last first."""
     found: dict[str, dict[int, RankView]] = {}
+    past: dict[str, list[RankView]] = {}
     every = list(ranks)
     newest: dict[str, int] = {}
     for rank in every:
         newest[rank.key] = max(newest.get(rank.key, 0), rank.recording.epoch)
     for rank in every:
         if not rank.alive and rank.recording.epoch < newest[rank.key]:
+            past.setdefault(rank.key, []).append(rank)
             continue
         of_job = found.setdefault(rank.key, {})
         before = of_job.get(rank.rank)
         if before is None or (before.alive, before.recording.since) <= (rank.alive, rank.recording.since):
             of_job[rank.rank] = rank
-    views = [JobView(key, tuple(of_job[rank] for rank in sorted(of_job))) for key, of_job in found.items()]
+    views = [
+        JobView(key, tuple(of_job[rank] for rank in sorted(of_job)), tuple(past.get(key, ())))
+        for key, of_job in found.items()
+    ]
     return sorted(views, key=lambda job: -max(rank.recording.since for rank in job.ranks))

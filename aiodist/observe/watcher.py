@@ -20,6 +20,7 @@ from collections.abc import Callable
 from aiodist.net.traffic import Traffic
 from aiodist.observe.ask import ask
 from aiodist.observe.box import render
+from aiodist.observe.clocks import place
 from aiodist.observe.exchange import Exchange
 from aiodist.observe.host import look
 from aiodist.observe.verdict import Verdict, judge, judge_speed
@@ -119,15 +120,24 @@ class Watcher:
 
     def _judge(self, me: int, stands: bool) -> None:
         try:
-            if stands or self._is_slow():
+            if stands:
                 self.judge(me)
+            else:
+                self._judge_speed(me)
         except Exception:  # it is no reason to disturb the job
             _log.debug("whether the job stands still cannot be said", exc_info=True)
 
-    def _is_slow(self) -> bool:
-        """Whether a quick look finds something new to say of a job in which nothing stands still."""
+    def _judge_speed(self, me: int) -> None:
+        """Look quickly whether something makes a job slow in which nothing stands still, and say so. Of other
+        hosts the host of rank 0 asks, for all."""
         views = look(self._key, most=SOME)
-        return bool(views) and bool(self._fresh(judge_speed(jobs(views)[0])))
+        if not views:
+            return
+        if self._fresh(judge_speed(jobs(views)[0])):
+            self.judge(me)
+        elif _has_others(views) and any(view.rank == 0 for view in views):
+            views = self._exchange.gather(views, SOME, stacks=False)
+            self._tell(self._fresh(judge_speed(place(jobs(views)[0]))), speaks=True)
 
     def judge(self, me: int) -> None:
         """Look closely, and say what is the matter where that has not been said.
@@ -141,11 +151,15 @@ class Watcher:
             self._told = {about: kind for about, kind in self._told.items() if kind == "straggler"}
         if not self._fresh(found):
             return
-        if len({view.rank for view in views}) < max(view.recording.size for view in views):
+        if _has_others(views):
             views = self._exchange.gather(views)
         culprits = {rank for verdict in self._fresh(self._verdicts(views)) for rank in verdict.ranks}
         views = ask(views, only=culprits)
-        for verdict in self._fresh(self._verdicts(views)):
+        self._tell(self._fresh(self._verdicts(views)), self._speaks(views, me))
+
+    def _tell(self, verdicts: list[Verdict], speaks: bool) -> None:
+        """Remember verdicts, and give them where this host `speaks` for all."""
+        for verdict in verdicts:
             self._told[verdict.about] = verdict.kind
             if len(self._told) > MOST_TOLD:
                 del self._told[next(iter(self._told))]
@@ -153,7 +167,7 @@ class Watcher:
                 self._patience[verdict.place] = 2 * max(verdict.seconds, self._after)
                 if len(self._patience) > MOST_TOLD:
                     del self._patience[next(iter(self._patience))]
-            if self._speaks(views, me):
+            if speaks:
                 _log.warning("%s", render(verdict))
 
     def _speaks(self, views: list[RankView], me: int) -> bool:
@@ -163,7 +177,7 @@ class Watcher:
         return first.host == next((view.host for view in views if view.rank == me), first.host)
 
     def _verdicts(self, views: list[RankView]) -> tuple[Verdict, ...]:
-        return judge(jobs(views)[0], self._after) if views else ()
+        return judge(place(jobs(views)[0]), self._after) if views else ()
 
     def _fresh(self, verdicts: tuple[Verdict, ...]) -> list[Verdict]:
         return [
@@ -171,6 +185,11 @@ class Watcher:
             for verdict in verdicts
             if verdict.about not in self._told and verdict.seconds >= self._patience.get(verdict.place, 0.0)
         ]
+
+
+def _has_others(views: list[RankView]) -> bool:
+    """Whether there are ranks that are not among these."""
+    return len({view.rank for view in views}) < max(view.recording.size for view in views)
 
 
 def _judges(one: Glance | None, me: Glance, now: float) -> bool:

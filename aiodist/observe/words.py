@@ -19,11 +19,21 @@ def operation(record: Record) -> str:
     group = record.group
     name = "an unknown group" if group is None else told(group.name)
     if record.op not in ("send", "recv"):
-        return f"{told(record.op)} #{record.number} of {name}"
+        return f"{call(record)} of {name}"
     there = "anybody" if record.root < 0 else f"rank {peer(record)}"
     op, number = message(record)
     tag = f" with tag {number}" if number else ""
     return f"{op} #{record.number} {'to' if record.op == 'send' else 'from'} {there}{tag} in {name}"
+
+
+def call(record: Record) -> str:
+    """A collective as the user has called it, with its number among the user's: 'all_gather_object #12'."""
+    return f"{told(record.called or record.op)} #{nth(record)}"
+
+
+def nth(record: Record) -> int:
+    """The number of the user's call, of which an operation may be a step."""
+    return record.number if record.nth < 0 else record.nth
 
 
 def message(record: Record) -> tuple[str, int]:

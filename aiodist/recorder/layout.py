@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 
-MAGIC = b"aiodist record 3"
+MAGIC = b"aiodist record 4"
 
 HEADER = struct.Struct("<16sQQQQdQdd")
 """Magic; process id, rank, number of ranks, epoch; wall clock minus monotonic clock, in seconds; bytes of
@@ -45,10 +45,10 @@ for which it holds (0.0: nothing is known)."""
 
 CLOCKS_AT, CLOCK_PLACES = 2064, 40
 
-PLACE = struct.Struct("<QQQddddd")
+PLACE = struct.Struct("<QQIdddddI")
 """One operation: its sort, number and line; when it was issued; when the loop began to sleep for it (0.0: it
 ended before, or nobody knows); when all peers had arrived; when data came first; when it ended. The end of a
-failure is below 0.0."""
+failure is below 0.0. Last, how many numbers up to its own are further steps of the user's calls."""
 
 SORT, NUMBER, LINE, ISSUED, PENDING, ARRIVED, FIRST, ENDED = range(8)
 

@@ -98,6 +98,8 @@ class Record:
             when data came first, and when it ended; seconds of the rank's monotonic clock, 0.0: not, or not
             that anybody knows.
         failed: it ended by an error.
+        called: the user's call, where it has another name than the operation: 'all_gather_object'.
+        nth: the number of the user's call, where it is another: one may take several numbers; -1: `number`.
     """
 
     group: Group | None
@@ -116,6 +118,8 @@ class Record:
     first: float
     ended: float
     failed: bool
+    called: str = ""
+    nth: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +282,7 @@ def _parse(digits: str) -> int:
     return number
 
 
-_UNKNOWN = (0, "?", "", (), "", -1, 0, 0)  # a sort for which there was no room
+_UNKNOWN = (0, "?", "", "", (), "", -1, 0, 0)  # a sort for which there was no room
 
 
 class _Texts:
@@ -302,11 +306,29 @@ class _Texts:
                     number, epoch, twin
                 ):
                     self.groups[number] = Group(name, epoch, members_of(ranks), twin)
-                case ["sort", number, group, str(op), str(dtype), list(shape), str(reduce), *more] if _whole(
-                    number, group, *more
-                ):
+                case [
+                    "sort",
+                    number,
+                    group,
+                    str(op),
+                    str(called),
+                    str(dtype),
+                    list(shape),
+                    str(reduce),
+                    *more,
+                ] if _whole(number, group, *more):
                     root, tag, nbytes = more
-                    self.sorts[number] = (group, op, dtype, shape_of(shape), reduce, root, tag, nbytes)
+                    self.sorts[number] = (
+                        group,
+                        op,
+                        called,
+                        dtype,
+                        shape_of(shape),
+                        reduce,
+                        root,
+                        tag,
+                        nbytes,
+                    )
                 case ["line", number, str(file), line, str(function)] if _whole(number, line):
                     self.lines[number] = Line(file, line, function)
                 case ["about", dict(about)]:
@@ -455,12 +477,12 @@ def _clocks(once: bytes, again: bytes) -> Iterator[Clock]:
 
 
 def _sums(memory: bytes, texts: _Texts) -> Iterator[Sum]:
-    for mark, (group, *sort) in sorted(texts.sorts.items()):
+    for mark, (group, op, _called, *sort) in sorted(texts.sorts.items()):
         if 0 < mark < SUM_PLACES:
             numbers = SUM.unpack_from(memory, SUMS_AT + mark * SUM.size)
             if not sound(*numbers[-2:]):
                 continue
-            yield Sum(texts.groups.get(group), *sort, *numbers)
+            yield Sum(texts.groups.get(group), op, *sort, *numbers)
 
 
 def _records(
@@ -472,7 +494,7 @@ def _records(
     every = list(PLACE.iter_unpack(again[start:stop]))
     since = 0.0 if most >= places else sorted(place[ISSUED] for place in every)[-max(1, most)]
     for at, place in zip(range(start, stop, PLACE.size), every, strict=True):
-        sort, number, line, issued, pending, arrived, first, ended = place
+        sort, number, line, issued, pending, arrived, first, ended, parts = place
         if issued < since:
             continue
         key = (sort, number, issued)
@@ -480,11 +502,11 @@ def _records(
         if not whole or (key in found and not ended):
             continue
         if still or once[at : at + PLACE.size] == again[at : at + PLACE.size]:
-            group, op, dtype, shape, reduce, root, tag, nbytes = texts.sorts.get(sort, _UNKNOWN)
+            group, op, called, dtype, shape, reduce, root, tag, nbytes = texts.sorts.get(sort, _UNKNOWN)
             found[key] = Record(
                 *(texts.groups.get(group), op, number, dtype, shape, reduce, root, tag, nbytes),
                 texts.lines.get(line),
                 *(issued, pending, arrived, first, abs(ended)),
-                ended < 0,
+                *(ended < 0, called, number - parts if 0 < parts <= number else -1),
             )
     return tuple(sorted(found.values(), key=lambda record: record.issued))

@@ -78,6 +78,10 @@ Pending = list[Any]
 """One for which the loop has slept: the same, and the other times that `layout.PLACE` has."""
 
 
+def _no_parts(_number: int) -> int:
+    return 0
+
+
 class Sort:
     """Operations of a group that are alike but for their number.
 
@@ -85,13 +89,17 @@ class Sort:
         mark: its number.
         nbytes: of the tensor that ranks agree on.
         told: what is written of it.
+        parts: says how many numbers up to one are further steps of the user's calls.
         uses, slept, failed, waited, moved: as in `layout.SUM`, as far as `flush` has seen them.
     """
 
-    __slots__ = ("failed", "mark", "moved", "nbytes", "slept", "told", "uses", "waited")
+    __slots__ = ("failed", "mark", "moved", "nbytes", "parts", "slept", "told", "uses", "waited")
 
-    def __init__(self, mark: int, nbytes: int, told: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, mark: int, nbytes: int, told: Sequence[Any] = (), parts: Callable[[int], int] = _no_parts
+    ) -> None:
         self.mark = mark
+        self.parts = parts
         self.nbytes = nbytes
         self.told = told
         self.uses = self.slept = self.failed = 0
@@ -279,8 +287,8 @@ class Recorder:
         self._issued += round(len(fresh) * more)
 
     def _put(self, at: int, record: Pending) -> None:
-        sort, *numbers = record  # packed apart: so it changes at once, or nearly so
-        self._memory[at : at + PLACE.size] = PLACE.pack(sort.mark, *numbers)
+        sort, *rest = record  # packed apart: so it changes at once, or nearly so
+        self._memory[at : at + PLACE.size] = PLACE.pack(sort.mark, *rest, sort.parts(record[NUMBER]))
 
     def leave(self) -> None:
         """Note that the process has left its job in good order."""
@@ -292,7 +300,7 @@ class Recorder:
             mark = heappop(self._free)
         else:
             mark = self.sorts = self.sorts + 1
-        sort = Sort(mark, told[-1], told)
+        sort = Sort(mark, told[-1], told, _no_parts if track is None else track.parts)
         if not self._write("sort", mark, group, *told, owner=track):
             sort.mark = 0
             heappush(self._free, mark)
@@ -402,7 +410,7 @@ class Recorder:
     def _of_the_past(self, sort: Sort) -> Sort:
         """The sort of no group by which one of a closed group is counted."""
         op = sort.told[0]
-        told = [*sort.told] if len(self._past) < MOST_PAST else [op, "", [], "", -1, 0, 0]
+        told = [*sort.told] if len(self._past) < MOST_PAST else [op, "", "", [], "", -1, 0, 0]
         told[-3:] = [-1, 0, told[-1]]  # of any root and tag
         key = json.dumps(told)
         past = self._past.get(key)
@@ -425,6 +433,7 @@ class Track:
     Attributes:
         closed: no operation of it will be issued any more.
         nbytes: of what is written of it.
+        parts: how many numbers of its collectives up to one are further steps of the user's calls.
         lines, known: of the recorder (`Lines`); keep: takes an entry. For who writes `note` out.
     """
 
@@ -441,6 +450,7 @@ class Track:
         "known",
         "lines",
         "nbytes",
+        "parts",
     )
 
     def __init__(self, recorder: Recorder, group: int, epoch: int) -> None:
@@ -450,6 +460,7 @@ class Track:
         self._sorts: dict[Any, Sort] = {}
         self.closed = False
         self.nbytes = 0
+        self.parts: Callable[[int], int] = _no_parts
         self._clock, self._pending, self._end = recorder.clock, recorder.pending, recorder._over.append
         self.lines, self.known, self.keep = recorder.lines, recorder.lines.known, recorder.kept.append
 
@@ -483,36 +494,40 @@ class Track:
         Args:
             tag: of a message.
         """
-        key: Any = (call.kind, call.dtype.num, call.shape, call.reduce, call.root, tag)
+        called = call.name if call.detail else ""
+        key: Any = (call.kind, called, call.dtype.num, call.shape, call.reduce, call.root, tag)
         sort = self._sorts.get(key)
         if sort is None:
             reduce = "" if call.reduce is None else call.reduce.name
-            told: list[Any] = [call.dtype.name, list(call.shape), reduce, call.root, tag, call.nbytes]
+            told: list[Any] = [called, call.dtype.name, list(call.shape), reduce, call.root, tag, call.nbytes]
             if len(self._sorts) >= MOST_SORTS:
-                key = (call.kind, None, (), None, 0, 0)
-                told = ["", [], "", -1, 0, 0]
+                key = call.kind
+                told = ["", "", [], "", -1, 0, 0]
                 sort = self._sorts.get(key)
             if sort is None:
                 sort = self._new_sort(key, call.kind.name, told)
+                if call.message:  # whose numbers are apart
+                    sort.parts = _no_parts
         return sort
 
     def _new_sort(self, key: Any, op: str, told: list[Any]) -> Sort:
         sort = self._sorts[key] = self._recorder.new_sort(self, self._group, [op, *told])
         return sort
 
-    def note(self, sort: Sort, number: int, frame: FrameType) -> Entry:
+    def note(self, sort: Sort, number: int, frame: FrameType, at: float = 0.0) -> Entry:
         """Write down an operation that is being issued.
 
         Args:
             sort: of this group's.
             number: the operation's.
             frame: one that the program's line has called, or its own.
+            at: the time; 0.0: now. No operation was noted since.
         """
         try:
             line = self.known[id(frame.f_code)][frame.f_lasti]
         except KeyError:
             line = self.lines.find(frame)
-        entry = (sort, number, line, self._clock())  # as `note_line`, written out
+        entry = (sort, number, line, at or self._clock())  # as `note_line`, written out
         self.keep(entry)
         return entry
 

@@ -1,10 +1,11 @@
 """Recorders' memory as files: who reads one needs nothing of the process that writes it, or wrote it.
 
-A process's file lies in shared memory, in a folder of its user's, and is locked for as long as the process
-lives. It is removed when the process leaves its job in good order. What a killed process leaves behind is for
-whoever explains that (the launcher, or a neighbour); at the latest it is removed when a process of the user
-begins to record, ten minutes later or more. Three files may lie beside it, which go when it goes: a question
-what the process does, its answer, and what the kernel made it write where it could not answer.
+A process's file lies in shared memory, or in /tmp where that has no room, in a folder of its user's. It is
+locked for as long as the process lives. It is removed when the process leaves its job in good order. What a
+killed process leaves behind is for whoever explains that (the launcher, or a neighbour); at the latest it is
+removed when a process of the user begins to record, ten minutes later or more. Three files may lie beside it,
+which go when it goes: a question what the process does, its answer, and what the kernel made it write where
+it could not answer.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from aiodist.environment.files import Folder
 from aiodist.environment.pids import pid_space
@@ -31,6 +32,9 @@ from aiodist.recorder.reading import GLANCE, Glance, Recording, glance, read
 from aiodist.shm.mapping import make_own, mapped
 
 SHARED_MEMORY = Path("/dev/shm")
+ELSEWHERE = Path(
+    "/tmp"
+)  # where there is no room: a container may have 64 MiB of shared memory, and NCCL fills it
 KEPT = 600.0  # seconds for which the file of a killed process is left to others
 STACKS, FAULT, ASKED = ".stacks", ".fault", ".asked"  # the ends of the names of the files beside a recorder's
 
@@ -82,12 +86,21 @@ class Memory:
         self.name = ""
         self._job = job
         self._lock = -1
-        try:
-            with open_folder(make=True) as folder:
-                sweep(folder)
-                self._lay_into(folder)
-        except OSError as error:  # no such folder, not ours, no room, as in small containers
-            _log.debug("the recorder has no file: %s", error)
+        wrong = []
+        for path in _paths():
+            try:
+                with Folder.open(path, make=True) as folder:
+                    sweep(Folders([folder]))
+                    self._lay_into(folder)
+                return
+            except OSError as error:  # no such folder, not ours, no room
+                wrong.append(f"{path}: {error.strerror or error}")
+        self.name = ""
+        _log.warning(
+            "nobody else sees what this process does ('aiodist top', the verdicts of ranks): it can write "
+            "its record neither to %s. Make room in one of these, or make it this user's alone (chmod 700)",
+            ", nor to ".join(wrong),
+        )
 
     def _lay_into(self, folder: Folder) -> None:
         handle = self._open_fresh(folder)
@@ -139,17 +152,92 @@ class Found(NamedTuple):
     recording: Recording
 
 
-def open_folder(make: bool = False) -> Folder:
-    """The folder of this user's recorders.
+class Folders:
+    """The folders of this user's recorders, as one `Folder`. What lies beside a recorder's file is where that
+    is.
+
+    Args:
+        folders: open, one at least; closed with this.
+    """
+
+    def __init__(self, folders: Sequence[Folder]) -> None:
+        self._folders = folders
+
+    def _of(self, name: str) -> Folder:
+        """The folder that has an entry, or gets it."""
+        if len(self._folders) > 1:
+            recorder = ".".join(name.split(".")[: len(Name._fields)])
+            for folder in self._folders:
+                if folder.has(recorder) or folder.has(name):
+                    return folder
+        return self._folders[0]
+
+    def names(self) -> list[str]:
+        """As `Folder.names`."""
+        return sorted(name for folder in self._folders for name in folder.names())
+
+    def file(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """As `Folder.file`."""
+        return self._of(name).file(name, flags)
+
+    def fresh(self, name: str) -> int:
+        """As `Folder.fresh`."""
+        return self._of(name).fresh(name)
+
+    def size(self, name: str) -> int:
+        """As `Folder.size`."""
+        return self._of(name).size(name)
+
+    def stat(self, name: str) -> os.stat_result:
+        """As `Folder.stat`."""
+        return self._of(name).stat(name)
+
+    def rename(self, name: str, to: str) -> None:
+        """As `Folder.rename`; both are of the same recorder."""
+        self._of(name).rename(name, to)
+
+    def remove(self, name: str) -> None:
+        """As `Folder.remove`."""
+        self._of(name).remove(name)
+
+    def close(self) -> None:
+        """As `Folder.close`."""
+        for folder in self._folders:
+            folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _paths() -> list[Path]:
+    """Where recorders' files may lie, the better place first."""
+    return [place / f"aiodist-{os.geteuid()}" for place in (SHARED_MEMORY, ELSEWHERE)]
+
+
+def open_folder() -> Folders:
+    """The folders of this user's recorders.
 
     Raises:
-        OSError: there is none, or it cannot be trusted.
+        FileNotFoundError: there is none.
+        OSError: none can be trusted, or opened; `filename` has one.
     """
-    return Folder.open(SHARED_MEMORY / f"aiodist-{os.geteuid()}", make=make)
+    found, wrong = [], []
+    for path in _paths():
+        try:
+            found.append(Folder.open(path))
+        except OSError as error:
+            error.filename = str(path)
+            wrong.append(error)
+    if found:
+        return Folders(found)
+    raise next((error for error in wrong if not isinstance(error, FileNotFoundError)), wrong[0])
 
 
 def find(
-    folder: Folder, job: str | None = None, pid: int | None = None, most: int = RING_PLACES
+    folder: Folders, job: str | None = None, pid: int | None = None, most: int = RING_PLACES
 ) -> Iterator[Found]:
     """Read the recorders of this host and user: all, those of a job, or those of a process; of each so many
     of its last operations."""
@@ -167,7 +255,7 @@ def find(
                     os.close(handle)
 
 
-def glance_at(folder: Folder, name: str) -> Glance | None:
+def glance_at(folder: Folders, name: str) -> Glance | None:
     """Look at one recorder, at little cost; None where there is none."""
     with contextlib.suppress(OSError, WireError):
         handle = folder.file(name)
@@ -178,7 +266,7 @@ def glance_at(folder: Folder, name: str) -> Glance | None:
     return None
 
 
-def glances(folder: Folder, job: str) -> Iterator[tuple[str, Glance]]:
+def glances(folder: Folders, job: str) -> Iterator[tuple[str, Glance]]:
     """Look at the recorders of a job on this host, each by the name of its file."""
     for text in folder.names():
         name = Name.parse(text)
@@ -188,7 +276,7 @@ def glances(folder: Folder, job: str) -> Iterator[tuple[str, Glance]]:
                 yield text, seen
 
 
-def name_of(folder: Folder, job: str, pid: int, began: float) -> Name | None:
+def name_of(folder: Folders, job: str, pid: int, began: float) -> Name | None:
     """The name of a recorder's file; None where there is none.
 
     Args:
@@ -208,14 +296,14 @@ def name_of(folder: Folder, job: str, pid: int, began: float) -> Name | None:
     return None
 
 
-def remove(folder: Folder, name: str) -> None:
+def remove(folder: Folders, name: str) -> None:
     """Remove a recorder's file, and those beside it."""
     for text in folder.names():
         if text == name or text.startswith(f"{name}."):
             folder.remove(text)
 
 
-def sweep(folder: Folder) -> None:
+def sweep(folder: Folders) -> None:
     """Remove the files of processes that died a while ago, and what lies beside them."""
     before = time.time() - KEPT
     for text in folder.names():
@@ -231,7 +319,7 @@ def sweep(folder: Folder) -> None:
                 folder.remove(text)
 
 
-def is_alive(folder: Folder, name: str) -> bool:
+def is_alive(folder: Folders, name: str) -> bool:
     """Whether the process of a recorder's file lives.
 
     Raises:

@@ -24,7 +24,7 @@ import pytest
 from aiodist.cli.main import main
 from aiodist.dashboard.run import metrics_token
 from aiodist.errors import UsageError
-from aiodist.observe.page import apply
+from aiodist.observe.page import COLUMNS, apply
 from tests.dashboard import job
 from tests.dashboard.chromium import browser, path
 
@@ -175,6 +175,45 @@ def test_the_page_beside_a_job_tells_its_ranks_and_logs_and_ends_with_it(tmp_pat
         socket.create_connection(("127.0.0.1", urlsplit(url).port or 0)).close()
     (folder,) = (one for one in (job.state / "aiodist/jobs").iterdir() if one.is_dir())
     assert token not in "".join(file.read_text() for file in folder.rglob("*.log"))
+
+
+@pytest.mark.slow("three ranks die and come back")
+def test_the_page_follows_a_job_whose_ranks_die_and_come_back(tmp_path: Path) -> None:
+    """Its epoch and its members are those of the job, and nothing stays of those that were."""
+    go = tmp_path / "go"
+
+    async def watch(url: str) -> None:
+        rank, pid, epoch, doing = map(COLUMNS.index, ("rank", "pid", "epoch", "doing"))
+        async with _stream(url) as (_, _, _, stream):
+            rows = await stream.until("rows", lambda rows: len(rows) == 3)
+            for victim in (2, 0, 1):
+                dead, before = rows[victim][pid], rows[victim][epoch]
+                os.kill(dead, signal.SIGKILL)
+                rows = await stream.until(
+                    "rows",
+                    lambda rows, before=before: (
+                        len(rows) == 3
+                        and len({row[epoch] for row in rows}) == 1
+                        and rows[0][epoch] > before
+                        and all(row[doing] in ("running", "waiting") for row in rows)
+                    ),
+                )
+                assert [row[rank] for row in rows] == [0, 1, 2]
+                assert dead not in [row[pid] for row in rows]
+                assert all(Path(f"/proc/{row[pid]}").exists() for row in rows)
+                now = rows[0][epoch]
+                job = await stream.until("job", lambda job, now=now: job["epoch"] == now)
+                assert job["size"] == 3
+            history = [entry["text"] for entry in await stream.until("history", len)]
+            assert sum("has ended without leaving" in text for text in history) == 3, history
+            assert sum(" began, with " in text for text in history) >= 3, history
+            go.touch()
+            await stream.until("code", lambda code: code == 0)
+
+    script = [str(Path(JOB).with_name("elastic_job.py")), str(go)]
+    with started(tmp_path, "run", "--dashboard", "--nproc-per-node=3", "--max-restarts=9", *script) as job:
+        asyncio.run(watch(job.url()))
+        assert job.end() == 0
 
 
 @pytest.mark.slow("waits until a page that was closed is not loaded again")

@@ -127,6 +127,35 @@ async def test_a_session_does_not_help_another_site(headers: dict[str, str]) -> 
         assert status == 403 and "implied" not in text
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET {path} HTTP/1.1\r\nHost: evil.example:{port}",
+        "GET http://127.0.0.1:{port}{path} HTTP/1.1\r\nHost: evil.example:{port}",
+        "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nHost: evil.example:{port}",
+        "GET {path} HTTP/1.1\r\nHost: evil.example:{port}\r\nHost: 127.0.0.1:{port}",
+        "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n evil.example",
+        "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}, evil.example",
+        "GET {path} HTTP/1.1\r\nHost : 127.0.0.1:{port}",
+        "GET {path} HTTP/1.1\r\nX-Forwarded-Host: 127.0.0.1:{port}\r\nHost: evil.example",
+        "GET {path} HTTP/1.1\r\nForwarded: host=127.0.0.1\r\nHost: evil.example",
+        "GET {path} HTTP/1.1\r\nHost: 127.0.0.1.evil.example:{port}",
+        "GET {path} HTTP/1.1\r\nHost: 2130706433.evil.example",
+        "GET {path} HTTP/1.0",
+    ],
+)
+async def test_a_name_that_was_made_to_lead_here_gets_nothing(head: str) -> None:
+    """DNS rebinding, and what may confuse who looks at Host: even with a session that it cannot have."""
+    async with served() as page:
+        await page.sign_in()
+        for path in (f"{page.path}matrix", f"{page.path}events", f"{page.path}logs?of=0&stream=stdout", "/"):
+            request = head.format(path=path, port=page.port)
+            more = f"Cookie: aiodist={page.cookie}\r\nConnection: close\r\n\r\n"
+            answer = await page.raw(f"{request}\r\n{more}".encode())
+            assert answer.split(b" ", 2)[1] in (b"400", b"403"), (path, answer[:200])
+            assert b"train.py" not in answer and b"implied" not in answer and b"<title>" not in answer
+
+
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "HEAD", "TRACE", "POST"])
 async def test_only_reading(method: str) -> None:
     async with served() as page:

@@ -119,6 +119,11 @@ def test_one_wish_that_comes_by_two_ways_is_one() -> None:
     assert machine.handle(Asked(INT), 2) == [Send(TERM, (0,)), Wake(32)]
 
 
+def test_a_rank_that_others_waited_for_elsewhere_is_given_the_time_to_say_what_it_does() -> None:
+    assert Supervisor(1, 30).handle(Elsewhere(), 0) == [Wake(FAILURE_GRACE)]
+    assert Supervisor(1, 30).handle(Elsewhere(symptom=True), 0) == [Wake(SYMPTOM_GRACE)]
+
+
 def test_a_failure_elsewhere_gives_a_grace_too() -> None:
     machine = Supervisor(2, 30)
     assert machine.handle(Elsewhere(), 0) == [Wake(FAILURE_GRACE)]

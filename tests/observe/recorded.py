@@ -67,6 +67,7 @@ class Rank:
 def recording(folder: Path, patch: Callable[[object, str, object], object]) -> Iterator[Callable[..., Rank]]:
     """Makes ranks, which are let go of at the end."""
     patch(records, "SHARED_MEMORY", folder)
+    patch(records, "ELSEWHERE", folder / "elsewhere")  # which is not there
     made: list[Rank] = []
 
     def make(*args: Any, **more: Any) -> Rank:

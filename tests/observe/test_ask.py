@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from aiodist.observe import Doing, RankView, Stacks
 from aiodist.observe.ask import ask
 from aiodist.observe.host import look
 from aiodist.shm import records
-from aiodist.shm.records import FAULT, STACKS, open_folder
+from aiodist.shm.records import ASKED, FAULT, STACKS, open_folder
 from tests.observe.asked import KEY
 
 PATIENCE = 30.0  # seconds: the machine may be busy
@@ -98,6 +99,18 @@ def test_an_interpreter_that_is_held(start: Start, what: str) -> None:
     assert process.poll() is None
 
 
+def test_a_call_in_c_is_not_interrupted_where_the_watching_thread_is_not_known(start: Start) -> None:
+    """As it is in the first moments of a process. `pause` would return, and the process end."""
+    process = start("held")
+    view = seen(process, Doing.held)
+    about = {name: value for name, value in view.recording.about.items() if name != "watcher"}
+    for _ in range(2):
+        (told,) = ask([replace(view, recording=replace(view.recording, about=about))], PATIENCE)
+        assert told.stacks is not None and told.stacks.by_signal
+    assert process.poll() is None
+    assert seen(process).doing is Doing.held
+
+
 def test_one_that_is_stopped_is_not_asked(start: Start) -> None:
     process = start("tasks")
     os.kill(process.pid, signal.SIGSTOP)
@@ -129,6 +142,23 @@ def test_all_are_asked_at_once(start: Start) -> None:
     assert first.stacks and second.stacks and third.stacks
     assert [first.stacks.by_signal, second.stacks.by_signal, third.stacks.by_signal] == [False, False, True]
     assert [view.stacks for view in others] == [None, None]
+
+
+@pytest.mark.parametrize(("what", "doing"), [("tasks", Doing.running), ("held", Doing.held)])
+def test_many_ask_the_same_process_at_once(start: Start, what: str, doing: Doing) -> None:
+    process = start(what)
+    view = seen(process, doing)
+    with ThreadPoolExecutor(8) as askers:
+        told = [one.stacks for (one,) in askers.map(lambda _: ask([view], PATIENCE), range(40))]
+    assert all(stacks is not None and stacks.by_signal == (what == "held") for stacks in told)
+    lasts = {stacks.thread[-1].rpartition(" in ")[2] for stacks in told if stacks is not None}
+    assert lasts == {"<module>"}  # each has the whole stack
+    inner = "held" if what == "held" else "select"
+    assert all(stacks is not None and f"in {inner}" in " ".join(stacks.thread) for stacks in told)
+    assert process.poll() is None
+    with open_folder() as folder:
+        left = [name for name in folder.names() if name.endswith(ASKED)]
+        assert len(left) == (what == "held")  # it answers when it can
 
 
 @contextmanager
@@ -168,5 +198,6 @@ def test_an_answer_that_is_broken(start: Start) -> None:
 
 
 def test_nobody_records_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "SHARED_MEMORY", tmp_path / "missing")
+    for place in ("SHARED_MEMORY", "ELSEWHERE"):
+        monkeypatch.setattr(records, place, tmp_path / "missing")
     assert ask([]) == []

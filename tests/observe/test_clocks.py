@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from dataclasses import replace
 
 from hypothesis import given
@@ -91,11 +93,28 @@ def test_a_clock_that_nobody_tells_is_a_processs_own() -> None:
         replace(told, recording=replace(told.recording, about={"clock": told_clock}))
         for told_clock in (None, 5, ["x"])
     ]
-    assert {clock_of(rank) for rank in silent} == {("host-a", 4000)}
+    assert {clock_of(rank) for rank in silent} == {told.identity}
     assert clock_of(told) == "one"
+
+
+def test_containers_may_have_the_same_name_and_process_id() -> None:
+    one, other = (a_rank(rank, began=1.0 + rank, host="a-pod") for rank in range(2))
+    silent = [
+        replace(one, recording=replace(one.recording, about={}, pid=1, offset=1e9 + 50.0 * one.rank))
+        for one in (one, other)
+    ]
+    placed = place(a_job(*silent)).ranks
+    assert [(rank.shift, rank.error) for rank in placed] == [(0.0, 0.0), (50.0, UNKNOWN)]
 
 
 def test_the_clock_of_this_process() -> None:
     assert clock_id() == clock_id()
     assert "\n" not in clock_id()
     assert len(clock_id()) > 5
+
+
+def test_where_the_system_tells_no_clock_each_process_has_its_own() -> None:
+    command = "from pathlib import Path; Path.read_text = lambda self: open('')"  # there is no such file
+    command += "; from aiodist.environment.clock import clock_id; print(clock_id(), clock_id() == clock_id())"
+    told = [subprocess.check_output([sys.executable, "-c", command], text=True).split() for _ in range(2)]
+    assert told[0][2] != told[1][2] and told[0][3] == told[1][3] == "True"

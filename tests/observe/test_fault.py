@@ -85,7 +85,8 @@ def test_a_forked_child_has_none(memory: Memory) -> None:
 
 
 def test_without_a_folder_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "SHARED_MEMORY", tmp_path / "missing")
+    for place in ("SHARED_MEMORY", "ELSEWHERE"):
+        monkeypatch.setattr(records, place, tmp_path / "missing")
     file = FaultFile("job.1.0")
     assert file.signal == 0
     file.close()

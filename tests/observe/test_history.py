@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from aiodist.observe.history import MOST, History
-from aiodist.observe.view import RankView
+from aiodist.observe.view import JobView, RankView
 from aiodist.recorder.reading import Event
 from tests.observe.made import a_job
 from tests.observe.made import a_rank as at_twenty
@@ -36,6 +36,25 @@ def test_a_rank_that_dies_is_told_once_and_so_is_who_takes_its_place() -> None:
         ("joined", "rank 1 began on host-a"),
     ]
     assert [entry.at for entry in history.entries] == [1e9, 2.0, 1e9, 1e9 + 5.0]
+
+
+def test_a_death_that_a_new_epoch_follows_at_once_and_what_the_renumbered_tell() -> None:
+    """Between two looks rank 0 has died, and rank 1 has become rank 0."""
+    history = History()
+    first = a_rank(0), a_rank(1)
+    history.see(a_job(*first), 1.0)
+    lost = replace(of_epoch(first[1], 1).recording, rank=0, events=(Event(7.0, "lost rank 0"),))
+    now = JobView("cafe", (replace(first[1], recording=lost),), (replace(first[0], alive=False),))
+    for at in (2.0, 3.0):
+        history.see(now, at)
+    assert told(history)[1:] == [
+        ("epoch", "epoch 1 began, with 4 ranks"),
+        ("died", "rank 0 on host-a has ended without leaving"),
+        ("event", "rank 1, now rank 0: lost rank 0"),
+    ]
+    strangers = JobView("cafe", now.ranks, (replace(a_rank(2, began=3.0), alive=False),))
+    history.see(strangers, 4.0)  # it was never seen alive
+    assert len(history.entries) == 4
 
 
 def test_leaving_differs_from_dying() -> None:

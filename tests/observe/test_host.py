@@ -92,7 +92,8 @@ def test_the_kernel_may_tell_nothing_of_a_process() -> None:
 
 
 def test_nobody_records_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "SHARED_MEMORY", tmp_path / "missing")
+    for place in ("SHARED_MEMORY", "ELSEWHERE"):
+        monkeypatch.setattr(records, place, tmp_path / "missing")
     assert look() == []
 
 

@@ -29,6 +29,7 @@ from aiodist.recorder.layout import (
     CLOCK,
     CLOCKS_AT,
     HEADER,
+    LINE,
     LINK,
     LINKS_AT,
     PENDING_AT,
@@ -98,7 +99,10 @@ def spoil(memory: bytearray, draw: random.Random) -> None:
         form, at = draw.choice(PLACES)
         values = list(form.unpack_from(memory, at))
         place = draw.randrange(1 if form is HEADER else 0, len(values))
-        values[place] = draw.choice(FLOATS if isinstance(values[place], float) else WORDS)
+        word = draw.choice(WORDS)
+        if form is PLACE and place in (LINE, len(values) - 1):
+            word %= 1 << 32
+        values[place] = draw.choice(FLOATS) if isinstance(values[place], float) else word
         form.pack_into(memory, at, *values)
         return
     lines = lines_of(memory)
@@ -152,7 +156,7 @@ def about(**told: Any) -> Callable[[bytearray], None]:
 
 
 def odd_sort(**told: Any) -> Callable[[bytearray], None]:
-    names = ("sort", "mark", "group", "op", "dtype", "shape", "reduce", "root", "tag", "nbytes")
+    names = ("sort", "mark", "group", "op", "called", "dtype", "shape", "reduce", "root", "tag", "nbytes")
 
     def write(memory: bytearray) -> None:
         lines = lines_of(memory)
@@ -181,6 +185,7 @@ def odd_place(which: int, value: float) -> Callable[[bytearray], None]:
         odd_sort(nbytes=10**4000),
         odd_sort(nbytes=1 << 200),
         odd_sort(op="\ud800"),
+        odd_sort(called="\ud800"),
         odd_sort(root=1e308),
         odd_place(3, 1e308),
         odd_place(4, -1e308),

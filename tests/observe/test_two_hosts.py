@@ -48,7 +48,7 @@ CAUSE = PROGRAM.splitlines().index("        await asyncio.Event().wait()  # the 
 class Job:
     """The job, and commands on its hosts. It has a secret of its own, which only its processes know."""
 
-    def __init__(self, hosts: Hosts, program: Path) -> None:
+    def __init__(self, hosts: Hosts, program: Path, output: int = subprocess.DEVNULL) -> None:
         meet = f"--nnodes=2 --nproc-per-node=2 --master-addr={hosts.address(0)} --master-port=29444"
         self.agents = []
         for host in range(2):
@@ -59,8 +59,9 @@ class Job:
                     [*hosts.enter(host), *["unshare", "--mount", "--uts", "sh", "-c"], own, "sh", *agent],
                     env=os.environ
                     | {"PYTHONPATH": str(ROOT), "AIODIST_SECRET": "a secret of this job's alone"},
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    text=True,
                 )
             )
 
@@ -141,3 +142,48 @@ def test_without_the_network_there_are_the_ranks_of_the_host_and_the_reason(job:
     assert [one["rank"] for one in json.loads(done.stdout)] == [2, 3]
     assert done.stderr.startswith("only the ranks of this host are shown: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+SLOW = """
+import asyncio
+import numpy as np
+import aiodist as dist
+from aiodist.observe import watcher
+
+watcher.SLOWLY = 2.0
+
+async def main():
+    pg = await dist.init_process_group()
+    while True:
+        if pg.rank == 2:
+            await asyncio.sleep(0.05)
+        await pg.all_reduce(np.full(3, pg.rank + 1.0))  # late
+
+asyncio.run(main())
+"""
+
+
+def test_a_straggler_of_another_host_is_told_by_the_job_itself(tmp_path: Path) -> None:
+    program = tmp_path / "slow.py"
+    program.write_text(SLOW)
+    line = SLOW.splitlines().index("        await pg.all_reduce(np.full(3, pg.rank + 1.0))  # late") + 1
+    try:
+        with Hosts(2) as hosts:
+            job = Job(hosts, program, subprocess.PIPE)
+            try:
+                box = ""
+                assert job.agents[0].stderr is not None
+                for text in job.agents[0].stderr:
+                    box += text
+                    if "╰" in text:
+                        break
+            finally:
+                for agent in job.agents:
+                    agent.send_signal(signal.SIGINT)
+                rest = [agent.communicate(timeout=60)[1] for agent in job.agents]
+    except unittest.SkipTest as skipped:
+        pytest.skip(str(skipped))
+    assert "rank 2 came last in" in box
+    assert "rank 2 (host-1, pid " in box
+    assert f"slow.py:{line} in main" in box
+    assert "came last" not in rest[1]  # one host tells it

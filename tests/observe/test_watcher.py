@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aiodist.environment.clock import clock_id
 from aiodist.net.traffic import Traffic
 from aiodist.observe import watcher
 from aiodist.observe.view import RankView
 from aiodist.observe.watcher import Watcher
-from aiodist.recorder import read
+from aiodist.recorder import Record, read
+from aiodist.recorder.reading import Group
 from aiodist.shm import records
-from tests.observe.made import a_rank
+from tests.observe.made import a_rank, a_record
 from tests.observe.recorded import KEY, Rank, recording
+from tests.recorder.made import a_call
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
 
@@ -35,7 +39,7 @@ class Elsewhere:
     def poll(self) -> None:
         self.polls += 1
 
-    def gather(self, views: list[RankView]) -> list[RankView]:
+    def gather(self, views: list[RankView], most: int = 0, *, stacks: bool = True) -> list[RankView]:
         self.gathered += 1
         return views + self.views
 
@@ -204,6 +208,38 @@ def test_other_hosts_are_asked_where_there_are_some(make: Make, caplog: pytest.L
     assert "rank 1 (elsewhere, pid 4001)" in box
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_straggler_on_another_host_is_told_by_the_host_of_rank_0(
+    rank: int, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of its 40 operations came half a second after that of the rank here."""
+    here = make(rank)
+    began = time.monotonic() - 60.0
+    for number in range(40):
+        call = a_call(number)
+        here.track.note(here.track.sort_of(call), number, sys._getframe(), began + number)
+    here.flush()
+    there = a_rank(
+        1 - rank,
+        [a_record_of_two(number, began + number + 0.5) for number in range(40)],
+        now=began + 60.0,
+        size=2,
+        host="elsewhere",
+        clock=clock_id(),
+        groups=(PAIR,),
+    )
+    elsewhere = Elsewhere()
+    elsewhere.views = [RankView("elsewhere", KEY, there.recording, there.now)]
+    watching = watch(here, elsewhere=elsewhere)
+    watching._slow_due = 1.0  # long ago
+    look(watching)
+    look(watching)
+    assert elsewhere.gathered == (1 - rank)
+    told = boxes(caplog)
+    assert len(told) == (1 - rank)
+    assert not told or "rank 1 came last in 40 of the last 40 operations" in told[0]
+
+
 def test_of_all_hosts_that_of_the_lowest_rank_that_waits_speaks(make: Make) -> None:
     watching = watch(make(0))
     waits = a_rank(2, pending=[a_record_of_two()], host="there")
@@ -213,10 +249,11 @@ def test_of_all_hosts_that_of_the_lowest_rank_that_waits_speaks(make: Make) -> N
     assert watching._speaks([a_rank(1, host="here"), a_rank(2, host="there")], 1)
 
 
-def a_record_of_two() -> Any:
-    from tests.observe.made import a_record
+PAIR = Group("world", 0, range(2))
 
-    return a_record()
+
+def a_record_of_two(number: int = 0, issued: float = 10.0) -> Record:
+    return a_record(number=number, issued=issued, group=PAIR)
 
 
 def test_what_goes_wrong_while_it_judges_disturbs_nobody(

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Lin
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in place of shared memory."""
     monkeypatch.setattr(records, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(records, "ELSEWHERE", tmp_path / "elsewhere")  # which is not there
     yield tmp_path
     for file in tmp_path.glob("*/*"):
         file.unlink()

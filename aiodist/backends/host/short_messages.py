@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from sys import _getframe
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,7 +135,7 @@ class ShortMessages:
             return None  # before it is asked anything
         case = self._sends.get((tensor.dtype, tensor.shape, dst, tag), _NEW)
         if case is _NEW:
-            case = self._found(self._sends, Kind.send, tensor, dst, tag)
+            case = self._found(self._sends, _SEND, tensor, dst, tag)
         if case is None or not tensor.flags.c_contiguous or not self._issuer.here():
             return None
         channel = case.outgoing
@@ -142,8 +143,9 @@ class ShortMessages:
         if not channel.takes(self._context, case.nbytes):
             return None
         number = self._numbers.next_message(_SEND, dst, tag)
-        noted = self._track.note(case.sort, number, _getframe(2))  # before the receiver notes its end
+        issued = monotonic()  # before the receiver notes its end; the rest costs no time while it is awaited
         channel.send_eager(case.header.numbered(number), self._context, contents(tensor))
+        noted = self._track.note(case.sort, number, _getframe(2), issued)
         work: Work[None] = Work(self._issuer, case.call, held, None, None, number, noted)
         work._finish(None)
         return work
@@ -154,7 +156,7 @@ class ShortMessages:
             return None
         case = self._receives.get((tensor.dtype, tensor.shape, src, tag), _NEW)
         if case is _NEW:
-            case = self._found(self._receives, Kind.recv, tensor, src, tag)
+            case = self._found(self._receives, _RECV, tensor, src, tag)
         if case is None or not tensor.flags.carray or not self._issuer.here():
             return None
         number = self._numbers.next_message(_RECV, src, tag)
@@ -173,8 +175,9 @@ class ShortMessages:
         signature = message_signature(_BYTE, nbytes, number)
         header = pack_eager(self._context, 1 + tag, number, nbytes, signature)
         call, sort = self._of_bytes(_SEND, dst, tag)
-        noted = self._track.note(sort, number, _getframe(2))
+        issued = monotonic()  # as in `send`
         channel.send_eager(header, self._context, memoryview(data), sealed=True)
+        noted = self._track.note(sort, number, _getframe(2), issued)
         work: Work[None] = Work(self._issuer, call, held, None, None, number, noted)
         work._finish(None)
         return work
@@ -255,7 +258,7 @@ class ShortMessages:
         if fits:
             call = Call(kind, 0, dtype, shape, None, peer)
             header = Header(self._context, tag, dtype, tensor.size)
-            sends = kind is Kind.send
+            sends = kind is _SEND
             outgoing = channels.outgoing(peer) if sends else None
             incoming, sort = None if sends else channels.incoming(peer), self._track.sort_of(call, tag)
             case = Case(call, header, outgoing, incoming, tensor.nbytes, sort)
@@ -270,7 +273,7 @@ class ShortMessages:
         if found is None:
             if len(self._calls) >= _SHAPES:
                 self._calls.clear()
-            side = "" if peer == ANY else f"dst={peer}" if kind is Kind.send else f"src={peer}"
+            side = "" if peer == ANY else f"dst={peer}" if kind is _SEND else f"src={peer}"
             call = Call(kind, 0, _BYTE, (0,), None, peer, 0, f"{AS}{kind.name}_object({side})")
             found = self._calls[kind, peer, tag] = call, self._track.sort_of(call, tag)
         return found

@@ -31,15 +31,14 @@ def create(options: Any) -> AiodistProcessGroup:
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     limit = options.timeout.total_seconds()
     world = _world_with(ranks)
+    name = f"torch's group {options.group_id}" if c10d.is_initialized() else "world"  # torch's own is '0'
     if world is None:
         group: SyncProcessGroup | None = meet_over_store(
-            options.store, options.group_rank, options.group_size, limit, options.group_id
+            options.store, options.group_rank, options.group_size, limit, name
         )
     else:
         mine = [world.global_ranks.index(rank) for rank in ranks]
-        group = world.ours.new_group(
-            mine, timeout=limit, name=options.group_id, use_local_synchronization=True
-        )
+        group = world.ours.new_group(mine, timeout=limit, name=name, use_local_synchronization=True)
     assert group is not None  # torch asks members alone
     return AiodistProcessGroup(group, options.group_id, ranks)
 

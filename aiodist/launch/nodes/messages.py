@@ -7,7 +7,8 @@ agents/restarts          restarts that were taken, in all attempts
 agents/stop              the operator's signal that ends the job
 agents/<n>/roster        who takes part; grows when a node joins the running group
 agents/<n>/turn          counts troubles over all nodes: who was first
-agents/<n>/alarm         exists once the attempt is to end: 'failure'; or at once: 'stop', 'regroup'
+agents/<n>/alarm         exists once the attempt is to end: 'failure', or 'late 3 7' where others had waited
+                         for these ranks; or at once: 'stop', 'regroup'
 agents/<n>/idle/<id>     exists while none of the node's workers lives: 'well' if one ended with code 0
 agents/<n>/report/<id>   the node's NodeReport, once all its workers have ended
 agents/<n>/next          what the head decided to follow: `Next`
@@ -16,12 +17,16 @@ agents/<n>/next          what the head decided to follow: `Next`
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.plain import read
 
+FAILURE = "failure"
+_LATE = "late"
+_MOST_LATE = 64  # ranks that an alarm names
 _DIGITS = 18  # of a node's number, at most
 
 
@@ -63,6 +68,23 @@ class Next:
     def from_json(cls, data: bytes) -> Next:
         """Read `to_json`'s bytes; `WireError` on anything else."""
         return read(cls, data, "the head's decision")
+
+
+def failure(late: Collection[int]) -> str:
+    """The alarm of a failure.
+
+    Args:
+        late: the ranks that others had waited for.
+    """
+    return " ".join([_LATE, *map(str, sorted(late)[:_MOST_LATE])]) if late else FAILURE
+
+
+def late_in(why: str) -> tuple[int, ...]:
+    """The ranks that an alarm names; () of another one, whoever has left it."""
+    kind, *ranks = why.split(" ")[: _MOST_LATE + 1]
+    if kind != _LATE or not all(one.isascii() and one.isdecimal() and len(one) <= _DIGITS for one in ranks):
+        return ()
+    return tuple(map(int, ranks))
 
 
 def node_in(key: str, prefix: str) -> int | None:

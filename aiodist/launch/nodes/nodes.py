@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiodist.errors import AiodistError, WireError
 from aiodist.launch.nodes.local_node import LocalNode
-from aiodist.launch.nodes.messages import Elastic, Next, Others
+from aiodist.launch.nodes.messages import FAILURE, Elastic, Next, Others
 from aiodist.launch.nodes.node_monitor import BEAT, Listener, NodeMonitor
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.verdict import NodeReport, Verdict
@@ -100,8 +100,9 @@ class Nodes:
         """The number of our first trouble among those of all nodes, counted from 1."""
         return await self._ask(lambda store: store.add(self.key("turn"), 1), 1)
 
-    async def alarm(self, why: str = "failure") -> None:
-        """Tell the other nodes that the attempt ends. After the first alarm there is no other."""
+    async def alarm(self, why: str = FAILURE) -> None:
+        """Tell the other nodes that the attempt ends, and why (`messages`). After the first alarm there is no
+        other."""
         await self._put(self.key("alarm"), why.encode())
 
     async def stop(self, signum: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.errors import WireError
 from aiodist.launch.nodes.local_node import LocalNode
-from aiodist.launch.nodes.messages import Next, Others
+from aiodist.launch.nodes.messages import Next, Others, failure, late_in
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.roster import Member, Roster
@@ -79,6 +79,15 @@ async def test_an_alarm_reaches_the_others_and_turns_count(why: str) -> None:
     assert await heard.get() == why
     assert await b.take_turn() == 2
     await close(a, b)
+
+
+def test_an_alarm_may_name_ranks_that_others_waited_for() -> None:
+    assert [failure(()), failure({7, 3})] == ["failure", "late 3 7"]
+    assert [late_in("failure"), late_in("late 3 7"), late_in("late"), late_in("")] == [(), (3, 7), (), ()]
+    assert [late_in("late x"), late_in("late -1"), late_in("late " + "1" * 5000), late_in("late ²")] == [
+        ()
+    ] * 4
+    assert late_in(failure(range(1000))) == tuple(range(64))
 
 
 async def test_an_alarm_is_of_its_attempt() -> None:

@@ -34,7 +34,7 @@ from aiodist.work import Issuer, Work
 _SHAPES = 256  # that are remembered for each kind and op
 _NO_OP = 0
 _ANY_ROOT = -1
-_SCATTER = Kind.scatter
+_BROADCAST, _SCATTER, _BARRIER = Kind.broadcast, Kind.scatter, Kind.barrier
 
 
 class Running(Protocol):
@@ -172,7 +172,7 @@ class Short:
         ):
             return None
         if other is None and case.alone:
-            both = [lead] if lead.ndim == 1 else [lead.reshape(-1)]
+            both = [lead] if lead.ndim == 1 else [lead.ravel()]
             return self._issue(case, both, both, lead, held, depth)
         if other is not None and (
             type(other) is not np.ndarray
@@ -207,7 +207,7 @@ class Short:
 
     def barrier(self, held: bool) -> Work[Any] | None:
         """Take a number and start a barrier, likewise."""
-        cases = self._cases[Kind.barrier][_NO_OP]
+        cases = self._cases[_BARRIER][_NO_OP]
         case = cases.get(())
         if case is None:
             call = Call(Kind.barrier, 0, np.dtype(np.uint8), (0,))
@@ -288,24 +288,24 @@ class Short:
         self, kind: Kind, case: Case, lead: Array, other: Array | None
     ) -> tuple[list[Array], list[Array], Any] | None:
         """Parts that are given and taken, and the result; None where something is missing or too much."""
-        one = lead if lead.ndim == 1 else lead.reshape(-1)
-        if kind is Kind.broadcast:
+        one = lead if lead.ndim == 1 else lead.ravel()
+        if kind is _BROADCAST:
             return [one] * case.gives, [one] * case.gets, lead
         if kind is _SCATTER:
             if case.gives != (other is not None):
                 return None
             if other is None:
                 return [], [one], lead
-            return case.parts(other if other.ndim == 1 else other.reshape(-1)), [one], lead
+            return case.parts(other if other.ndim == 1 else other.ravel()), [one], lead
         if not case.gets:
             return None if other is not None else ([one], [], None)
         if not (case.each_from or case.each_to):
             if other is None:
                 both = [one]
                 return both, both, lead
-            return [one], [other if other.ndim == 1 else other.reshape(-1)], other
+            return [one], [other if other.ndim == 1 else other.ravel()], other
         into = np.empty(case.other_shape, lead.dtype) if other is None else other
-        flat = into if into.ndim == 1 else into.reshape(-1)
+        flat = into if into.ndim == 1 else into.ravel()
         send = case.parts(one) if case.each_from else [one]
         return send, case.parts(flat) if case.each_to else [flat], into
 
