@@ -54,6 +54,7 @@ from aiodist.rendezvous import (
     this_process,
 )
 from aiodist.rendezvous.file_store import LINGER_SECONDS
+from aiodist.runtime.interrupts import Interrupts
 from aiodist.runtime.late import Late
 from aiodist.sanitize import one_line
 from aiodist.shm.records import Memory
@@ -108,6 +109,8 @@ class Member:
         self._record = Memory(self._key)
         self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
         self._recorder.tell(**_about(self._job_id, name, where), clock=clock_id(), heartbeat=tuned.heartbeat)
+        self._interrupts = Interrupts()
+        self._interrupts.begin()
         self._overheard = Overheard(self._loop, self._recorder)
         self._answerer = Answerer(self._recorder, self._record.name, self._loop, threading.get_ident())
         self._exchange = Exchange(self._loop, lambda: self.job.store, self._key, ask)
@@ -241,6 +244,7 @@ class Member:
     async def _leave(self) -> None:
         """Give the rank back and leave the meeting."""
         _log.debug("leaving job %s%s", self._job_id, ", in haste" if self.job.hasty else "")
+        self._interrupts.end()
         self._exchange.close()
         self._answerer.close()
         self._overheard.close()

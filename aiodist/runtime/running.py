@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
@@ -28,8 +30,12 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     """
     tracebacks.install()
     _check(main)
-    with Interrupts() as interrupts, asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
-        return runner.run(_guarded(main, interrupts))
+    before, interrupts = signal.getsignal(signal.SIGINT), Interrupts()
+    try:
+        with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
+            return runner.run(_guarded(main, partial(interrupts.begin, before)))
+    finally:
+        interrupts.end()
 
 
 def _check(main: object) -> None:
@@ -47,8 +53,8 @@ def _check(main: object) -> None:
         )
 
 
-async def _guarded(main: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:
-    interrupts.begin()
+async def _guarded(main: Coroutine[Any, Any, T], begin: Callable[[], None]) -> T:
+    begin()
     try:
         result = await main
     except BaseException as error:

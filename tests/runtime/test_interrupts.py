@@ -42,6 +42,30 @@ def test_a_step_without_an_await_is_interrupted_and_may_clean_up() -> None:
     assert done == ["cleaned up"]
 
 
+def test_so_is_one_under_asyncio_while_a_group_is_open() -> None:
+    done: list[str] = []
+
+    async def steps() -> None:
+        async with dist.init_process_group(world_size=1):
+            try:
+                press()
+                FOREVER.wait()
+            finally:
+                await asyncio.sleep(0)
+                done.append("cleaned up")
+
+    async def waits() -> None:
+        async with dist.init_process_group(world_size=1):
+            pass
+        press()
+        await asyncio.sleep(100)
+
+    assert interrupted_at(caught(lambda: asyncio.run(steps()))).endswith(" in steps: FOREVER.wait()")
+    assert done == ["cleaned up"]
+    at = interrupted_at(caught(lambda: asyncio.run(waits())))
+    assert at.endswith(" in waits: await asyncio.sleep(100)")
+
+
 def test_so_is_a_step_of_another_task() -> None:
     async def helps() -> None:
         press()
@@ -102,3 +126,11 @@ def test_one_in_the_last_step_is_not_lost() -> None:
         press()
 
     caught(lambda: dist.run(steps()))
+
+
+def test_a_handler_that_outlives_its_loop_does_not_fail() -> None:
+    async def leaves() -> None:
+        interrupts.Interrupts().begin()
+
+    asyncio.run(leaves())
+    caught(press)

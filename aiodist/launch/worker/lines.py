@@ -35,7 +35,9 @@ _CHAIN = (
 )
 
 
-_BEGINS = re.compile(rb"Traceback \(most recent call last\)|  [+] Exception Group Traceback|aiodist: |interrupted at ")
+_BEGINS = re.compile(
+    rb"Traceback \(most recent call last\)|  [+] Exception Group Traceback|aiodist: |interrupted at "
+)
 
 
 def begins_error(line: bytes) -> bool:

@@ -19,9 +19,11 @@ class Shown(Console):
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
+        self.fresh = asyncio.Event()
 
     def line(self, prefix: bytes, *texts: bytes) -> None:
         self.lines += [prefix + text for text in texts]
+        self.fresh.set()
 
 
 def together(ranks: Sequence[int]) -> bytes:
@@ -65,9 +67,10 @@ async def test_other_output_is_shown_at_once_and_errors_after_a_moment() -> None
     errors = await alike(shown)
     errors.write(0, mine(0), [b"a warning"])
     assert shown.lines == [mine(0) + b"a warning"]
+    shown.fresh.clear()
     errors.write(0, mine(0), TRACE)
-    while len(shown.lines) < 4:
-        await asyncio.sleep(0)
+    await shown.fresh.wait()
+    assert len(shown.lines) == 4
     errors.write(0, mine(0), [b"and goes on"])
     assert shown.lines[4:] == [mine(0) + b"and goes on"]
 
