@@ -411,10 +411,14 @@ class Watch:
         return f"rank {rank} ({self._roster.hosts[self._roster.ranks.index(rank)]})"
 
     def _departure(self, ranks: list[int]) -> PeerLost:
+        they, them, leave = ("it", "it", "that rank leaves")
+        if len(ranks) > 1:
+            they, them, leave = ("they", "them", "those ranks leave")
         return PeerLost(
             ranks,
-            "it closed the group while others still needed it",
-            hint="Await all operations on every rank before closing the group",
+            f"{they} closed the group while others still needed {them}",
+            hint=f"Every rank has to issue the same operations: see where {leave} the group, and await all "
+            "operations before that",
         )
 
     def _later(self, delay: float, action: Callable[[], object]) -> None:
