@@ -147,7 +147,7 @@ def test_timeout_names_who_had_not_arrived() -> None:
         assert "rank 2 had not arrived" in str(error)
         assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.3)
 
-    run_virtual(run_cluster(3, main))
+    run_virtual(run_cluster(4, main))
 
 
 def test_timeout_of_a_message_says_of_the_other_side_what_is_known() -> None:
@@ -255,7 +255,7 @@ def test_abort_reaches_everybody_with_the_reason() -> None:
         assert isinstance(error, dist.GroupAborted)
         assert (error.rank, error.reason) == (1, "the disk is full")
 
-    run_virtual(run_cluster(3, main))
+    run_virtual(run_cluster(4, main))
 
 
 def test_leaving_by_an_exception_aborts_with_it() -> None:
