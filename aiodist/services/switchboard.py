@@ -103,7 +103,7 @@ class Switchboard:
 
     def stream(
         self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
-    ) -> Stream:
+    ) -> Stream[Any]:
         """The parts that a handler of another process yields. Errors as `ProcessGroup.stream`."""
 
         async def opens(nbytes: int, deadline: float) -> Caller:
