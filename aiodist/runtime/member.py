@@ -118,6 +118,7 @@ class Member:
             *(self._recorder, self._record, self._key, tuned.stall_after),
             answer=self._answerer.look,
             exchange=self._exchange,
+            calls=self._calls,
         )
         node, local_rank = _seat(asked)
         settings = Settings(
@@ -238,6 +239,12 @@ class Member:
         if await self.job.store.add(f"over/{epoch}", 1) == size:
             await self.job.store.set(OVER, b"1")
             await self._meeting.store.set(ELASTIC, b"over")
+
+    def _calls(self, now: float) -> dict[str, Any] | None:
+        """What is under way at the services; None before there are any."""
+        job: Job | None = getattr(self, "job", None)
+        services = None if job is None else job.settings.services
+        return None if services is None else services.overview.look(now)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
