@@ -64,9 +64,9 @@ class Overview:
                 told["to"].append([rank, name.decode() or A_MESSAGE, at, len(numbers)])
             if waiting := peer.caller.waiting:
                 told["room"].append([rank, since("room", uid), waiting])
-        for name, handler in list(self._handlers.by_name.items()):
+        for handler in list(self._handlers.by_name.values()):
             if waiting := handler.slots.waiting:
-                told["full"].append([name, since("full", name), waiting])
+                told["full"].append([handler.name, since("full", handler.name), waiting])
         self._since = seen
         for lines in ("to", "room", "full"):
             del told[lines][MOST:]
