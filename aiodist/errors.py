@@ -312,10 +312,21 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
         told.args = (told.message,)
         return told
 
+    def during(self, op: str, seq: int | None, group: str, epoch: int = 0) -> GroupBroken:
+        """As `GroupBroken.during`. A receive that others waited for has itself waited for a message."""
+        copy = super().during(op, seq, group, epoch)
+        if copy.hint == _OWN and op.startswith("recv"):
+            copy.hint = _NOTHING_CAME
+        return copy
+
 
 _SLOW_RANK = "Raise timeout= if that rank is only slow; else see what it does instead"
 _SLOW_PATH = "Raise timeout= if it is only slow; `aiodist bench` measures what is between the ranks"
 _OWN = "See what this rank did meanwhile: long steps keep its event loop from turning"
+_NOTHING_CAME = (
+    "Nothing that fits has come: compare the sender's calls with this receive: its source, its tag, and "
+    "whether it takes a tensor or an object"
+)
 
 
 def _known(missing: Sequence[int], unheard: Sequence[int], trouble: str) -> list[str]:

@@ -154,6 +154,9 @@ _MADE_OF = {
     Kind.scatter: "scatter_object",
     Kind.all_reduce: "agree",
 }
+_ROOTS = 4096
+"""Roots that are tried where a signature does not have the one of the call that it is a part of."""
+
 NUMBER_AT = 16
 """Where a signature has the operation's number: 8 bytes, little-endian."""
 
@@ -273,11 +276,35 @@ def agree(mine: bytes, theirs: bytes) -> bool:
 
 def describe_signature(signature: bytes) -> str:
     """A peer's signature as text; the shape is not in it, so the element count stands for it."""
-    kind, dtype, reduce, ndim, root, count, _seq, _shape, _offer = _SIGNATURE.unpack(signature)
+    kind, dtype, reduce, ndim, root, count, _seq, shape, _offer = _SIGNATURE.unpack(signature)
     try:
         if ndim & _AS_FLAG and Kind(kind) in _MADE_OF:
-            return _MADE_OF[Kind(kind)]
+            return _whole(Kind(kind), root, count, shape) or _MADE_OF[Kind(kind)]
         call = Call(Kind(kind), 0, DTYPES[dtype], (count,), ReduceOp(reduce) if reduce else None, root)
     except (ValueError, IndexError):
         return f"an operation this version does not know (code {kind})"
     return call.describe()
+
+
+def _whole(kind: Kind, root: int, count: int, shape_sum: int) -> str:
+    """The call of the user's that a part with this signature belongs to, found by its checksum; '': unknown.
+
+    A part's shape has one dimension, or none.
+    """
+    roots = (root,) if root != NO_ROOT else range(_ROOTS)
+    for call in _WHOLES.get(kind, ()):
+        for one in roots if "{" in call else (0,):
+            text = call.format(one)
+            for shape in ((count,), ()):
+                if zlib.crc32(f"{shape}{AS}{text}".encode()) == shape_sum:
+                    return text
+    return ""
+
+
+_WHOLES = {
+    Kind.all_gather: ("all_gather_object()", "gather_object(dst={})", "split()"),
+    Kind.broadcast: ("broadcast_object(src={})", "scatter_object(src={})", "pending_joins()"),
+    Kind.gather: ("gather_object(dst={})",),
+    Kind.scatter: ("scatter_object(src={})",),
+    Kind.all_reduce: ("agree()",),
+}

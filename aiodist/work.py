@@ -24,7 +24,7 @@ from aiodist.recorder import Entry, Pending, Track
 from aiodist.timeouts import seconds
 from aiodist.types import Call
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 
 PULSE = 0.001
@@ -480,7 +480,7 @@ class Work(Generic[T]):
 
     # ── for the one who carries it out ───────────────────────────────────────────────────────────────
 
-    def _finish(self, result: T) -> None:
+    def _finish(self, result: Any) -> None:
         """End the operation well. Called once, on the loop."""
         if self._state == _PENDING:
             self._result = result
@@ -517,7 +517,7 @@ class Work(Generic[T]):
         if type(self._noted) is list and self._state == _PENDING:
             self._issuer.track.stamp(self._noted, what)
 
-    def _gives(self, result: T) -> None:
+    def _gives(self, result: Any) -> None:
         """Note the result that it has if it ends well, before it does."""
         self._result = result
 

@@ -281,3 +281,10 @@ def test_they_come_out_of_a_pool_of_processes() -> None:
         [sys.executable, "-c", IN_A_POOL], capture_output=True, text=True, check=True, timeout=120
     )
     assert result.stdout.strip() == "CollectiveTimeout (4,) barrier 3 True"
+
+
+def test_a_receive_that_others_waited_for_says_that_nothing_has_come() -> None:
+    told = CollectiveTimeout(2.5, [1]).as_told(1, 0)
+    assert "Nothing that fits has come" in str(told.during("recv_object", 0, "world"))
+    assert "Nothing that fits has come" not in str(told.during("all_reduce", 0, "world"))
+    assert "this one" in str(told.during("recv", 0, "world"))

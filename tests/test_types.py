@@ -99,6 +99,25 @@ def test_signature_of_a_peer_is_described_with_its_count(call: Call) -> None:
     assert describe_signature(call.signature) == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "root", "words"),
+    [
+        (Kind.broadcast, 3, "broadcast_object(src=3)"),
+        (Kind.broadcast, 0, "scatter_object(src=0)"),
+        (Kind.broadcast, 0, "pending_joins()"),
+        (Kind.all_gather, NO_ROOT, "gather_object(dst=7)"),
+        (Kind.all_gather, NO_ROOT, "split()"),
+        (Kind.all_reduce, NO_ROOT, "agree()"),
+        (Kind.all_gather, NO_ROOT, "all_reduce_quantized(float32[9], SUM)"),
+    ],
+)
+def test_a_part_of_a_peers_call_is_described_as_that_call(kind: Kind, root: int, words: str) -> None:
+    for shape in ((), (5,)):
+        part = Call(kind, 2, F32, shape, None, root, 0, f"{AS}{words}")
+        said = describe_signature(part.signature)
+        assert said == words or ("quantized" in words and "all_reduce_quantized" in said)
+
+
 @given(st.binary(min_size=SIGNATURE_BYTES, max_size=SIGNATURE_BYTES))
 def test_any_32_bytes_are_described(signature: bytes) -> None:
     assert describe_signature(signature)

@@ -71,7 +71,11 @@ def parts(sizes: Sequence[int], fragments: int) -> list[list[int]]:
         the indices of each fragment's arrays, in order.
     """
     if not 1 <= fragments <= max(1, len(sizes)):
-        raise UsageError(f"{len(sizes)} arrays cannot be dealt out to {fragments} fragments")
+        counted = "1 array" if len(sizes) == 1 else f"{len(sizes)} arrays"
+        raise UsageError(
+            f"{counted} cannot be dealt out to {fragments} fragments",
+            hint="Each fragment has one array at least",
+        )
     chosen: list[list[int]] = [[] for _ in range(fragments)]
     filled = [(0, 0)] * fragments  # elements and arrays
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

@@ -43,7 +43,8 @@ def unpack(code: str, values: tuple[Any, ...]) -> GroupBroken:
     """The error that a peer packed, its text as one line; `WireError` if it is none."""
     match code, values:
         case "lost", (tuple(ranks), str(cause)) if ranks and _are_ranks(ranks):
-            return PeerLost(ranks, one_line(cause))
+            left = departure(list(ranks))
+            return left if cause == left.cause else PeerLost(ranks, one_line(cause))
         case "mismatch", (tuple(said),) if said and all(_is_statement(item) for item in said):
             return CollectiveMismatch({rank: one_line(text) for rank, text in said})
         case "timeout", (int(timeout) | float(timeout), tuple(missing), tuple(unheard), str(trouble)) if (
@@ -57,6 +58,19 @@ def unpack(code: str, values: tuple[Any, ...]) -> GroupBroken:
         case "broken", (str(message),):
             return GroupBroken(one_line(message))
     raise WireError(f"not a verdict: {short(code)[:100]} {short(values)[:100]}")
+
+
+def departure(ranks: list[int]) -> PeerLost:
+    """The error for members that have closed a group in which others have issued more operations."""
+    they, them, leave = ("it", "it", "that rank leaves")
+    if len(ranks) > 1:
+        they, them, leave = ("they", "them", "those ranks leave")
+    return PeerLost(
+        ranks,
+        f"{they} closed the group while others still needed {them}",
+        hint=f"Every rank has to issue the same operations: see where {leave} the group, and await all "
+        "operations before that",
+    )
 
 
 def _cut(text: str) -> str:

@@ -46,7 +46,7 @@ class Calls:
         name, build = self._known(services, handler, stream=False)
         return services.call(uid, rank, name, args, limit, build)
 
-    def stream(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Stream:
+    def stream(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Stream[Any]:
         """See `ProcessGroup.stream`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         if type(handler) is str:

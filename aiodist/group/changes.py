@@ -67,6 +67,7 @@ class Changes:
         core.check_here()
         limit = core.limit(timeout)
         core.batches.begin()
+        core.miss_who_left()
         number = core.reserve()  # before the store is asked: other tasks may issue meanwhile
         found = np.full((), -1, np.int64)
         work = core.work(

@@ -470,6 +470,13 @@ class GroupCore:
             if gone is not None:
                 self.break_group(gone)
 
+    def miss_who_left(self) -> None:
+        """Break the group if a member has left it before the next collective, which need not wait for that
+        member."""
+        gone = self._watch.gone(self.numbers.issued)
+        if gone is not None and self.error is None:
+            self.break_group(gone)
+
     def short_for(self, timeout: Timeout) -> ShortMessages | None:
         """The short way of messages, if a call with this timeout may take it now."""
         return None if timeout is not None or self.batches.open else self.short_messages

@@ -37,6 +37,9 @@ _ALL_GATHER, _GATHER, _SCATTER = Kind.all_gather, Kind.gather, Kind.scatter
 _REDUCE_SCATTER, _ALL_TO_ALL = Kind.reduce_scatter, Kind.all_to_all
 
 T = TypeVar("T")
+Number = complex | np.number[Any] | np.bool_
+"""Numbers, Python's and NumPy's; `complex` says int and float, too."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -126,13 +129,13 @@ class ProcessGroup:
 
     def all_reduce(
         self,
-        tensor: Any,
+        tensor: T,
         op: Op = ReduceOp.SUM,
-        out: Any = None,
+        out: T | None = None,
         *,
         timeout: Timeout = None,
         async_op: bool = False,
-    ) -> Work[Any]:
+    ) -> Work[T]:
         """Reduce over all ranks; every rank gets the bitwise same result.
 
         Args:
@@ -153,17 +156,17 @@ class ProcessGroup:
 
     def all_reduce_quantized(
         self,
-        tensor: Any,
+        tensor: T,
         op: Op = ReduceOp.SUM,
         codec: str = "int8",
-        out: Any = None,
+        out: T | None = None,
         *,
         feedback: ErrorFeedback | None = None,
         non_finite: str = "raise",
         agree_on: str = "",
         timeout: Timeout = None,
         async_op: bool = False,
-    ) -> Work[Any]:
+    ) -> Work[T]:
         """Reduce over all ranks with 8 or 4 bits an element on the way. Every rank gets the same bits.
 
         Each block of elements has one scale. Sums are float32. Each element is rounded twice, by half a scale
@@ -190,8 +193,8 @@ class ProcessGroup:
         )
 
     def broadcast(
-        self, tensor: Any, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
-    ) -> Work[Any]:
+        self, tensor: T, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
+    ) -> Work[T]:
         """Copy `src`'s tensor to all ranks.
 
         Args:
@@ -205,14 +208,14 @@ class ProcessGroup:
 
     def reduce(
         self,
-        tensor: Any,
+        tensor: T,
         dst: int = 0,
         op: Op = ReduceOp.SUM,
-        out: Any = None,
+        out: T | None = None,
         *,
         timeout: Timeout = None,
         async_op: bool = False,
-    ) -> Work[Any]:
+    ) -> Work[T | None]:
         """Reduce over all ranks to one.
 
         Args:
@@ -227,6 +230,26 @@ class ProcessGroup:
         """
         return self._collective(_REDUCE, tensor, out, timeout, async_op, op, dst)
 
+    @overload
+    def all_gather(
+        self,
+        tensor: Number,
+        out: Any = ...,
+        sizes: Sequence[int] | None = ...,
+        *,
+        timeout: Timeout = ...,
+        async_op: bool = ...,
+    ) -> Work[Any]: ...
+    @overload
+    def all_gather(
+        self,
+        tensor: T,
+        out: T | None = ...,
+        sizes: Sequence[int] | None = ...,
+        *,
+        timeout: Timeout = ...,
+        async_op: bool = ...,
+    ) -> Work[T]: ...
     def all_gather(
         self,
         tensor: Any,
@@ -252,14 +275,14 @@ class ProcessGroup:
 
     def reduce_scatter(
         self,
-        tensor: Any,
-        out: Any = None,
+        tensor: T,
+        out: T | None = None,
         op: Op = ReduceOp.SUM,
         sizes: Sequence[int] | None = None,
         *,
         timeout: Timeout = None,
         async_op: bool = False,
-    ) -> Work[Any]:
+    ) -> Work[T]:
         """Reduce over all ranks, and give rank r the r-th part of the first axis.
 
         Args:
@@ -274,6 +297,14 @@ class ProcessGroup:
         """
         return self._collective(_REDUCE_SCATTER, tensor, out, timeout, async_op, op, sizes=sizes)
 
+    @overload
+    def gather(
+        self, tensor: Number, dst: int = ..., out: Any = ..., *, timeout: Timeout = ..., async_op: bool = ...
+    ) -> Work[Any]: ...
+    @overload
+    def gather(
+        self, tensor: T, dst: int = ..., out: T | None = ..., *, timeout: Timeout = ..., async_op: bool = ...
+    ) -> Work[T | None]: ...
     def gather(
         self, tensor: Any, dst: int = 0, out: Any = None, *, timeout: Timeout = None, async_op: bool = False
     ) -> Work[Any]:
@@ -291,8 +322,8 @@ class ProcessGroup:
         return self._collective(_GATHER, tensor, out, timeout, async_op, root=dst)
 
     def scatter(
-        self, out: Any, tensor: Any = None, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
-    ) -> Work[Any]:
+        self, out: T, tensor: Any = None, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
+    ) -> Work[T]:
         """Distribute one rank's rows over all ranks.
 
         Args:
@@ -308,14 +339,14 @@ class ProcessGroup:
 
     def all_to_all(
         self,
-        tensor: Any,
-        out: Any = None,
+        tensor: T,
+        out: T | None = None,
         in_splits: Sequence[int] | None = None,
         out_splits: Sequence[int] | None = None,
         *,
         timeout: Timeout = None,
         async_op: bool = False,
-    ) -> Work[Any]:
+    ) -> Work[T]:
         """Send a part of the first axis from every rank to every rank.
 
         Args:
@@ -624,6 +655,14 @@ class ProcessGroup:
         """
         return self._calls.handler(function, name, limit)
 
+    @overload
+    async def call(
+        self, rank: int, handler: Callable[..., Awaitable[T]], *args: Any, timeout: Timeout = ...
+    ) -> T: ...
+    @overload
+    async def call(self, rank: int, handler: Callable[..., T], *args: Any, timeout: Timeout = ...) -> T: ...
+    @overload
+    async def call(self, rank: int, handler: str, *args: Any, timeout: Timeout = ...) -> Any: ...
     async def call(self, rank: int, handler: Any, *args: Any, timeout: Timeout = None, **named: Never) -> Any:
         """Call a handler of one rank → its result. Nothing collective: only these two processes take part.
 
@@ -655,7 +694,15 @@ class ProcessGroup:
             raise by_position(named)
         return await self._calls.call(rank, handler, args, timeout)
 
-    def stream(self, rank: int, handler: Any, *args: Any, timeout: Timeout = None, **named: Never) -> Stream:
+    @overload
+    def stream(
+        self, rank: int, handler: Callable[..., AsyncIterator[T]], *args: Any, timeout: Timeout = ...
+    ) -> Stream[T]: ...
+    @overload
+    def stream(self, rank: int, handler: str, *args: Any, timeout: Timeout = ...) -> Stream[Any]: ...
+    def stream(
+        self, rank: int, handler: Any, *args: Any, timeout: Timeout = None, **named: Never
+    ) -> Stream[Any]:
         """Call a handler of one rank that yields: `async for part in pg.stream(rank, "scan", prefix)`.
 
         About a MiB of parts is sent ahead; then the handler waits. Leaving the loop stops the handler.

@@ -29,7 +29,7 @@ from aiodist.errors import (
     WireError,
     name_ranks,
 )
-from aiodist.group.breakage import pack, unpack
+from aiodist.group.breakage import departure, pack, unpack
 from aiodist.group.flight import MOST, Flight
 from aiodist.group.roster import Roster
 from aiodist.sanitize import one_line
@@ -163,7 +163,7 @@ class Watch:
     def gone(self, seq: int) -> PeerLost | None:
         """The reason why a collective can never complete: a member left before this number. Else None."""
         early = [rank for rank, issued in self._left.items() if seq >= issued]
-        return self._departure(early) if early else None
+        return departure(early) if early else None
 
     def expired(self, operation: Operation, timeout: float, late: float) -> CollectiveTimeout:
         """Make the error of an operation whose time is up.
@@ -277,7 +277,7 @@ class Watch:
         self._tell_left(rank, False)
         if any(seq >= issued for seq in self._flight.collectives()):
             # Others may wait for this rank in an earlier one, and have no reason of their own to end it.
-            self._breaks(self._departure([rank]))
+            self._breaks(departure([rank]))
 
     def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
         """Note loops that do not turn. If this rank waits for one, it logs that, once, and once more when
@@ -409,13 +409,6 @@ class Watch:
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} ({self._roster.hosts[self._roster.ranks.index(rank)]})"
-
-    def _departure(self, ranks: list[int]) -> PeerLost:
-        return PeerLost(
-            ranks,
-            "it closed the group while others still needed it",
-            hint="Await all operations on every rank before closing the group",
-        )
 
     def _later(self, delay: float, action: Callable[[], object]) -> None:
         def run() -> None:

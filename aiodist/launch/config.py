@@ -123,8 +123,12 @@ class LaunchConfig:
         """--nnodes as it was written: '2', '1:4'."""
         return f"{self.nnodes}:{self.most}" if self.most > self.nnodes else str(self.nnodes)
 
-    def prefix_of(self, *, rank: int, local_rank: int, node_rank: int, host: str) -> str:
-        """The line prefix of one worker; `UsageError` if the template names something unknown."""
+    def prefix_of(self, *, rank: int | str, local_rank: int | str, node_rank: int, host: str) -> str:
+        """The line prefix of one worker, or of several with 'ranks 0–3' as their rank.
+
+        Raises:
+            UsageError: the template names something unknown.
+        """
         try:
             return Template(self.prefix).substitute(
                 host=host, rank=rank, local_rank=local_rank, node_rank=node_rank, role_name=self.role

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,9 +39,11 @@ from aiodist.launch.supervisor import (
 )
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NEVER, Ending, NodeReport, by_its_words, lost_nodes
+from aiodist.launch.worker.alike import Alike, ranges
 from aiodist.launch.worker.starting import AgentContext, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker, ask_all
+from aiodist.terminal import hue, takes_colour
 
 logger = logging.getLogger("aiodist.launch.crew")
 _SYMPTOMS_APART = 0.5
@@ -59,12 +61,14 @@ class Crew:
     """
 
     def __init__(self, context: AgentContext, nodes: Nodes) -> None:
-        self._context = context
+        self._context = context = replace(context)
         self._config = context.config
         self._nodes = nodes
         self._place = nodes.place
         self._supervisor = Supervisor(self._config.nproc, self._config.shutdown_timeout)
         self._loop = asyncio.get_running_loop()
+        if self._config.nproc > 1:
+            context.alike = Alike(self._loop, context.err, self._prefix_of)
         self._over = asyncio.Event()
         self._halt = asyncio.Event()  # nobody is started again
         self._error: BaseException | None = None
@@ -109,6 +113,7 @@ class Crew:
     async def wait(self) -> None:
         """Wait until all have ended, and what they left behind is gone."""
         await self._over.wait()
+        self._context.settle()
         while self._tasks and self._error is None:
             await asyncio.wait(self._tasks)
         if self._error is not None:
@@ -208,6 +213,15 @@ class Crew:
             self._over.set()
 
     # -- one worker -----------------------------------------------------------------------------
+
+    def _prefix_of(self, ranks: Sequence[int]) -> bytes:
+        """What stands before a line that several workers have written."""
+        place = self._place
+        local = ranges([rank - place.first_rank for rank in ranks])
+        prefix = self._config.prefix_of(
+            rank=f"ranks {ranges(ranks)}", local_rank=local, node_rank=place.node_rank, host=place.host
+        )
+        return hue(ranks[0], prefix, takes_colour(self._context.err.is_terminal, os.environ)).encode()
 
     def _start(self, local_rank: int, restarts: int) -> None:
         worker = start_worker(self._context, self._place, local_rank, restarts)
@@ -431,3 +445,4 @@ class Crew:
             worker.watch(lambda: None)
             worker.send(signal.SIGKILL)
         await asyncio.gather(*(worker.sweep() for worker in workers))
+        self._context.settle()

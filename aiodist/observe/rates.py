@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from aiodist.observe.calls import Calls, calls_of
 from aiodist.observe.view import Doing, JobView, RankView
 from aiodist.observe.words import call, message
 from aiodist.recorder.reading import Line, Record
@@ -34,6 +35,7 @@ class Row:
         memory: resident bytes.
         cpu: processors that it has kept busy.
         issued, failed: operations, all that there were.
+        asked, served: calls without an answer, of its own and of others at it.
     """
 
     rank: int
@@ -54,6 +56,8 @@ class Row:
     cpu: float | None
     issued: int
     failed: int
+    asked: int = 0
+    served: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Totals:
     Args:
         ranks: how many.
         doing: how many of them do what, in the order of `Doing`.
-        ops, nbytes, cpu, memory, issued, failed: the sums.
+        ops, nbytes, cpu, memory, issued, failed, asked, served: the sums.
         waiting: the mean.
         late: the most.
     """
@@ -78,6 +82,8 @@ class Totals:
     cpu: float | None
     issued: int
     failed: int
+    asked: int = 0
+    served: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,8 @@ def totals(rows: Iterable[Row]) -> Totals:
         cpu=_sum(row.cpu for row in rows),
         issued=sum(row.issued for row in rows),
         failed=sum(row.failed for row in rows),
+        asked=sum(row.asked for row in rows),
+        served=sum(row.served for row in rows),
     )
 
 
@@ -171,6 +179,7 @@ def _row(before: RankView | None, view: RankView) -> Row:
     recording, vitals = view.recording, view.recording.vitals
     record = recording.pending[0] if recording.pending else view.last
     ops, nbytes, waiting = _speed(before, view)
+    calls = calls_of(view) if view.alive else Calls()
     return Row(
         *(view.rank, view.host, recording.pid, recording.epoch, view.doing.name, view.since),
         what=named(record) if record is not None else "",
@@ -185,6 +194,8 @@ def _row(before: RankView | None, view: RankView) -> Row:
         cpu=_cpu(before, view),
         issued=vitals.issued,
         failed=vitals.failed,
+        asked=calls.asked,
+        served=calls.served,
     )
 
 

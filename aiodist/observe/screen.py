@@ -58,6 +58,16 @@ _NUMBERS = (
 )
 
 
+_CALLS = _Column(
+    "asks/serves",
+    11,
+    lambda row: f"{row.asked}/{row.served}",
+    lambda all: f"{all.asked}/{all.served}",
+    5,
+)
+"""Calls without an answer; shown where there are any."""
+
+
 def screen(job: Summary, width: int, height: int | None = None, note: str = "") -> Group:
     """A job, in lines of a terminal.
 
@@ -97,6 +107,8 @@ def _head(job: Summary) -> list[Text]:
     for doing, count in job.totals.doing.items():
         states.append(f"{count} {doing}  ", style=_STYLES.get(doing, _BAD))
     states.append(f"{job.totals.issued} operations, {job.totals.failed} failed")
+    if job.totals.asked or job.totals.served:
+        states.append(f"  {job.totals.asked} calls without an answer")
     return [_cut(first), _cut(states)]
 
 
@@ -122,7 +134,8 @@ def _table(job: Summary, shown: Iterable[Row], rest: Sequence[Row], width: int) 
     ranks = max(len("rank"), *(len(str(row.rank)) for row in shown))
     processes = max(len("process"), *(len(process(row)) for row in shown))
     states = max(len("state"), *(len(_state(row)) for row in shown))
-    columns = _that_fit(width - ranks - processes - states - 3)
+    calls = (_CALLS,) if job.totals.asked or job.totals.served else ()
+    columns = _that_fit((*_NUMBERS, *calls), width - ranks - processes - states - 3)
     table = Table(box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("rank", width=ranks, justify="right")
     table.add_column("process", width=processes, no_wrap=True)
@@ -145,9 +158,9 @@ def _together(title: str, all: Totals, columns: Iterable[_Column]) -> list[str |
     return ["", "", title, Text(states), *(column.all(all) for column in columns)]
 
 
-def _that_fit(room: int) -> list[_Column]:
+def _that_fit(all: Iterable[_Column], room: int) -> list[_Column]:
     """The columns that leave room for the operation."""
-    columns = list(_NUMBERS)
+    columns = list(all)
     while columns and room - sum(column.width + 1 for column in columns) < _FEW:
         columns.remove(min(columns, key=lambda column: column.worth))
     return columns

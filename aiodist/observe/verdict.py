@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from aiodist.errors import name_ranks
 from aiodist.observe import words
+from aiodist.observe.calls import calls_of, circles
 from aiodist.observe.figures import size, span
 from aiodist.observe.links import SlowLink, find_slow_link
 from aiodist.observe.straggler import find_straggler
@@ -42,6 +43,8 @@ _ADVICE = {
     "unsent": "Post the matching send (same peer, tag and group), or drop the recv.",
     "moving": "All are there and data moves: the network between them is slow, or a peer reads slowly.",
     "unseen": "Look on its host, by 'aiodist stacks'. On this host, its log says why it keeps no record.",
+    "calls": "A handler that waits for a call keeps its place: raise its limit=, or do not call back.",
+    "unanswered": "Give calls a shorter timeout=, ask fewer at once, or see what the handlers wait for.",
     "slow link": "Look at the network between the two hosts: its rate, its losses, other traffic.",
     "straggler": "It computes for longer than the others: look at its data, its host and its clock rate.",
 }
@@ -101,7 +104,36 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
         link = find_slow_link(job)
         if link is not None:
             return (_on_link(link, ranks),)
-    return tuple(told.values()) or judge_speed(job)
+    return (*_on_calls(ranks, after), *told.values()) or judge_speed(job)
+
+
+def _on_calls(ranks: dict[int, RankView], after: float) -> Iterator[Verdict]:
+    """The verdicts on calls that wait for each other, and on ranks that answer so few that others wait."""
+    for circle in circles(ranks, after):
+        names = sorted({call.rank for call in circle})
+        seconds = min(max(0.0, ranks[call.rank].now - call.since) for call in circle)
+        who = f"{name_ranks(names)} wait" if len(names) > 1 else f"rank {names[0]} waits for itself"
+        how = " for each other's answers" if len(names) > 1 else ""
+        rest = [
+            f"rank {caller} waits for {call.name!r} of rank {call.rank}, which runs there as often as it may"
+            for caller, call in zip([circle[-1].rank, *(one.rank for one in circle)], circle, strict=False)
+        ]
+        about = f"calls {names} {sorted(call.name for call in circle)}"
+        found = _verdict("calls", names, f"{who}{how}, for {span(seconds)}", "\n".join(rest), ranks)
+        yield replace(found, about=about, place=about, seconds=seconds)
+    for rank, view in ranks.items():
+        for one in calls_of(view).room:
+            seconds = view.now - one.since
+            if seconds < after:
+                continue
+            waiting = sum(call.count for call in calls_of(view).to if call.rank == one.rank)
+            title = (
+                f"{waiting} calls of rank {rank} to rank {one.rank} have no answer, "
+                f"and {one.count} more wait until one has, for {span(seconds)}"
+            )
+            about = f"unanswered {rank} {one.rank}"
+            found = _verdict("unanswered", [one.rank], title, "", ranks)
+            yield replace(found, about=about, place=about, seconds=seconds)
 
 
 def judge_speed(job: JobView) -> tuple[Verdict, ...]:

@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from aiodist.net.traffic import Traffic
 from aiodist.observe.ask import ask
@@ -50,6 +51,7 @@ class Watcher:
             is ever said.
         answer: answers others who ask what this process does, if anybody does.
         exchange: by which other hosts are asked.
+        calls: gives what is under way at the services of this process, at a time; None: there are none.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Watcher:
         *,
         answer: Callable[[], object],
         exchange: Exchange,
+        calls: Callable[[float], dict[str, Any] | None] = lambda now: None,
     ) -> None:
         self._recorder = recorder
         self._memory = memory
@@ -69,6 +72,8 @@ class Watcher:
         self._after = after
         self._answer = answer
         self._exchange = exchange
+        self._calls = calls
+        self._told_of_calls: dict[str, Any] | None = None
         self._due = self._judge_due = self._slow_due = 0.0
         self._told: dict[str, str] = {}  # the kinds of what has been said, by what it is about
         self._patience: dict[str, float] = {}  # by the place of a verdict: for how long it has to hold
@@ -90,8 +95,18 @@ class Watcher:
             return
         self._due = now + EVERY
         self._recorder.links(traffic())
+        self._tell_of_calls(now)
         with contextlib.suppress(OSError):
             self._look_at_others(now)
+
+    def _tell_of_calls(self, now: float) -> None:
+        with contextlib.suppress(RuntimeError):  # something has changed meanwhile
+            told = self._calls(now)
+            if told is None or (self._told_of_calls is None and not any(told.values())):
+                return  # most programs call nobody
+            if told != self._told_of_calls:
+                self._recorder.tell(calls=told)
+                self._told_of_calls = told
 
     def _look_at_others(self, now: float) -> None:
         me = glance(self._memory.buffer)
@@ -108,6 +123,8 @@ class Watcher:
         oldest = min(
             time for one in seen.values() for time in (one.flushed, one.turned, one.oldest, now) if time
         )
+        for _, _, since, *_ in (self._told_of_calls or {}).get("to", ()):
+            oldest = min(oldest, since)
         stands = now - oldest >= self._after and now >= self._judge_due
         if self._after and (stands or now >= self._slow_due):
             self._judge_due = now + max(EVERY, self._after / 3)  # it may stand still for long

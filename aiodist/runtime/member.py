@@ -54,6 +54,7 @@ from aiodist.rendezvous import (
     this_process,
 )
 from aiodist.rendezvous.file_store import LINGER_SECONDS
+from aiodist.runtime.interrupts import Interrupts
 from aiodist.runtime.late import Late
 from aiodist.sanitize import one_line
 from aiodist.shm.records import Memory
@@ -108,6 +109,8 @@ class Member:
         self._record = Memory(self._key)
         self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
         self._recorder.tell(**_about(self._job_id, name, where), clock=clock_id(), heartbeat=tuned.heartbeat)
+        self._interrupts = Interrupts()
+        self._interrupts.begin()
         self._overheard = Overheard(self._loop, self._recorder)
         self._answerer = Answerer(self._recorder, self._record.name, self._loop, threading.get_ident())
         self._exchange = Exchange(self._loop, lambda: self.job.store, self._key, ask)
@@ -115,6 +118,7 @@ class Member:
             *(self._recorder, self._record, self._key, tuned.stall_after),
             answer=self._answerer.look,
             exchange=self._exchange,
+            calls=self._calls,
         )
         node, local_rank = _seat(asked)
         settings = Settings(
@@ -236,11 +240,18 @@ class Member:
             await self.job.store.set(OVER, b"1")
             await self._meeting.store.set(ELASTIC, b"over")
 
+    def _calls(self, now: float) -> dict[str, Any] | None:
+        """What is under way at the services; None before there are any."""
+        job: Job | None = getattr(self, "job", None)
+        services = None if job is None else job.settings.services
+        return None if services is None else services.overview.look(now)
+
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
     async def _leave(self) -> None:
         """Give the rank back and leave the meeting."""
         _log.debug("leaving job %s%s", self._job_id, ", in haste" if self.job.hasty else "")
+        self._interrupts.end()
         self._exchange.close()
         self._answerer.close()
         self._overheard.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
@@ -11,6 +13,7 @@ from aiodist.forgotten import taken_late
 from aiodist.group.default import find_default
 from aiodist.runtime import tracebacks
 from aiodist.runtime.elsewhere import current
+from aiodist.runtime.interrupts import Interrupts
 
 T = TypeVar("T")
 
@@ -19,15 +22,20 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     """Run a coroutine on a uvloop event loop (asyncio's own where uvloop has no build) and return its result.
 
     Groups that are still open when it returns are closed; when it raises, they are aborted first, so that
-    peers learn of it at once. Ctrl-C cancels the coroutine, as with `asyncio.run`.
+    peers learn of it at once. Ctrl-C cancels the coroutine, as with `asyncio.run`; a step without an await
+    that goes on for half a second gets the KeyboardInterrupt itself.
 
     Raises:
         UsageError: `main` is no coroutine, or a loop runs in this thread already.
     """
     tracebacks.install()
     _check(main)
-    with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
-        return runner.run(_guarded(main))
+    before, interrupts = signal.getsignal(signal.SIGINT), Interrupts()
+    try:
+        with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
+            return runner.run(_guarded(main, partial(interrupts.begin, before)))
+    finally:
+        interrupts.end()
 
 
 def _check(main: object) -> None:
@@ -45,7 +53,8 @@ def _check(main: object) -> None:
         )
 
 
-async def _guarded(main: Coroutine[Any, Any, T]) -> T:
+async def _guarded(main: Coroutine[Any, Any, T], begin: Callable[[], None]) -> T:
+    begin()
     try:
         result = await main
     except BaseException as error:

@@ -4,6 +4,9 @@
     an error of another rank      one line, which says what this rank waited for, and where
     Ctrl-C                        one line: where the program was
 
+An error of ours that a program of torch.distributed gets as torch's is treated as ours: the frames of torch
+on the way to us are left out, and its cause, which says the same.
+
 `AIODIST_TRACEBACK=full` has Python print everything. A hook that the program, a debugger or a library has set
 is left alone, and what cannot be printed so is printed by Python.
 """
@@ -49,7 +52,7 @@ def rendered(value: BaseException, trace: TracebackType | None) -> str:
     if isinstance(value, KeyboardInterrupt):
         return f"interrupted at {interrupted_at(value)}\n"
     errors = list(_leaves(value))
-    if all(map(of_another_rank, errors)) and not any(map(_says_more, (value, *errors))):
+    if all(of_another_rank(_meant(error)) for error in errors) and not any(map(_says_more, (value, *errors))):
         return "".join(dict.fromkeys(_line(error) for error in errors))
     found = traceback.TracebackException(type(value), value, trace, compact=True)
     _prune(found, value)
@@ -90,11 +93,20 @@ def interrupted_at(interrupt: BaseException) -> str:
 
 def _line(error: BaseException) -> str:
     """One line for an error of another rank."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not _hidden(one.filename)]
+    of_program = [one for one in frames if whose(one.filename) is Whose.program]
     place = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if not _hidden(frame.filename):
-            place = f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}: "
-    return one_line(f"aiodist: {place}{type(error).__name__}: {error}", _LONGEST) + "\n"
+    for frame in (of_program or frames)[-1:]:
+        place = f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}: "
+    meant = _meant(error)
+    return one_line(f"aiodist: {place}{type(meant).__name__}: {meant}", _LONGEST) + "\n"
+
+
+def _meant(error: BaseException) -> BaseException:
+    """Our error for which one of torch's stands; else the error itself."""
+    cause = error.__cause__
+    stands = isinstance(cause, AiodistError) and not isinstance(error, AiodistError)
+    return cause if cause and stands and str(error).startswith(f"{type(cause).__name__}: ") else error
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -108,6 +120,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 def _says_more(error: BaseException) -> bool:
     """Whether there is more to show: notes, or another exception with which the program dealt before."""
+    if (meant := _meant(error)) is not error:
+        return _says_more(meant) or bool(getattr(error, "__notes__", ()))
     other = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     chained = other is not None and not isinstance(other, asyncio.CancelledError)
     return chained or bool(getattr(error, "__notes__", ()))
@@ -119,7 +133,12 @@ def _prune(found: traceback.TracebackException, value: BaseException | None) -> 
     # What goes wrong inside the library is its own matter: there the frames are all there is to see.
     inside = bool(found.stack) and whose(found.stack[-1].filename) is Whose.ours
     usual = (AiodistError, asyncio.CancelledError, TimeoutError)
-    expected = value is not None and all(isinstance(error, usual) for error in _leaves(value))
+    expected = value is not None and all(isinstance(_meant(error), usual) for error in _leaves(value))
+    while inside and expected and frames and frames[-1].filename.startswith(_torchs()):
+        frames.pop()
+    if value is not None and (meant := _meant(value)) is not value and not _says_more(meant):
+        found.__cause__ = None
+        found.__suppress_context__ = True
     if frames and (expected or not inside):
         found.stack = traceback.StackSummary.from_list(frames)
     causes = (found.__cause__, None if value is None else value.__cause__)
@@ -130,6 +149,12 @@ def _prune(found: traceback.TracebackException, value: BaseException | None) -> 
     if found.exceptions and isinstance(value, BaseExceptionGroup):
         for part, its_value in zip(found.exceptions, value.exceptions, strict=False):
             _prune(part, its_value)
+
+
+def _torchs() -> str:
+    """The folder of torch, as files in it begin; what no file begins with where it is not imported."""
+    torch = sys.modules.get("torch")
+    return os.path.join(os.path.dirname(getattr(torch, "__file__", None) or "\0"), "") if torch else "\0"
 
 
 def _hidden(file: str) -> bool:

@@ -22,9 +22,12 @@ class Asked(Call):
     Args:
         number, kind, nbytes, deadline: see `Call`.
         waiter: who waits for the answer; opaque here.
+
+    Attributes:
+        name: of the handler; b"": of a message.
     """
 
-    __slots__ = ("untold", "waiter")
+    __slots__ = ("name", "untold", "waiter")
 
     def __init__(self, number: int, kind: Says, nbytes: int, deadline: float, waiter: Any) -> None:
         self.number = number  # not by `super`: each call passes here
@@ -34,6 +37,7 @@ class Asked(Call):
         self.stopped = ""
         self.credit = PARTS
         self.waiter = waiter
+        self.name = b""
         self.untold = 0  # bytes of parts that were taken, and not granted anew yet
 
     def took(self, nbytes: int) -> int:

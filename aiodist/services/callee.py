@@ -70,6 +70,11 @@ class Callee:
             self._connection.kill()
             self._lost("")
 
+    @property
+    def served(self) -> int:
+        """How many calls have come that are not answered."""
+        return len(self._serving.calls)
+
     def running(self) -> set[asyncio.Task[None]]:
         """The tasks of handlers that have not ended."""
         return {served.work for served in self._serving if isinstance(served.work, asyncio.Task)}

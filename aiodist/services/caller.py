@@ -57,6 +57,11 @@ class Caller:
         """Whether the connection has ended."""
         return self._connection.over
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+        return len(self._rooms)
+
     def has_room(self, nbytes: int) -> bool:
         """Whether a call may be sent now, before nobody who waits."""
         connection = self._connection
@@ -102,6 +107,7 @@ class Caller:
         """
         asking, connection, nbytes = self.asking, self._connection, len(payload)
         asked = asking.ask(kind, nbytes, deadline, waiter)
+        asked.name = name
         number = asked.number
         if connection.in_turn(lane := 0 if kind is _MESSAGE else number, nbytes):
             connection.send_in_turn(lane, kind, number, calls.request_head(left, name), payload)

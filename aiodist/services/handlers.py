@@ -78,6 +78,11 @@ class Slots:
         self.free = count
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for one."""
+        return len(self._waiting)
+
     def take(self) -> bool:
         """Take one now; False where none is free."""
         if not self.free:

@@ -90,6 +90,10 @@ class Peers:
         """Whether a process is known to be lost."""
         return uid in self._lost
 
+    def rank_of(self, uid: bytes) -> int:
+        """The rank of a process in the present epoch; -1: it has none."""
+        return -1 if self._place is None else self._place.ranks.get(uid, -1)
+
     def close(self) -> list[Peer]:
         """Reach nobody any more → those with whom there are connections."""
         self.closed = True
@@ -109,6 +113,7 @@ class Peers:
             CallNotRun: the process is lost or cannot be reached.
             CallTooLate: there was none in time.
         """
+        caller: Caller | None = None
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
@@ -121,9 +126,12 @@ class Peers:
                     if not caller.over:
                         return caller
         except TimeoutError:
-            raise CallTooLate(
-                rank, name, f"it could not be sent within {timeout:g} s", hint="The rank is busy, or frozen"
-            ) from None
+            why, hint = f"it could not be sent within {timeout:g} s", "The rank is busy, or frozen"
+            if caller is not None and not caller.asking.fits(nbytes):
+                calls = len(caller.asking.calls)
+                why = f"{calls} earlier calls of this process to it have no answer; {why}"
+                hint = "Give calls a shorter timeout, ask fewer at once, or see what its handlers wait for"
+            raise CallTooLate(rank, name, why, hint=hint) from None
         except (OSError, AiodistError) as error:
             if isinstance(error, CallError | GroupClosed):
                 raise

@@ -7,7 +7,7 @@ import math
 import weakref
 from collections import deque
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from aiodist.errors import CallError, CallTimeout, UsageError
 from aiodist.services.asking import Asked
@@ -17,6 +17,8 @@ from aiodist.services.outcomes import Outcome, error_of
 from aiodist.services.records import Build, Misfit
 from aiodist.wire.calls import Says
 
+T = TypeVar("T")
+
 
 class Opens(Protocol):
     """Finds the way to the process that is called, as far as a stream needs it."""
@@ -25,7 +27,7 @@ class Opens(Protocol):
         """A connection on which so many bytes may be asked now."""
 
 
-class Stream:
+class Stream(Generic[T]):
     """The parts that a handler of another rank yields, in order: `async for part in pg.stream(…)`.
 
     The call is made when the first part is asked for. Leaving the loop, `aclose` and dropping the stream stop
@@ -64,12 +66,13 @@ class Stream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T:
         if self._taking:
             raise UsageError("two tasks take parts of one stream", hint="Take them in one, or call twice")
         self._taking = True
         try:
-            return await self._next()
+            part: T = await self._next()
+            return part
         finally:
             self._taking = False
 
@@ -167,7 +170,7 @@ class Stream:
 class _Waiter:
     """The end at which a stream's parts arrive: it does not keep a stream that nobody iterates."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream[Any]) -> None:
         self._stream = weakref.ref(stream)
 
     def part(self, body: bytes | bytearray) -> None:

@@ -18,6 +18,7 @@ from aiodist.services.codec import LARGE, decoded, encode, encoded
 from aiodist.services.handlers import Handlers
 from aiodist.services.mailbox import Mailbox
 from aiodist.services.outcomes import Outcome, error_of
+from aiodist.services.overview import Overview
 from aiodist.services.peers import Peer, Peers, Place, closed
 from aiodist.services.records import Build, Misfit
 from aiodist.services.stream import Stream
@@ -41,6 +42,7 @@ class Switchboard:
     Attributes:
         handlers: what others may call here.
         mailbox: messages that came.
+        overview: what is under way, for those who look at the job.
     """
 
     def __init__(self, uid: bytes) -> None:
@@ -48,6 +50,7 @@ class Switchboard:
         self.mailbox = Mailbox()
         self._loop = asyncio.get_running_loop()
         self._peers = Peers(self._loop, uid, self.accept)
+        self.overview = Overview(self._peers, self.handlers)
         self._unused: set[Callee] = set()  # that were replaced, or whose peer is gone, while handlers end
 
     # ── what the epochs say ──────────────────────────────────────────────────────────────────────────
@@ -103,7 +106,7 @@ class Switchboard:
 
     def stream(
         self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
-    ) -> Stream:
+    ) -> Stream[Any]:
         """The parts that a handler of another process yields. Errors as `ProcessGroup.stream`."""
 
         async def opens(nbytes: int, deadline: float) -> Caller:

@@ -120,11 +120,11 @@ async def check_handles(pg: ProcessGroup) -> None:
     results = await asyncio.gather(*[pg.all_reduce(np.array([i * (pg.rank + 1)])) for i in range(4)])
     assert [int(r[0]) for r in results] == [i * sum(range(1, pg.size + 1)) for i in range(4)]
     called: list[Work[Any]] = []
-    work = pg.barrier(async_op=True)
-    work.add_done_callback(called.append)
-    await work
+    barrier = pg.barrier(async_op=True)
+    barrier.add_done_callback(called.append)
+    await barrier
     await asyncio.sleep(0)
-    assert called == [work]
+    assert called == [barrier]
 
 
 async def check_messages(pg: ProcessGroup) -> None:

@@ -37,6 +37,7 @@ async def launch(
     folder: Path | None = None,
     say: Say | None = None,
     terminal: Terminal | None = None,
+    broken_off: Callable[[list[str]], object] | None = None,
 ) -> list[Outcome]:
     """Run `python *arguments` once a rank and return how each ended.
 
@@ -51,6 +52,8 @@ async def launch(
         folder: to which ranks report; None: they do not.
         say: told of each line that a rank prints, as it comes.
         terminal: by which ranks are debugged.
+        broken_off: told what the ranks do, as lines, when this is cancelled: by Ctrl-C, say, or by a limit of
+            somebody else's.
 
     Raises:
         RanksFailed: there was no end within the time.
@@ -125,6 +128,10 @@ async def launch(
         if late:
             raise _hung(timeout, cause, doing, outcomes)
         return outcomes
+    except asyncio.CancelledError:
+        if broken_off is not None and len(watches) == size:
+            broken_off(await _doing_now(processes, watches))
+        raise
     finally:
         _signal(processes, signal.SIGKILL)
         for watching in watches:
@@ -175,6 +182,17 @@ async def _ask(processes: list[Process]) -> tuple[list[str], list[str]]:
     known = {view.recording.pid for view in views}
     _signal([one for one in processes if one.pid not in known], signal.SIGUSR1)  # faulthandler prints all
     return why(views), told(views) if len(known) == len(pids) else []
+
+
+async def _doing_now(processes: list[Process], watches: list[asyncio.Task[Outcome]]) -> list[str]:
+    """What the ranks do, as lines; of those that do not say it, what they have printed."""
+    cause, doing = await _ask(processes)
+    if not doing:
+        await asyncio.wait(watches, timeout=3.0)
+        _signal(processes, signal.SIGKILL)
+        outcomes = await asyncio.gather(*watches)
+        doing = [line for one in outcomes for line in (f"── rank {one.rank} ──", one.output)]
+    return [*cause, "", *doing]
 
 
 def _hung(timeout: float, cause: list[str], doing: list[str], outcomes: Sequence[Outcome]) -> RanksFailed:

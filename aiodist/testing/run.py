@@ -17,7 +17,7 @@ from aiodist.errors import UsageError
 from aiodist.testing import measuring, terminal, warned
 from aiodist.testing.hosts import Hosts
 from aiodist.testing.options import Options
-from aiodist.testing.outcome import check
+from aiodist.testing.outcome import RanksFailed, check
 from aiodist.testing.parcel import pack
 from aiodist.testing.plan import Look, Plan, own_kind, pickled, places_of
 from aiodist.testing.ranks import WORKER, launch
@@ -80,6 +80,7 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
             breaks=terminal.breaks(),
             filters=warned.filters(),
         )
+        doing: list[str] = []
         try:
             outcomes = asyncio.run(
                 launch(
@@ -91,8 +92,16 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
                     folder=folder,
                     say=lambda rank, line: _say(screen, rank, line),
                     terminal=screen,
+                    broken_off=doing.extend,
                 )
             )
+        except BaseException as error:
+            if _is_limit(error):
+                did = "what the ranks did:" if doing else "the ranks were about to start"
+                raise RanksFailed(str(error), did, doing) from None
+            if doing:
+                _tell(doing, around)
+            raise
         finally:
             measuring.take_over(folder)
             screen.say_rest()
@@ -100,6 +109,18 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
         check(outcomes, options.exits, reported=True)
         if failed is not None:
             raise failed
+
+
+def _is_limit(error: BaseException) -> bool:
+    """Whether pytest has failed the test while its ranks ran: pytest-timeout does."""
+    outcomes: Any = sys.modules.get("_pytest.outcomes")
+    return outcomes is not None and isinstance(error, outcomes.Failed)
+
+
+def _tell(doing: list[str], around: Around) -> None:
+    """Print what the ranks did, to the terminal: after Ctrl-C pytest shows nothing of a test."""
+    with around.debugging():
+        print("\n".join(["", "what the ranks did:", *doing, ""]), flush=True)
 
 
 def _itself(value: object, *, test: str) -> bytes:

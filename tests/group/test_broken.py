@@ -106,7 +106,10 @@ def test_point_to_point_mismatch_names_both_sides() -> None:
     async def main(pg: ProcessGroup) -> None:
         error = await error_of(pg.send(f32(4), 1) if pg.rank == 0 else pg.recv(f32(5), 0))
         if isinstance(error, dist.CollectiveMismatch):
-            assert error.said == {0: "send(float32[4])", 1: "recv(float32[5])"}
+            assert error.said == {
+                0: "send(float32[4], dst=1, tag=0, number=0)",
+                1: "recv(float32[5], src=0, tag=0, number=0)",
+            }
 
     async def first_sent_then_posted(pg: ProcessGroup) -> None:
         if pg.rank == 0:
@@ -120,7 +123,10 @@ def test_point_to_point_mismatch_names_both_sides() -> None:
         call = pg.send(f32(40_000), 1) if pg.rank == 0 else pg.recv(f32(50_000), 0)
         error = await error_of(call)
         assert isinstance(error, dist.CollectiveMismatch)
-        assert error.said == {0: "send(float32[40000])", 1: "recv(float32[50000])"}
+        assert error.said == {
+            0: "send(float32[40000], dst=1, tag=0, number=0)",
+            1: "recv(float32[50000], src=0, tag=0, number=0)",
+        }
 
     run_virtual(run_cluster(2, first_sent_then_posted))
     run_virtual(run_cluster(2, large))
@@ -460,3 +466,20 @@ async def test_a_member_that_claims_an_impossible_size_breaks_the_group(claim: i
             await pg.barrier()
 
     await run_cluster(3, main)
+
+
+def test_several_that_left_early_are_named_together() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        child = await pg.new_group(timeout=20)
+        assert child is not None
+        await pg.barrier()
+        if pg.rank in (1, 2):
+            await child.aclose()
+        await pg.barrier()
+        if pg.rank == 0:
+            await asyncio.sleep(1)  # the goodbyes of both are here
+            error = await error_of(child.all_reduce(f32()))
+            assert "lost ranks 1 and 2: they closed the group while others still needed them" in str(error)
+            assert "see where those ranks leave the group" in str(error)
+
+    run_virtual(run_cluster(3, main))

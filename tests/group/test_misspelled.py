@@ -77,5 +77,5 @@ def test_it_is_made_where_the_error_leaves_the_group() -> None:
         dist.run(main())
     assert "did you mean src=?" in caught.value.__notes__[0]
     with pytest.raises(TypeError) as caught, portal.init_process_group(world_size=1) as pg:
-        pg.broadcast(ONE, dst=0)
+        pg.broadcast(ONE, dst=0)  # type: ignore[call-arg]
     assert "did you mean src=?" in caught.value.__notes__[0]

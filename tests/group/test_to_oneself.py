@@ -112,7 +112,10 @@ async def _received(pg: ProcessGroup) -> Any:
 async def test_a_mismatch_is_found() -> None:
     async def main(pg: ProcessGroup) -> None:
         work = pg.send(np.zeros(3), pg.rank, async_op=True)
-        said = r"rank 0: send\(float64\[3\]\) to itself, and recv\(float32\[3\]\) at tests/\S+ for it"
+        said = (
+            r"rank 0: send\(float64\[3\], dst=0, tag=0, number=0\) to itself, "
+            r"and recv\(float32\[3\], src=0, tag=0, number=0\) at tests/\S+ for it"
+        )
         with pytest.raises(dist.CollectiveMismatch, match=said):
             await pg.recv(np.zeros(3, np.float32), pg.rank)
         await work  # it was copied

@@ -43,12 +43,17 @@ async def main():
             pg.timeout = 3
         if how == "waits":
             print("ready", flush=True)
+        if how == "all raise":
+            raise ValueError("bad batch")
         if pg.rank == 2:
             await odd_one(pg, x, how)
         if how == "roots":
             await pg.broadcast(x, src=pg.rank)  # each is a root, and waits for nobody
             return
         await pg.all_reduce(x)  # here
+        while how == "computes":
+            print("ready", flush=True)
+            time.sleep(1000)
         while how == "waits":
             await pg.barrier()  # there
             await asyncio.sleep(1000 * (pg.rank == 2))
@@ -101,15 +106,17 @@ def test_a_headline_and_one_line_for_each_other_rank(how: str, tmp_path: Path) -
     here = next(n for n, line in enumerate(JOB.splitlines(), 1) if "# here" in line)
     outside = said[: said.index("╭")].splitlines()
     for rank in (0, 1, 3):
-        lines = [line for line in outside if re.match(rf"\S*:{rank}│ ", line)]
+        shown = rf"\S*:({rank}|ranks (\d, )*{rank}(, \d)*|ranks 0–3)│ "
+        lines = [line for line in outside if re.match(shown, line)]
         assert len(lines) == 1 and f"aiodist: job.py:{here} in main: " in lines[0]
     assert "asyncio/runners.py" not in said and "aiodist/group" not in said
     assert process.returncode == (137 if how == "killed" else 1)
 
 
+@pytest.mark.parametrize("how", ["waits", "computes"])
 @pytest.mark.timeout(150)
-def test_ctrl_c_says_where_each_rank_was(tmp_path: Path) -> None:
-    process, _ = start(tmp_path, "waits")
+def test_ctrl_c_says_where_each_rank_was(how: str, tmp_path: Path) -> None:
+    process, _ = start(tmp_path, how)
     assert process.stdout is not None
     for _ in range(4):
         assert "ready" in process.stdout.readline()
@@ -117,7 +124,20 @@ def test_ctrl_c_says_where_each_rank_was(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert re.search(r"^  ranks? [\d, and]+ at job.py:\d+ in main: await ", said, re.M)
+    if how == "waits":
+        assert re.search(r"^  ranks? [\d, and]+ at job.py:\d+ in main: await ", said, re.M)
+    else:
+        assert re.search(r"^  ranks 0, 1, 2 and 3 at job.py:\d+ in main: time.sleep\(1000\)$", said, re.M)
+
+
+@pytest.mark.timeout(150)
+def test_the_same_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
+    process, _ = start(tmp_path, "all raise")
+    _, said = process.communicate(timeout=120)
+    outside = said[: said.index("╭")].splitlines()
+    errors = [line for line in outside if "ValueError: bad batch" in line]
+    assert len(errors) == 1
+    assert ":ranks 0–3│ " in errors[0]
 
 
 @pytest.mark.timeout(150)

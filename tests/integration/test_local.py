@@ -591,6 +591,7 @@ async def test_what_a_rank_did_before_its_end_counts(pg: ProcessGroup, what: str
     pids: list[int] = await pg.all_gather_object(os.getpid())
     mine = np.arange(4) + pg.rank
     descriptor = os.pidfd_open(pids[2])  # before it can be through, and gone
+    work: dist.Work[Any]
     if what in ("barrier", "then abort"):
         work = pg.barrier(async_op=True)
     elif what == "all_reduce":

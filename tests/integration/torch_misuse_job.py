@@ -367,7 +367,9 @@ def disagreements(rank: int) -> None:
             c10d.broadcast(torch.ones(2), rank, group),
             c10d.barrier(group),  # each is done when it has sent
         ),
-        "send(float32[4]); rank 1: recv(float32[2])": lambda group: (
+        (
+            "send(float32[4], dst=1, tag=0, number=0); rank 1: recv(float32[2], src=0, tag=0, number=0)"
+        ): lambda group: (
             message(torch.ones(2 if rank else 4), 1 - rank, group),
             c10d.barrier(group),
         ),

@@ -278,6 +278,50 @@ def test_a_second_interrupt_does_not_wait(start: Start) -> None:
     assert job.end()[0] == 130
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
+def test_a_signal_interrupts_a_main_thread_that_is_not_the_only_one(
+    start: Start, signum: signal.Signals
+) -> None:
+    job = start(
+        """
+        import threading
+        def end(*_):
+            tell("ends")
+            sys.exit(3)
+        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, end)
+        for _ in range(8):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        here()
+        threading.Event().wait()
+        """
+    )
+    job.expect(2)
+    job.process.send_signal(signum)
+    assert sorted(job.expect(4))[::2] == ["0 ends", "1 ends"]
+    assert job.end()[0] == 128 + signum
+
+
+def test_a_signal_that_the_main_thread_blocks_reaches_the_thread_that_waits_for_it(start: Start) -> None:
+    job = start(
+        """
+        import threading
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        here()
+        def until():
+            signal.sigwait([signal.SIGTERM])
+            tell("ends")
+        thread = threading.Thread(target=until)
+        thread.start()
+        thread.join()
+        """
+    )
+    job.expect(2)
+    job.process.send_signal(signal.SIGTERM)
+    assert sorted(job.expect(4))[::2] == ["0 ends", "1 ends"]
+    assert job.end()[0] == 143
+
+
 def test_a_killed_agent_leaves_nothing(start: Start) -> None:
     job = start(
         """

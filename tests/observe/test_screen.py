@@ -121,3 +121,11 @@ def test_nothing_that_ranks_say_moves_the_cursor(text: str, width: int, height: 
     assert not any("\x1b" in line for line in shown)
     assert "[bold]" in shown[0] or "/" in text  # only what follows the last one is the script's name
     assert len(lines(job, width, height)) <= height
+
+
+def test_calls_without_an_answer_have_a_column_where_there_are_any() -> None:
+    told = {"calls": {"asked": 12, "served": 3, "to": [], "room": [], "full": []}}
+    text = plain(summary(None, a_job(a_rank(0, about=told), a_rank(1))), 160)
+    assert "12 calls without an answer" in text
+    assert "asks/serves" in text and "12/3" in text and "0/0" in text
+    assert "asks/serves" not in plain(summary(None, a_job(a_rank(0), a_rank(1))), 160)

@@ -238,3 +238,19 @@ def test_it_is_the_same_trouble_while_the_cause_works_in_another_group(op: str) 
     assert said[0].about == said[1].about
     later = seen(0, waits=[pending(op=op, root=1, number=2)])
     assert one(later, seen(1), seen(2)).about != said[0].about
+
+
+def test_calls_that_wait_for_each_other_and_calls_beyond_the_most() -> None:
+    def told(to: list[Any], full: list[Any], room: list[Any]) -> dict[str, Any]:
+        return {"calls": {"asked": 1, "served": 1, "to": to, "room": room, "full": full}}
+
+    zero = seen(0, about=told([[1, "up", 60.0, 3]], [["down", 60.0, 1]], []))
+    verdict = one(zero, seen(1, about=told([[0, "down", 61.0, 1]], [["up", 60.0, 3]], [])))
+    assert (verdict.kind, verdict.ranks) == ("calls", (0, 1))
+    assert verdict.title == "ranks 0 and 1 wait for each other's answers, for 39 s"
+    assert "rank 0 waits for 'up' of rank 1, which runs there as often as it may" in verdict.lines
+    assert "rank 1 waits for 'down' of rank 0, which runs there as often as it may" in verdict.lines
+    verdict = one(seen(0, about=told([[1, "up", 60.0, 256]], [], [[1, 60.0, 4]])), seen(1))
+    assert (verdict.kind, verdict.ranks) == ("unanswered", (1,))
+    assert verdict.title.startswith("256 calls of rank 0 to rank 1 have no answer, and 4 more wait")
+    assert judge(a_job(seen(0, about=told([[1, "up", 60.0, 256]], [], [])), seen(1))) == ()

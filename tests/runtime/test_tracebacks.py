@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,36 @@ def test_frames_of_the_library_and_of_asyncio_are_left_out() -> None:
     assert "UsageError: op must be a ReduceOp" in text
     assert "aiodist/group" not in text and "asyncio/" not in text
     assert f"{HERE}" in text and "in part" in text
+
+
+TORCH_CALL = "def all_reduce(wait): wait()"
+WORK = "def wait():\n    raise error"
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["another's", "its own"])
+def test_torchs_error_is_printed_as_the_one_for_which_it_stands(own: bool) -> None:
+    torch = pytest.importorskip("torch")
+    from aiodist.integrations.torch import work
+
+    said = {0: "all_reduce(float32[3])", 1: "all_reduce(float32[4])", 2: "all_reduce(float32[3])"}
+    ours = broken(CollectiveMismatch(said), reader=1 if own else 0)
+    call: dict[str, Any] = {}
+    wait: dict[str, Any] = {"error": work.as_torchs(ours)}
+    of_torch = os.path.join(os.path.dirname(torch.__file__), "distributed", "x.py")
+    exec(compile(TORCH_CALL, of_torch, "exec"), call)
+    exec(compile(WORK, work.__file__, "exec"), wait)
+
+    def step() -> None:
+        call["all_reduce"](wait["wait"])
+
+    error = caught(step)
+    text = rendered(error, error.__traceback__)
+    assert "in step" in text and "/torch/" not in text and "aiodist/integrations" not in text
+    assert "direct cause" not in text
+    assert text.startswith("Traceback" if own else "aiodist: ")
+    assert "CollectiveMismatch: ranks disagree" in text and text.count("ranks disagree") == 1
+    error.add_note("of the program's")
+    assert "of the program's" in rendered(error, error.__traceback__)
 
 
 def test_what_goes_wrong_inside_keeps_its_frames() -> None:

@@ -136,9 +136,9 @@ async def test_what_a_handler_raises_is_logged_with_its_lines(caplog: pytest.Log
 async def test_keyword_arguments_are_refused_with_a_hint() -> None:
     async def ask(pg: ProcessGroup) -> None:
         with pytest.raises(dist.UsageError, match=r"got a, b\. The arguments of a handler go by position"):
-            await pg.call(1, "add", a=2, b=3)  # type: ignore[arg-type]
+            await pg.call(1, "add", a=2, b=3)  # type: ignore[call-overload]
         with pytest.raises(dist.UsageError, match="go by position"):
-            pg.stream(1, "lines", count=2)  # type: ignore[arg-type]
+            pg.stream(1, "lines", count=2)  # type: ignore[call-overload]
 
     await two(lambda pg: None, ask)
 

@@ -99,7 +99,7 @@ async def test_results_errors_and_names() -> None:
                 pass
         for wrong in [object(), "", 3]:
             with pytest.raises(dist.UsageError):
-                await pg.call(1, wrong)
+                await pg.call(1, wrong)  # type: ignore[call-overload]
         with pytest.raises(dist.UsageError, match="not a rank of this group"):
             await pg.call(2, "power", 1)
         with pytest.raises(dist.UsageError, match="cannot be sent"):

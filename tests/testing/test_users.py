@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from aiodist.testing import run as running
+from aiodist.testing import spmd
+from aiodist.testing.outcome import RanksFailed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tells what recorders' files hold")
 
@@ -201,6 +207,20 @@ FILES = {
 
             await asyncio.gather(waits(), asyncio.Event().wait())
     """,
+    "tests/test_long.py": """
+        import asyncio
+
+        from aiodist.testing import spmd
+
+
+        @spmd
+        async def test_long(pg):
+            await pg.barrier()
+            print("waits")
+            if pg.rank:
+                await asyncio.Event().wait()
+            await pg.recv_object(1, tag=7)
+    """,
     "tests/test_warns.py": """
         import asyncio
         import logging
@@ -355,6 +375,46 @@ def test_warnings_and_logs_of_ranks_are_filtered_and_told(library: Path) -> None
     assert "of no interest" not in out
     [first, *_] = parts(out)["test_forgets"].strip().splitlines()
     assert first == "ranks 0 and 1 of 2: RuntimeWarning: coroutine 'sleep' was never awaited"
+
+
+def test_ctrl_c_says_what_the_ranks_do(library: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-s", "tests/test_long.py"]
+    with subprocess.Popen(
+        command, cwd=library, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            while not (line := process.stdout.readline()).endswith("waits\n"):
+                assert line
+        process.send_signal(signal.SIGINT)
+        out = process.stdout.read()
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert "what the ranks did:" in out
+    assert re.search(r"recv_object #0 from 1 at \S*test_long.py:\d+ in test_long is pending", out)
+    assert re.search(r"rank 1, .*\n(.*\n)*.*test_long.py:\d+ in test_long", out)
+    assert "KeyboardInterrupt" in out
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_limit_of_pytests_is_a_failure_that_says_what_the_ranks_did(
+    started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def launch(*_: object, broken_off: Callable[[list[str]], object], **__: object) -> None:
+        if started:
+            broken_off(["rank 0 waits", "rank 1, too"])
+        pytest.fail("Timeout (>8.0s) from pytest-timeout.")
+
+    monkeypatch.setattr(running, "launch", launch)
+    with pytest.raises(RanksFailed) as caught:
+        never_begins()
+    assert caught.value.title == "Timeout (>8.0s) from pytest-timeout."
+    assert caught.value.rest == (("rank 0 waits", "rank 1, too") if started else ())
+
+
+@spmd
+async def never_begins(pg: object) -> None:
+    """A test that a limit ends."""
 
 
 @pytest.mark.slow("more runs of pytest: how tests are found, and in how many processes")

@@ -5,6 +5,8 @@ It is checked by `.ci/run`, and never run. `assert_type` says what an editor sho
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, assert_type
 
 import numpy as np
@@ -20,11 +22,21 @@ async def collectives(pg: dist.ProcessGroup) -> float:
     assert_type(pg.hosts, tuple[str, ...])
     grad: npt.NDArray[np.float32] = pg.empty(8)
     work = pg.all_reduce(grad, dist.ReduceOp.AVG, async_op=True)
-    assert_type(work, dist.Work[Any])
+    assert_type(work, dist.Work[npt.NDArray[np.float32]])
     assert_type(work.done(), bool)
     assert_type(work.exception(), BaseException | None)
     await work
     assert_type(await pg.barrier(), None)
+    assert_type(await pg.all_reduce(3.5), float)
+    assert_type(await pg.all_reduce(np.float64(2), dist.ReduceOp.MAX), np.float64)
+    assert_type(await pg.broadcast(grad, src=1), npt.NDArray[np.float32])
+    assert_type(await pg.reduce(grad, dst=1), npt.NDArray[np.float32] | None)
+    assert_type(await pg.all_gather(grad), npt.NDArray[np.float32])
+    assert_type(await pg.gather(grad, 1), npt.NDArray[np.float32] | None)
+    assert_type(await pg.scatter(grad), npt.NDArray[np.float32])
+    mixed: list[dist.Work[object]] = [pg.barrier(async_op=True), pg.all_reduce(grad, async_op=True)]
+    for one in mixed:
+        await one
     assert_type(await pg.recv(grad, src=0, timeout=1.5), int)
     assert_type(await pg.all_gather_object({"rank": pg.rank}), list[Any])
     assert_type(await pg.agree(True), bool)
@@ -33,6 +45,42 @@ async def collectives(pg: dist.ProcessGroup) -> float:
     async with pg.coalesce():
         pg.all_reduce(grad)
     return float(grad.sum())
+
+
+@dataclass
+class Found:
+    """A result of a handler."""
+
+    row: int
+
+
+async def find(name: str, count: int = 1) -> list[Found]:
+    """A handler."""
+    return [Found(len(name))] * count
+
+
+def size(name: str) -> int:
+    """A plain one."""
+    return len(name)
+
+
+async def parts(name: str) -> AsyncIterator[str]:
+    """One that yields."""
+    for letter in name:
+        yield letter
+
+
+async def service(pg: dist.ProcessGroup) -> None:
+    """Calls have the types of their handlers; by name nothing is known of them."""
+    pg.handler(find)
+    assert_type(await pg.call(1, find, "a", 2, timeout=1.5), list[Found])
+    assert_type(await pg.call(1, size, "a"), int)
+    assert_type(await pg.call(1, "find", "a"), Any)
+    async for part in pg.stream(1, parts, "abc"):
+        assert_type(part, str)
+    async with pg.stream(1, "parts", "abc") as stream:
+        async for some in stream:
+            assert_type(some, Any)
 
 
 async def members(pg: dist.ProcessGroup) -> dist.ProcessGroup:

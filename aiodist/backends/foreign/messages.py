@@ -88,7 +88,7 @@ class Messages:
         assert isinstance(operation.target, np.ndarray)
         mine = _signature(operation.target)
         if not agree(mine, theirs):
-            group.channels.unfit(source, mine, theirs, operation.work)
+            group.channels.unfit(source, number, mine, theirs, operation)
             return
         operation.result = operation.senders[source]
         group.engine.greeted(source, envelope[_ENVELOPE.size :].tobytes())

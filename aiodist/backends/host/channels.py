@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from aiodist.backends.base import Reports
+from aiodist.backends.base import Operation, Reports
 from aiodist.backends.host.driving import ChannelDriver
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.release import Release
@@ -109,14 +109,17 @@ class Channels:
             }
         )
 
-    def unfit(self, peer: int, mine: bytes, theirs: bytes, work: Work[Any]) -> None:
+    def unfit(self, peer: int, number: int, mine: bytes, theirs: bytes, receive: Operation) -> None:
         """Report that a message of a member does not fit its receive, by their signatures.
 
         Args:
-            work: the receive's.
+            number: of the message among those of its source and tag.
+            receive: the receive.
         """
-        expected = describe_signature(mine).replace("send(", "recv(", 1) + str(work._line())
-        sent = describe_signature(theirs)
+        more = f"tag={receive.tag}, number={number})"
+        wanted = describe_signature(mine).replace("send(", "recv(", 1)
+        expected = f"{wanted[:-1]}, src={peer}, {more}{receive.work._line()}"
+        sent = f"{describe_signature(theirs)[:-1]}, dst={self.rank}, {more}"
         both = {self.rank: f"{sent} to itself, and {expected} for it"}
         self.reports.peer_mismatch(both if peer == self.rank else {peer: sent, self.rank: expected})
 

@@ -526,7 +526,7 @@ class Messages:
         if agree(mine, theirs):
             operation.happened(FIRST)
             return True
-        self._channels.unfit(source, mine, theirs, operation.work)
+        self._channels.unfit(source, number, mine, theirs, operation)
         return False
 
     def _run(self, cost: float, copies: Callable[[], None], then: Callable[[], None]) -> None:

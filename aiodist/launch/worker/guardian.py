@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from aiodist.launch.worker.descendants import adopt_orphans, descendants, die_with_parent, members, reap, send
+from aiodist.launch.worker.main_thread import send_to_main_thread
 
 _POLL = 0.01
 _STUCK = 2.0  # seconds to wait for what SIGKILL does not end: another user's, or beyond killing
@@ -182,8 +183,20 @@ class Guardian:
             signum, group = map(int, line.split())
             self._hurry = self._hurry or signum == signal.SIGKILL
             if self._code is None:  # so its number is still its own
-                with suppress(OSError):
-                    (os.killpg if group else os.kill)(self._worker, signum)
+                self._ask(signum, group=bool(group))
+
+    def _ask(self, signum: int, *, group: bool) -> None:
+        """Send the worker a signal, or its process group."""
+        at_once = signum in (signal.SIGKILL, signal.SIGCONT)  # no thread of theirs has to take it
+        if group and (at_once or not os.path.isdir("/proc/self")):
+            with suppress(OSError):
+                os.killpg(self._worker, signum)
+            return
+        for pid in members(self._worker) - {self._worker} if group else ():
+            with suppress(OSError):
+                os.kill(pid, signum)
+        with suppress(OSError):
+            send_to_main_thread(self._worker, signum)
 
     def _say(self, **words: int | str) -> None:
         with suppress(OSError):

@@ -25,7 +25,7 @@ _NOTICED = re.compile(
 _ITS_OWN = ", this one"
 """Text of a `CollectiveTimeout` on a rank that others had waited for."""
 
-_TORCHS_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # before each line of a traceback, once torch has a group
+_TORCHS_PREFIX = re.compile(rb"^\[rank\d+\]: ?")  # before each line of a traceback, once torch has a group
 _TOLD_BY_TORCH = re.compile(rf"\bDistBackendError: ({'|'.join(_SYMPTOMS)}):")
 _ERROR_LINE = re.compile(r"^(?:  [|+ ]*)?((?:\w+\.)*\w+)(?::|$)")
 _TRACE = ("Traceback (most recent call last)", "Fatal Python error:")
@@ -33,6 +33,21 @@ _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+
+
+_BEGINS = re.compile(
+    rb"Traceback \(most recent call last\)|  [+] Exception Group Traceback|aiodist: |interrupted at "
+)
+
+
+def begins_error(line: bytes) -> bool:
+    """Whether a line is the first one of an error that a worker reports."""
+    return _BEGINS.match(without_prefix(line)) is not None
+
+
+def without_prefix(line: bytes) -> bytes:
+    """A line without what torch puts before it."""
+    return _TORCHS_PREFIX.sub(b"", line)
 
 
 class Piece(NamedTuple):
@@ -98,8 +113,7 @@ class LastWords:
         self._lines.extend(line[:_LAST_WIDTH] for line in lines[-_LAST_LINES:])
 
     def _decoded(self) -> list[str]:
-        lines = (line.decode("utf-8", "replace").rstrip() for line in self._lines)
-        return [_TORCHS_PREFIX.sub("", line) for line in lines]
+        return [without_prefix(line).decode("utf-8", "replace").rstrip() for line in self._lines]
 
     def excerpt(self, limit: int = 40) -> tuple[str, ...]:
         """At most `limit` lines: from the last traceback on (with its causes), else the last ten."""

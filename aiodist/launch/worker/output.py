@@ -162,6 +162,9 @@ class Relay:
         file: a file that gets the bytes as they are, None: none; owned from here on.
         most: bytes that the file has at most: it is emptied then; None: as many as there are.
         words: keeps the end of the stream, None: not needed.
+        show: shows whole lines in the console's place, None: the console does. It is given what is before
+            each, and the lines.
+        settle: has what `show` holds back shown.
     """
 
     def __init__(
@@ -175,6 +178,8 @@ class Relay:
         file: int | None = None,
         most: int | None = None,
         words: LastWords | None = None,
+        show: Callable[[bytes, Sequence[bytes]], None] | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._fd = fd
@@ -185,6 +190,8 @@ class Relay:
         self._most = most
         self._filed = 0
         self._words = words
+        self._show_lines = show
+        self._settle = settle
         self._splitter = LineSplitter(in_place=bool(console and console.is_terminal))
         self._open = True
         os.set_blocking(fd, False)
@@ -238,8 +245,11 @@ class Relay:
             if self._console is None:
                 continue
             if live:
+                self._settle()
                 columns = max(1, terminal_columns() - self._prefix_width - 1)
                 self._console.live_line(self._prefix, texts[-1], columns)
+            elif self._show_lines is not None:
+                self._show_lines(self._prefix, texts)
             else:
                 self._console.line(self._prefix, *texts)
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.place import Place, worker_environment
+from aiodist.launch.worker.alike import Alike
 from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.logs import LogFiles
@@ -27,7 +28,10 @@ _MOST_KEPT = 16 << 20  # bytes of a stream that are kept for a dashboard, where 
 
 @dataclass
 class AgentContext:
-    """The parts that an agent has for all attempts: config, spawner, consoles, `say`, log files."""
+    """The parts that an agent has for all attempts: config, spawner, consoles, `say`, log files.
+
+    `alike` shows errors; None: there is one worker.
+    """
 
     config: LaunchConfig
     spawner: Spawner
@@ -35,6 +39,12 @@ class AgentContext:
     err: Console
     say: Callable[[str], None]
     logs: LogFiles | None = None
+    alike: Alike | None = None
+
+    def settle(self) -> None:
+        """Show the errors that are held back."""
+        if self.alike is not None:
+            self.alike.flush()
 
     def records(self, job: str) -> str:
         """The folder in which a job that fails leaves what its ranks did last; '': where the user's are."""
@@ -77,6 +87,7 @@ def _relays(
     prefix = config.prefix_of(rank=rank, local_rank=local_rank, node_rank=place.node_rank, host=place.host)
     relays = []
     for fd, bit, console in ((out, 1, context.out), (err, 2, context.err)):
+        alike = context.alike if bit == 2 else None
         painted = hue(rank, prefix, takes_colour(console.is_terminal, os.environ))
         relays.append(
             Relay(
@@ -88,6 +99,8 @@ def _relays(
                 file=files.get(bit),
                 most=_MOST_KEPT if config.dashboard and config.log_dir is None else None,
                 words=words if bit == 2 else None,
+                show=None if alike is None else partial(alike.write, rank),
+                settle=context.settle,
             )
         )
     return relays

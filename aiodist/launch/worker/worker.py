@@ -75,21 +75,16 @@ class Worker:
         """Call `ended` once, when the process has ended; `code` and `words` are complete then."""
         self._ended = ended
 
-    def send(self, signum: int, *, sent: bool = False) -> None:
+    def send(self, signum: int) -> None:
         """Ask it to end.
 
         SIGINT goes to its whole process group, as from a terminal; SIGTERM to the worker alone, which
         may want to close down what it started; SIGKILL leaves nothing. Who is stopped (SIGSTOP) would notice
         nothing but SIGKILL, so SIGCONT follows.
-
-        Args:
-            sent: it has got the signal already.
         """
         if self.code is None:
             self.asked = signum
             self._wake()
-            if sent:
-                return
             group = signum != signal.SIGTERM
             self.forward(signum, group=group)
             if signum != signal.SIGKILL:
@@ -217,18 +212,11 @@ def _lacking(error: OSError) -> UsageError:
 def ask_all(workers: Sequence[Worker], signum: int) -> None:
     """Ask workers to end. None sees another one end before it is asked itself, which would be a failure.
 
-    So they are stopped, asked, and let go on. What goes to process groups goes by the guardians, one by one,
-    who also let them go on.
+    So they are stopped, and their guardians ask them and let them go on, one by one.
     """
-    alone = signum == signal.SIGTERM
     with ExitStack() as held:
-        handles: dict[Worker, int] = {}
         for worker in workers if signum != signal.SIGKILL else ():
-            with suppress(OSError):
-                handles[worker] = worker.hold(held)
-        for number in (signal.SIGSTOP, *((signum, signal.SIGCONT) if alone else ())):
-            for handle in handles.values():
-                with suppress(OSError):  # it has just ended
-                    signal.pidfd_send_signal(handle, number)
+            with suppress(OSError):  # it has just ended
+                signal.pidfd_send_signal(worker.hold(held), signal.SIGSTOP)
     for worker in workers:
-        worker.send(signum, sent=alone and worker in handles)
+        worker.send(signum)

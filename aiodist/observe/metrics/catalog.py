@@ -87,6 +87,12 @@ OPS = _counter("ops", "{operation}", _OP, "operations issued, each rank's counte
 FAILED = _counter("ops.failed", "{operation}", _OP, "operations that failed")
 IN_FLIGHT = _gauge("ops.in_flight", "{operation}", _OP, "operations that loops sleep for, 64 a rank at most")
 OLDEST = _gauge("op.oldest", "s", (), "age of the operation that has been pending longest; 0: none is", max)
+CALLS = _gauge(
+    "calls",
+    "{call}",
+    (*_RANK, "state"),
+    "calls without an answer: `asked` of others by the rank, `served` by it for others",
+)
 PAYLOAD = _counter("op.payload", "By", _OP, "bytes of the tensors of operations issued, each rank's counted")
 TIMED = _counter("ops.timed", "{operation}", _OP, "operations in `op.time`: those for which the loop slept")
 TIME = _counter(
@@ -121,7 +127,7 @@ RTT = _gauge("tcp.rtt", "s", (), "the longest round trip of a TCP connection bet
 
 CATALOG = (
     *(JOB_INFO, START, WORLD_SIZE, EPOCH, RANKS, VERDICTS, EVENTS),
-    *(OPS, FAILED, IN_FLIGHT, OLDEST, PAYLOAD, TIMED, TIME),
+    *(OPS, FAILED, IN_FLIGHT, OLDEST, PAYLOAD, TIMED, TIME, CALLS),
     *(WAITING, LAST, LOST, COMPARED),
     *(LAG, MEMORY, CPU, OFFSET, ERROR),
     *(SENT, BUSY, AGAIN, RTT),

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from aiodist.observe.calls import calls_of
 from aiodist.observe.clocks import UNKNOWN, place
 from aiodist.observe.metrics import catalog
 from aiodist.observe.metrics.catalog import CATALOG, Metric
@@ -95,6 +96,14 @@ def _oldest(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
             yield (), view.now - record.issued
 
 
+def _calls(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    who = ranks(job)
+    for view in _living(job):
+        told = calls_of(view)
+        yield (*who[view.rank], "asked"), told.asked
+        yield (*who[view.rank], "served"), told.served
+
+
 def _of_ranks(value: Callable[[RankView], float]) -> Callable[[Summary, JobView, Tally], Iterator[Sample]]:
     """A gauge of each rank whose process lives."""
 
@@ -145,6 +154,7 @@ _GAUGES: Mapping[Metric, Callable[[Summary, JobView, Tally], Iterator[Sample]]] 
     catalog.VERDICTS: _verdicts,
     catalog.IN_FLIGHT: _in_flight,
     catalog.OLDEST: _oldest,
+    catalog.CALLS: _calls,
     catalog.LAG: _of_ranks(lambda view: view.recording.vitals.late),
     catalog.MEMORY: _of_ranks(lambda view: view.memory),
     catalog.OFFSET: _offset,

@@ -298,7 +298,9 @@ def test_disagreement_is_told_with_both_sides(posted_first: bool) -> None:
     bench.arrive(1, 0, items=5)
     if not posted_first:
         bench.recv(1, items=2)
-    assert bench.mismatches == [{1: "send(float64[5])", 3: "recv(float64[2])"}]
+    assert bench.mismatches == [
+        {1: "send(float64[5], dst=3, tag=0, number=0)", 3: "recv(float64[2], src=1, tag=0, number=0)"}
+    ]
     assert not bench.results
 
 
@@ -546,7 +548,9 @@ def test_a_receive_that_moves_up_to_a_message_that_does_not_fit_says_so() -> Non
     bench.recv(1, items=5)
     bench.arrive(1, 0, items=2)
     bench.take_back[first]()
-    assert bench.mismatches == [{1: "send(float64[2])", 3: "recv(float64[5])"}]
+    assert bench.mismatches == [
+        {1: "send(float64[2], dst=3, tag=0, number=0)", 3: "recv(float64[5], src=1, tag=0, number=0)"}
+    ]
 
 
 def test_a_strided_receive_that_is_taken_back_while_it_is_copied_keeps_its_message() -> None:

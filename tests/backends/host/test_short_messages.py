@@ -118,7 +118,10 @@ def test_both_sides_are_named_where_they_differ(first: str) -> None:
             else:
                 await asyncio.sleep(first == "send")
                 await pg.recv(np.zeros(3), 0)
-        assert caught.value.said == {0: "send(float64[2])", 1: "recv(float64[3])"}
+        assert caught.value.said == {
+            0: "send(float64[2], dst=1, tag=0, number=0)",
+            1: "recv(float64[3], src=0, tag=0, number=0)",
+        }
 
     run_virtual(run_cluster(2, main))
 

@@ -34,7 +34,7 @@ async def test_more_at_once_than_there_are_slots(pg: ProcessGroup) -> None:
     """A collective that is still copied has its number, and others of tensors on the host pass it."""
     there = [Tensor(np.arange(2000) + pg.rank * i) for i in range(50)]
     here = [np.arange(3) * i + pg.rank for i in range(50)]
-    works = []
+    works: list[dist.Work[object]] = []
     for one, other in zip(there, here, strict=True):
         works.append(pg.all_reduce(one, async_op=True))
         works.append(pg.all_reduce(other, async_op=True))

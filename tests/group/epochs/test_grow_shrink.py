@@ -200,3 +200,24 @@ def test_a_newcomer_does_not_disturb_what_is_in_flight_and_may_be_left_waiting()
 
     assert run(2, main, chaos) == [(1, 2)] * 2
     assert isinstance(chaos.joined[0].exception(), dist.RendezvousTimeout)
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_who_asks_for_newcomers_notices_a_member_that_leaves_at_once(leaver: int) -> None:
+    async def main(pg: ProcessGroup) -> int:
+        for _ in range(3):
+            assert await pg.pending_joins() == 0
+        if pg.rank == leaver:
+            await pg.aclose()
+            return 0
+        await asyncio.sleep(1)  # the goodbye is here
+        began = now()
+        with pytest.raises(dist.PeerLost, match=f"lost rank {leaver}: it closed the group") as caught:
+            await pg.pending_joins()
+        assert "see where that rank leaves" in caught.value.hint
+        assert now() - began < 0.05
+        return await total(await pg.rebuild())
+
+    results = run(3, main, Chaos())
+    assert results.pop(leaver) == 0
+    assert results == [0b11] * 2

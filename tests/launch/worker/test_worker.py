@@ -76,56 +76,27 @@ async def test_a_signal_is_a_negative_code(spawner: Spawner) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors of processes are Linux's")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
 async def test_all_are_asked_before_the_first_one_ends(
-    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workers = [start(spawner, *PYTHON, "import signal; signal.pause()") for _ in range(3)]
-    sent: list[int] = []
-    at_first: list[str] = []
-
-    def spied(handle: int, signum: int) -> None:
-        if (
-            signum == signal.SIGTERM and signum not in sent
-        ):  # all have been told to stop: wait until they have
-            while (states := [state_of(worker.pid) for worker in workers]) != ["T"] * 3:
-                os.sched_yield()
-            at_first.extend(states)
-        sent.append(signum)
-        send(handle, signum)
-
-    send = signal.pidfd_send_signal
-    monkeypatch.setattr(signal, "pidfd_send_signal", spied)
-    ask_all(workers, signal.SIGTERM)
-    kinds = [0, signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT]
-    assert sent == [kind for kind in kinds for _ in workers]
-    assert at_first == ["T"] * 3
-    assert await asyncio.gather(*map(ended, workers)) == [-signal.SIGTERM] * 3
-    assert [worker.asked for worker in workers] == [signal.SIGTERM] * 3
-    ask_all(workers, signal.SIGTERM)  # nobody is there any more
-    for worker in workers:
-        await worker.sweep()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="descriptors of processes are Linux's")
-async def test_ctrl_c_too_reaches_all_before_the_first_one_ends(
-    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
     workers = [start(spawner, "sleep", "1000") for _ in range(3)]
     at_first: list[list[str]] = []
     forward = Worker.forward
 
-    def spied(worker: Worker, signum: int, *, group: bool = False) -> None:
+    def spied(worker: Worker, number: int, *, group: bool = False) -> None:
         if not at_first:
             while (states := [state_of(one.pid) for one in workers]) != ["T"] * 3:
                 os.sched_yield()
             at_first.append(states)
-        forward(worker, signum, group=group)
+        forward(worker, number, group=group)
 
     monkeypatch.setattr(Worker, "forward", spied)
-    ask_all(workers, signal.SIGINT)
+    ask_all(workers, signum)
     assert at_first == [["T"] * 3]
-    assert await asyncio.gather(*map(ended, workers)) == [-signal.SIGINT] * 3
-    assert [worker.asked for worker in workers] == [signal.SIGINT] * 3
+    assert await asyncio.gather(*map(ended, workers)) == [-signum] * 3
+    assert [worker.asked for worker in workers] == [signum] * 3
+    ask_all(workers, signum)  # nobody is there any more
     for worker in workers:
         await worker.sweep()
 

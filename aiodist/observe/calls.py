@@ -1,0 +1,118 @@
+"""What ranks say of calls between them (`services.overview`), and which of these wait in a circle. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aiodist.observe.view import RankView
+from aiodist.recorder.reading import sound, sound_number
+from aiodist.sanitize import one_line
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Calls of one rank that have no answer.
+
+    Args:
+        rank: that was called; -1: no member.
+        name: of the handler.
+        since: time at which the oldest was first seen, in seconds of the host's monotonic clock.
+        count: how many there are.
+    """
+
+    rank: int
+    name: str
+    since: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a rank says of calls.
+
+    Args:
+        asked: calls of its own without an answer; served: those of others that it has not answered.
+        to: its calls, by rank and handler.
+        room: by rank, calls that wait until earlier ones are answered; without names.
+        full: by handler, calls that wait here since it runs as often as it may; the rank is its own.
+    """
+
+    asked: int = 0
+    served: int = 0
+    to: tuple[Pending, ...] = ()
+    room: tuple[Pending, ...] = ()
+    full: tuple[Pending, ...] = ()
+
+
+def calls_of(view: RankView) -> Calls:
+    """What a rank says of calls; nothing where it says none, or what cannot be read."""
+    told = view.recording.about.get("calls")
+    try:
+        if not isinstance(told, dict):
+            return Calls()
+        return Calls(
+            _count(told["asked"]),
+            _count(told["served"]),
+            tuple(_pending(*one) for one in told["to"]),
+            tuple(_pending(rank, "", *rest) for rank, *rest in told["room"]),
+            tuple(_pending(view.rank, *one) for one in told["full"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return Calls()
+
+
+def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
+    """Calls that wait for each other: each for a place at the rank of the next one, which waits itself.
+
+    A call waits for a place where its handler runs as often as it may. So no answer comes before one of the
+    calls that run there ends, and those that have not ended have themselves asked for what does not come.
+
+    Args:
+        ranks: by number.
+        after: seconds for which a call has to wait before it counts.
+
+    Returns:
+        circles without a rank in common; of each the calls, of the lowest rank first.
+    """
+    told = {rank: calls_of(view) for rank, view in ranks.items()}
+    waits: dict[int, list[Pending]] = {}
+    for rank, calls in told.items():
+        for call in calls.to:
+            full = told[call.rank].full if call.rank in told else ()
+            if ranks[rank].now - call.since >= after and any(one.name == call.name for one in full):
+                waits.setdefault(rank, []).append(call)
+    found: list[list[Pending]] = []
+    seen: set[int] = set()
+    for start in sorted(waits):
+        path = _path(start, waits, seen)
+        seen |= {start, *(call.rank for call in path)}
+        if path:
+            found.append(path)
+    return found
+
+
+def _path(start: int, waits: dict[int, list[Pending]], without: set[int]) -> list[Pending]:
+    """The shortest way from a rank back to it; [] where there is none."""
+    ways: list[list[Pending]] = [[call] for call in waits[start] if start not in without]
+    reached = {start} | without
+    for way in ways:
+        last = way[-1].rank
+        if last == start:
+            return way
+        if last not in reached:
+            reached.add(last)
+            ways += [[*way, call] for call in waits.get(last, ())]
+    return []
+
+
+def _pending(rank: Any, name: Any, since: Any, count: Any) -> Pending:
+    if type(rank) is not int or type(since) is not float or not sound(since):
+        raise ValueError("no call")
+    return Pending(rank, one_line(str(name)), since, _count(count))
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0 or not sound_number(value):
+        raise ValueError("no count")
+    return value

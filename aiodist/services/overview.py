@@ -1,0 +1,73 @@
+"""What is under way at the services of one process, as plain values, for those who look at its job.
+
+It is looked at once a second, from another thread: calls themselves note nothing for it but their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist.errors import A_MESSAGE
+from aiodist.services.handlers import Handlers
+from aiodist.services.peers import Peers
+
+MOST = 64  # lines of each kind
+
+
+class Overview:
+    """The calls that have no answer, and the handlers for whose places calls wait.
+
+    Args:
+        peers: with whom there are connections.
+        handlers: of this process.
+    """
+
+    def __init__(self, peers: Peers, handlers: Handlers) -> None:
+        self._peers = peers
+        self._handlers = handlers
+        self._since: dict[tuple[Any, ...], float] = {}
+
+    def look(self, now: float) -> dict[str, Any]:
+        """What there is.
+
+        Args:
+            now: the time, of the clock of all times in what is told.
+
+        Returns:
+            'asked' and 'served': calls without an answer, of this process and of others here. 'to': for each
+            rank and handler the time at which the oldest was first seen, and how many there are. 'room': for
+            each rank the same of the calls that wait until earlier ones are answered. 'full': for each
+            handler that runs as often as it may the same of the calls that wait for a place.
+
+        Raises:
+            RuntimeError: something has changed meanwhile.
+        """
+        seen: dict[tuple[Any, ...], float] = {}
+        told: dict[str, Any] = {"asked": 0, "served": 0, "to": [], "room": [], "full": []}
+
+        def since(*key: Any) -> float:
+            seen[key] = self._since.get(key, now)
+            return seen[key]
+
+        for uid, peer in list(self._peers.by_uid.items()):
+            rank = self._peers.rank_of(uid)
+            if peer.callee is not None:
+                told["served"] += peer.callee.served
+            if peer.caller is None or peer.caller.over:
+                continue
+            names: dict[bytes, list[int]] = {}
+            for asked in peer.caller.asking:
+                names.setdefault(asked.name, []).append(asked.number)
+            told["asked"] += sum(map(len, names.values()))
+            for name, numbers in names.items():
+                at = since("to", uid, name, numbers[0])
+                told["to"].append([rank, name.decode() or A_MESSAGE, at, len(numbers)])
+            if waiting := peer.caller.waiting:
+                told["room"].append([rank, since("room", uid), waiting])
+        for handler in list(self._handlers.by_name.values()):
+            if waiting := handler.slots.waiting:
+                told["full"].append([handler.name, since("full", handler.name), waiting])
+        self._since = seen
+        for lines in ("to", "room", "full"):
+            del told[lines][MOST:]
+        return told

@@ -1,0 +1,48 @@
+"""Calls between ranks that wait for each other are told while they wait."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="recorders have files on Linux")
+
+JOB = """
+import aiodist as dist
+
+async def main():
+    async with dist.init_process_group() as pg:
+        @pg.handler(limit=1)
+        async def back(depth):
+            return await pg.call(1 - pg.rank, back, depth - 1) if depth else 0
+
+        await pg.barrier()
+        await pg.call(1 - pg.rank, back, 2)
+
+dist.run(main())
+"""
+
+
+def test_a_circle_of_calls_is_told_while_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node=2", "--standalone", "job.py"]
+    environ = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "AIODIST_STALL_AFTER": "1"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "→" in line:
+                break
+        process.terminate()
+        process.communicate()
+    told = "".join(said)
+    assert "ranks 0 and 1 wait for each other's answers" in told
+    assert "rank 0 waits for 'back' of rank 1, which runs there as often as it may" in told
+    assert "job.py:8 in back" in told

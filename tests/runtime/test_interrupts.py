@@ -1,0 +1,136 @@
+"""Ctrl-C in a coroutine's synchronous step, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import aiodist as dist
+from aiodist.runtime import interrupts
+from aiodist.runtime.tracebacks import interrupted_at
+
+FOREVER = threading.Event()
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def caught(program: Callable[[], object]) -> KeyboardInterrupt:
+    with pytest.raises(KeyboardInterrupt) as info:
+        program()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return info.value
+
+
+def test_a_step_without_an_await_is_interrupted_and_may_clean_up() -> None:
+    done: list[str] = []
+
+    async def steps() -> None:
+        try:
+            press()
+            FOREVER.wait()
+        finally:
+            await asyncio.sleep(0)  # nothing is cancelled besides
+            done.append("cleaned up")
+
+    assert interrupted_at(caught(lambda: dist.run(steps()))).endswith(" in steps: FOREVER.wait()")
+    assert done == ["cleaned up"]
+
+
+def test_so_is_one_under_asyncio_while_a_group_is_open() -> None:
+    done: list[str] = []
+
+    async def steps() -> None:
+        async with dist.init_process_group(world_size=1):
+            try:
+                press()
+                FOREVER.wait()
+            finally:
+                await asyncio.sleep(0)
+                done.append("cleaned up")
+
+    async def waits() -> None:
+        async with dist.init_process_group(world_size=1):
+            pass
+        press()
+        await asyncio.sleep(100)
+
+    assert interrupted_at(caught(lambda: asyncio.run(steps()))).endswith(" in steps: FOREVER.wait()")
+    assert done == ["cleaned up"]
+    at = interrupted_at(caught(lambda: asyncio.run(waits())))
+    assert at.endswith(" in waits: await asyncio.sleep(100)")
+
+
+def test_so_is_a_step_of_another_task() -> None:
+    async def helps() -> None:
+        press()
+        FOREVER.wait()
+
+    async def steps() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(helps())
+
+    assert interrupted_at(caught(lambda: dist.run(steps()))).endswith(" in helps: FOREVER.wait()")
+
+
+def test_what_a_cancelled_task_does_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "PATIENCE", 0.01)
+    done: list[str] = []
+
+    async def awaits() -> None:
+        try:
+            press()
+            await asyncio.sleep(100)
+        finally:
+            for thread in threading.enumerate():
+                if thread.name == "aiodist interrupt":
+                    thread.join()  # it has seen that the loop turns
+            done.append("saved")
+
+    assert interrupted_at(caught(lambda: dist.run(awaits()))).endswith(" in awaits: await asyncio.sleep(100)")
+    assert done == ["saved"]
+
+
+def test_a_second_one_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "PATIENCE", 100.0)
+
+    async def steps() -> None:
+        press()
+        press()
+        FOREVER.wait()
+
+    caught(lambda: dist.run(steps()))
+
+
+def test_a_handler_of_the_programs_own_is_left_alone() -> None:
+    seen: list[int] = []
+
+    async def steps() -> None:
+        press()
+
+    before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
+    try:
+        dist.run(steps())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
+
+
+def test_one_in_the_last_step_is_not_lost() -> None:
+    async def steps() -> None:
+        press()
+
+    caught(lambda: dist.run(steps()))
+
+
+def test_a_handler_that_outlives_its_loop_does_not_fail() -> None:
+    async def leaves() -> None:
+        interrupts.Interrupts().begin()
+
+    asyncio.run(leaves())
+    caught(press)

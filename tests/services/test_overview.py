@@ -1,0 +1,76 @@
+"""What is under way at a process's services, and the error where too much is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aiodist as dist
+from aiodist.group import ProcessGroup
+from aiodist.testing.clock import run_virtual
+from aiodist.testing.cluster import run_cluster
+
+
+def overview(pg: ProcessGroup) -> dict[str, Any]:
+    regroup = pg._core.family.regroup
+    assert regroup is not None and regroup.services is not None
+    return regroup.services.overview.look(asyncio.get_running_loop().time())
+
+
+def test_calls_without_an_answer_and_who_waits_for_a_place() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        @pg.handler(limit=2)
+        async def waits() -> None:
+            await asyncio.Event().wait()
+
+        await pg.barrier()
+        calls: list[asyncio.Task[Any]] = []
+        if pg.rank == 0:
+            assert overview(pg) == {"asked": 0, "served": 0, "to": [], "room": [], "full": []}
+            calls = [asyncio.create_task(pg.call(1, waits, timeout=50)) for _ in range(5)]
+        await asyncio.sleep(1)
+        began = overview(pg)
+        await asyncio.sleep(5)
+        later = overview(pg)
+        if pg.rank == 0:
+            (call,) = later["to"]
+            assert (later["asked"], later["served"]) == (5, 0)
+            assert (call[0], call[1], call[3]) == (1, "waits", 5)
+            assert call[2] == began["to"][0][2], "it was seen then first"
+        else:
+            (full,) = later["full"]
+            assert (later["asked"], later["served"]) == (0, 5)
+            assert (full[0], full[2]) == ("waits", 3)
+        for one in calls:
+            one.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main))
+
+
+def test_a_call_beyond_256_says_why_it_was_not_sent() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        @pg.handler
+        async def waits() -> None:
+            await asyncio.Event().wait()
+
+        await pg.barrier()
+        if pg.rank == 0:
+            calls = [asyncio.create_task(pg.call(1, waits, timeout=50)) for _ in range(256)]
+            await asyncio.sleep(1)
+            more = asyncio.create_task(pg.call(1, waits, timeout=20))
+            await asyncio.sleep(1)
+            [[rank, since, count]] = overview(pg)["room"]
+            assert (rank, count) == (1, 1) and since <= asyncio.get_running_loop().time()
+            with pytest.raises(dist.CallTooLate, match="256 earlier calls of this process") as caught:
+                await more
+            assert "shorter timeout" in caught.value.hint
+            for one in calls:
+                one.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main))
