@@ -29,8 +29,8 @@ _HOME = {
     """,
     "aiodist.errors": """
         AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallTooLate
-        CallUnknown CheckpointError CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted GroupBroken
-        GroupClosed LeaseLost NonFiniteValues PeerClosed PeerLost QuorumLost RemoteError RendezvousError
+        CallUnknown CheckpointError CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted
+        GroupBroken GroupClosed LeaseLost NonFiniteValues PeerClosed PeerLost QuorumLost RemoteError RendezvousError
         RendezvousTimeout StateLost StoreFull StoreReplaced Tampered UsageError WireError
     """,
     "aiodist.functional.collectives": """

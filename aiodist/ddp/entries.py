@@ -1,8 +1,8 @@
 """What an optimiser keeps for a piece of an array, as plain descriptions and as bytes.
 
-An optimiser's state of a piece is a dict. Its entries are of three kinds: `elements`, an array shaped like the
-piece, of which a part belongs to each element; `whole`, any other array, which belongs to the whole array and so
-exists only where arrays are not divided; and scalars, which are the same for all pieces of an array.
+An optimiser's state of a piece is a dict. Its entries are of three kinds: `elements`, an array shaped like
+the piece, of which a part belongs to each element; `whole`, any other array, which belongs to the whole array
+and so exists only where arrays are not divided; and scalars, the same for all pieces of an array.
 """
 
 from __future__ import annotations

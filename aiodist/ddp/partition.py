@@ -1,10 +1,10 @@
 """The partition of arrays into shards, one for each rank, and what moves when it changes. Pure.
 
-Arrays travel in buckets of one dtype. Each bucket is cut into as many runs of elements as there are ranks; run
-r of every bucket together are shard r. So one reduce_scatter of a bucket gives each rank its run, and one
+Arrays travel in buckets of one dtype. Each bucket is cut into as many runs of elements as there are ranks;
+run r of every bucket together are shard r. So one reduce_scatter of a bucket gives each rank its run, and one
 all_gather gives all ranks the bucket: together they carry the bytes of one all_reduce.
 
-Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Partition:
         whole: each array belongs to one shard as a whole; else shards have the same number of elements.
 
     Attributes:
-        lengths: for each bucket, the elements of each shard's run; with padding at the end, where all runs have
-            the same length.
+        lengths: for each bucket, the elements of each shard's run; with padding at the end, where all runs
+            have the same length.
     """
 
     def __init__(self, buckets: Sequence[Bucket], size: int, whole: bool = False) -> None:

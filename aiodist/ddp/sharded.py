@@ -18,7 +18,7 @@ from aiodist.ddp.checkpoint.tree import Some
 from aiodist.ddp.entries import ELEMENTS, SCALAR, WHOLE, Entry, alike
 from aiodist.ddp.partition import Move, Partition, buckets_of, moves, shards_of
 from aiodist.ddp.shares import Shares, nbytes_of, same
-from aiodist.ddp.updates import Held, parameter_groups, update_of
+from aiodist.ddp.updates import parameter_groups, update_of
 from aiodist.errors import (
     CheckpointError,
     Evicted,
@@ -85,8 +85,8 @@ class ShardedOptimizer:
 
     With `elastic=True` members may die and newcomers join. A step counts on all members or on none; where it
     does not, `step` returns an empty list, and is to be done again. The share of a member that died is gone
-    with it, unless `redundancy` ranks keep a copy: then it goes on as if nothing had happened. Else `StateLost`
-    is raised, or, where there is one, `restore` is called.
+    with it, unless `redundancy` ranks keep a copy: then it goes on as if nothing had happened. Else
+    `StateLost` is raised, or, where there is one, `restore` is called.
 
     Args:
         pg: the process group; elastic: a world.
@@ -298,8 +298,8 @@ class ShardedOptimizer:
         A cancelled step goes on to its end before it is cancelled: others depend on it.
 
         Args:
-            gradients: of all arrays in order; None for those that `ready` was given, and for frozen ones. Without
-                it the `.grad` of torch parameters.
+            gradients: of all arrays in order; None for those that `ready` was given, and for frozen ones.
+                Without it the `.grad` of torch parameters.
 
         Returns:
             the arrays: those of the constructor, or new ones in place of what cannot be written. Elastic: an
@@ -324,7 +324,7 @@ class ShardedOptimizer:
         if not self._synced:
             raise UsageError(
                 "this rank may not have the common values yet",
-                hint="Write `optimizer = await ShardedOptimizer(…)` first, and `await optimizer` after a load",
+                hint="Write `await optimizer` first, also after a load",
             )
 
     def _checked(self, place: int, gradient: Any) -> Array:
@@ -415,7 +415,7 @@ class ShardedOptimizer:
             self._start_full_buckets()
 
     async def _reduced(self) -> float:
-        """Wait for this rank's gradients, hand them to the ranks with copies → squares of all, with a limit."""
+        """Wait for this rank's gradients, and hand them to ranks with copies → sum of all squares."""
         works = self._works
         for work in works:
             await work

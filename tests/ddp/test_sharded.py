@@ -36,7 +36,7 @@ def weights(rank: int = 0) -> list[Any]:
 
 
 def gradient(step: int, index: int, rank: int) -> Any:
-    """Eighths, so that their sums and, for 2 and 4 ranks, averages are exact; distinct per rank and element."""
+    """Eighths, so that sums and, for 2 and 4 ranks, averages are exact; distinct per rank and element."""
     shape, dtype = SHAPES[index]
     count = int(np.prod(shape, dtype=int))
     values = (np.arange(count) % 5 - 2 + rank + 3 * step % 7 - index) / 8
@@ -136,7 +136,7 @@ def test_values_that_the_program_changes_between_steps_count() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_gradients_are_scaled_to_the_limit_of_their_norm(size: int) -> None:
     async def part(pg: ProcessGroup) -> Any:
-        mine = [np.zeros(3), np.zeros(4, np.float32)]
+        mine: list[Any] = [np.zeros(3), np.zeros(4, np.float32)]
         optimizer = await ShardedOptimizer(pg, mine, Outer(1.0, 0.0), max_norm=1.0, redundancy=1)
         gradients = [np.full(3, 3.0), np.full(4, -6.0, np.float32)]
         await optimizer.step(gradients)
@@ -177,7 +177,12 @@ def test_what_has_no_meaning_is_refused() -> None:
             (np.zeros(3), adam, {}, r"single array. Pass a list: ShardedOptimizer\(pg, \["),
             ([], adam, {}, "no parameter to train"),
             ([np.zeros(3, np.int32)], adam, {}, "int32: pass real floating arrays"),
-            ([np.zeros(3)], "adam", {}, "must be a class of torch.optim, with torch parameters, or a function"),
+            (
+                [np.zeros(3)],
+                "adam",
+                {},
+                "must be a class of torch.optim, with torch parameters, or a function",
+            ),
             ([np.zeros(3)], dict, {}, "must be a class of torch.optim"),
             ([np.zeros(3)], adam, {"lr": 0.1}, "a function has no option 'lr'"),
             ([np.zeros(3)], adam, {"redundancy": -1}, "redundancy must be at least 0"),
@@ -194,7 +199,7 @@ def test_what_has_no_meaning_is_refused() -> None:
         issued = pg.issued_count()
         with pytest.raises(UsageError, match="1 gradients for 2 arrays"):
             await unready.step([np.zeros(3)])
-        with pytest.raises(UsageError, match="1 of 2 gradients are missing: 1. Give zeros"):
+        with pytest.raises(UsageError, match=r"1 of 2 gradients are missing: 1\. Give zeros"):
             await unready.step([np.zeros(3), None])
         with pytest.raises(UsageError, match=r"gradient 1 is float64\[3\], its array is float64\[2\]"):
             await unready.step([np.zeros(3), np.zeros(3)])

@@ -146,9 +146,7 @@ def test_gradients_leave_in_the_backward_pass() -> None:
             optimizer = await ShardedOptimizer(pg, own, torch.optim.SGD, lr=0.1, bucket_cap_mb=1e-6)
             for index, p in enumerate(own):
                 if hooked:
-                    p.register_post_accumulate_grad_hook(
-                        lambda p, i=index, to=optimizer: to.ready(i, p.grad)
-                    )
+                    p.register_post_accumulate_grad_hook(lambda p, i=index, to=optimizer: to.ready(i, p.grad))
             x = torch.full((3, 4), float(pg.rank + 1))
             loss = (x @ own[0].T + own[1]) @ own[2].T + own[3]
             loss.square().mean().backward()

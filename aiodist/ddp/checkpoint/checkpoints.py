@@ -16,9 +16,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.ddp.checkpoint.files import Reader, Stopped, write
+from aiodist.ddp.checkpoint.files import Reader, write
 from aiodist.ddp.checkpoint.folder import clean, file_of, finish, index_of, listed, name_of
-from aiodist.ddp.checkpoint.tree import Written, merged, nodes_of, opened, snapshot
+from aiodist.ddp.checkpoint.tree import merged, nodes_of, opened, snapshot, unique
 from aiodist.errors import AiodistError, CheckpointError, Evicted, GroupBroken, QuorumLost, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.arguments import at_least_1, integer, one_of
@@ -37,7 +37,7 @@ class Saving:
 
     Raises:
         CheckpointError: from the await: a rank could not write, or ranks had other values.
-        GroupBroken: from the await: a member died before it was whole. Checkpoints before it are as they were.
+        GroupBroken: from the await: a member died before it was whole. Older checkpoints are as they were.
     """
 
     def __init__(self, step: int, task: asyncio.Task[Path]) -> None:
@@ -110,8 +110,8 @@ class Checkpoints:
                     await checkpoints.save(optimizer.steps, optimizer=optimizer, epoch=epoch)
 
     `save` copies what is to be saved and returns; a thread writes it. Each rank writes its part: of a
-    `ShardedOptimizer` its share, of an array that all ranks have alike an even part. An index is written last,
-    so that a checkpoint is whole or does not exist. Any number of ranks can load it.
+    `ShardedOptimizer` its share, of an array that all ranks have alike an even part. An index is written
+    last, so that a checkpoint is whole or does not exist. Any number of ranks can load it.
 
     The folder must be one that all ranks see, and of one job. Files are in the format safetensors.
 
@@ -149,8 +149,13 @@ class Checkpoints:
         """Do a job in a thread. Cancelling does not wait for it; `aclose` does."""
         running = asyncio.get_running_loop().run_in_executor(None, job)
         self._threads.add(running)
-        running.add_done_callback(self._threads.discard)
+        running.add_done_callback(self._ended)
         return await asyncio.shield(running)
+
+    def _ended(self, running: asyncio.Future[Any]) -> None:
+        self._threads.discard(running)
+        if not running.cancelled():
+            running.exception()  # whoever awaits it raises it; after a cancellation nobody does
 
     # ── saving ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,8 +165,8 @@ class Checkpoints:
         Args:
             step: a number for it, not negative; the same on all ranks.
             **things: by name: numbers, texts, arrays, lists and dicts of them, or anything with a
-                `state_dict` (`ShardedOptimizer`, `DiLoCo`, torch's modules and optimisers). Arrays are the same
-                on all ranks; `PerRank` for others.
+                `state_dict` (`ShardedOptimizer`, `DiLoCo`, torch's modules and optimisers). Arrays are the
+                same on all ranks; `PerRank` for others.
 
         Returns:
             what is awaitable for "on the disk"; None where it was skipped.
@@ -202,7 +207,7 @@ class Checkpoints:
         return self._last
 
     async def _agree(self, pg: ProcessGroup, step: int, names: list[str]) -> tuple[Path, Any] | None:
-        """The new checkpoint's folder, and the making of the writers' group; None where this one is skipped."""
+        """The new checkpoint's folder, and the making of the writers' group; None where it is skipped."""
         last = self._last
         busy = last is not None and not last.done()
         failure = None if last is None else last.failure()
@@ -226,11 +231,12 @@ class Checkpoints:
         if failure is not None:
             raise failure
         for member, other in enumerate(rows):
-            if tuple(other[:2]) != tuple(rows[0][:2]):
+            if other[0] != rows[0][0]:
                 raise UsageError(
-                    f"rank {pg.ranks[member]} saves {'other things' if other[0] == rows[0][0] else 'step'} "
-                    f"{'' if other[0] == rows[0][0] else int(other[0])} than rank {pg.ranks[0]}"
+                    f"rank {pg.ranks[member]} saves step {other[0]}, and rank {pg.ranks[0]} step {rows[0][0]}"
                 )
+            if other[1] != rows[0][1]:
+                raise UsageError(f"rank {pg.ranks[member]} saves other things than rank {pg.ranks[0]}")
             if other[4]:
                 raise CheckpointError(f"rank {pg.ranks[member]} was not told that the last write had failed")
         if rows[:, 3].any():
@@ -244,6 +250,7 @@ class Checkpoints:
         before, self._copies = self._copies, {}
 
         def take(path: str, array: Array) -> Array:
+            path = unique(path, self._copies)
             target = before.get(path)
             if target is None or target.shape != array.shape or target.dtype != array.dtype:
                 target = np.empty(array.shape, array.dtype)
@@ -289,9 +296,9 @@ class Checkpoints:
     def _put(self, path: Path, copied: dict[str, Any], rank: int, size: int) -> list[Any]:
         """Write this rank's file → its node, and the bytes of the file."""
         path.mkdir(parents=True, exist_ok=True)
-        out: list[Written] = []
+        out: dict[str, Array] = {}
         node = nodes_of(copied, "", rank, size, out)
-        return [node, write(path / file_of(rank), [(one.name, one.array) for one in out], self._stop)]
+        return [node, write(path / file_of(rank), out.items(), self._stop)]
 
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -304,8 +311,8 @@ class Checkpoints:
 
         Args:
             step: that was saved; None: the last one that was written.
-            **things: by the names of `save`: what has a `load_state_dict` takes what is its own. All else is in
-                the result.
+            **things: by the names of `save`: what has a `load_state_dict` takes what is its own. All else is
+                in the result.
 
         Returns:
             the checkpoint; None where `step` is None and there is none.
@@ -399,7 +406,7 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
     """Read a checkpoint, and give things what is theirs."""
     index = index_of(path)
     reader = Reader(path, index["files"], index["sizes"])
-    saved = {name: node for name, node in index["tree"][1]}
+    saved = dict(index["tree"][1])
     found = Checkpoint(index["step"], path, len(index["files"]), saved)
     for name in things:
         found[name]  # it says what is not there

@@ -4,8 +4,8 @@
     header       {"name": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}, …}
     bytes        of all arrays, one after the other, little-endian
 
-Source: the format's description in https://github.com/huggingface/safetensors. Dtypes that it does not have are
-stored as bytes; a checkpoint's index has the dtype.
+Source: the format's description in https://github.com/huggingface/safetensors. Dtypes that it does not have
+are stored as bytes; a checkpoint's index has the dtype.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def write(path: Path, arrays: Iterable[tuple[str, Array]], stop: threading.Event
         with path.open("xb", buffering=0) as file:
             _put(file, memoryview(len(told).to_bytes(8, "little") + told), stop)
             for _, array in chosen:
-                _put(file, memoryview(array.reshape(-1).view(np.uint8)), stop)
+                _put(file, array.reshape(-1).view(np.uint8).data, stop)
             os.fsync(file.fileno())
     except BaseException:
         path.unlink(missing_ok=True)

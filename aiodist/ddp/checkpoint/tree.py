@@ -8,16 +8,17 @@ nodes of all ranks are the index of the checkpoint. A node is None, a boolean, a
     ["ranks", [[rank, node], …]]      what each rank has for itself
     ["array", form, dtype, shape, checksum, [[start, count, rank, name, checksum], …]]
 
-The segments of an array say who has which elements, by what name, with which CRC-32. An array that all ranks have
-alike has a checksum of the whole, too: ranks whose values differ are found when the nodes are merged.
+The segments of an array say who has which elements, by what name, with which CRC-32. An array that all ranks
+have alike has a checksum of the whole, too: ranks whose values differ are found when the nodes are merged.
 """
 
 from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,19 +62,6 @@ class Copied:
     array: Array
 
 
-@dataclass(frozen=True)
-class Written:
-    """Elements that this rank writes.
-
-    Args:
-        name: in its file.
-        array: the elements, flat.
-    """
-
-    name: str
-    array: Array
-
-
 def snapshot(tree: Any, path: str, take: Callable[[str, Array], Array]) -> Any:
     """The tree with a copy of each array.
 
@@ -109,33 +97,31 @@ def snapshot(tree: Any, path: str, take: Callable[[str, Array], Array]) -> Any:
     return Copied(form, take(path, view(tree, writable=False, what=path)))
 
 
-def nodes_of(tree: Any, path: str, rank: int, size: int, out: list[Written]) -> Node:
+def nodes_of(tree: Any, path: str, rank: int, size: int, out: dict[str, Array]) -> Node:
     """The node of a copied tree, of one rank.
 
     Args:
         path: the tree's name.
         rank: this one.
         size: how many ranks write it.
-        out: what this rank writes is added here.
+        out: what this rank writes is added here, by name: flat arrays.
     """
     match tree:
         case Parts():
-            written = [(at, Written(f"{path}[{at}]", one)) for at, one in tree.parts]
+            written = [(at, f"{path}[{at}]", one) for at, one in tree.parts]
             return _array(ARRAY, tree.dtype, tree.shape, None, rank, written, out)
         case Copied():
             flat = tree.array.reshape(-1)
             first, last = flat.size * rank // size, flat.size * (rank + 1) // size
-            written = [(first, Written(path, flat[first:last]))] if first < last else []
+            written = [(first, path, flat[first:last])] if first < last else []
             return _array(tree.form, flat.dtype, tree.array.shape, checksum(flat), rank, written, out)
         case PerRank():
             alone = nodes_of(tree.value, f"{path}@{rank}", 0, 1, out)
             return ["ranks", [[rank, _moved(alone, rank)]]]
         case dict():
             kind = "some" if isinstance(tree, Some) else "dict"
-            return [
-                kind,
-                [[key, nodes_of(one, f"{path}.{key}", rank, size, out)] for key, one in tree.items()],
-            ]
+            items = tree.items()
+            return [kind, [[key, nodes_of(one, f"{path}.{key}", rank, size, out)] for key, one in items]]
         case list() | tuple():
             found = [nodes_of(one, f"{path}.{i}", rank, size, out) for i, one in enumerate(tree)]
             return ["tuple" if isinstance(tree, tuple) else "list", found]
@@ -148,14 +134,22 @@ def _array(
     shape: Sequence[int],
     whole: int | None,
     rank: int,
-    written: Iterable[tuple[int, Written]],
-    out: list[Written],
+    written: Iterable[tuple[int, str, Array]],
+    out: dict[str, Array],
 ) -> Node:
     segments = []
-    for start, one in written:
-        out.append(one)
-        segments.append([start, one.array.size, rank, one.name, checksum(one.array)])
+    for start, path, array in written:
+        name = unique(path, out)
+        out[name] = array
+        segments.append([start, array.size, rank, name, checksum(array)])
     return ["array", form, dtype.name, list(shape), whole, segments]
+
+
+def unique(path: str, taken: Container[str]) -> str:
+    """The path, or one like it that is not taken: the keys 1 and "1" of a dict have the same path."""
+    while path in taken:
+        path += "'"
+    return path
 
 
 def _moved(node: Node, rank: int) -> Node:
@@ -171,7 +165,7 @@ def _moved(node: Node, rank: int) -> Node:
 
 def checksum(flat: Array) -> int:
     """The CRC-32 of an array's bytes."""
-    return zlib.crc32(np.ascontiguousarray(flat).reshape(-1).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(flat).reshape(-1).view(np.uint8).data)
 
 
 def merged(nodes: Sequence[Node], path: str = "") -> Node:
@@ -196,29 +190,22 @@ def merged(nodes: Sequence[Node], path: str = "") -> Node:
     if kind in ("list", "tuple"):
         if any(len(one[1]) != len(first[1]) for one in nodes):
             raise _differ(path)
-        return [
-            kind,
-            [
-                merged(column, f"{path}.{i}")
-                for i, column in enumerate(zip(*(one[1] for one in nodes), strict=True))
-            ],
-        ]
+        rows = zip(*(one[1] for one in nodes), strict=True)
+        return [kind, [merged(row, f"{path}.{i}") for i, row in enumerate(rows)]]
     columns: dict[Any, list[Node]] = {}
     for one in nodes:
         for key, node in one[1]:
             columns.setdefault(key, []).append(node)
     if kind == "dict" and any(len(column) != len(nodes) for column in columns.values()):
         raise _differ(path)
-    return [
-        kind,
-        [[key, merged(column, f"{path}.{key}" if path else str(key))] for key, column in columns.items()],
-    ]
+    below = f"{path}." if path else ""
+    return [kind, [[key, merged(column, f"{below}{key}")] for key, column in columns.items()]]
 
 
 def _differ(path: str) -> CheckpointError:
     return CheckpointError(
         f"{path} is not the same on all ranks",
-        hint=f"Pass PerRank(…) for what each rank has for itself",
+        hint="Pass PerRank(…) for what each rank has for itself",
     )
 
 
@@ -236,7 +223,7 @@ def opened(node: Node, rank: int, size: int, read: Callable[[list[Any], np.dtype
     if kind == "array":
         _, form, name, shape, whole, segments = node
         dtype = dtype_named(name)
-        stored = Stored(dtype, tuple(shape), [(s[0], s[1], lambda s=s: read(s, dtype)) for s in segments])
+        stored = Stored(dtype, tuple(shape), [(s[0], s[1], partial(read, s, dtype)) for s in segments])
         return stored if whole is None else _formed(form, stored.array())
     if kind == "ranks":
         mine = dict(map(tuple, node[1])).get(rank) if len(node[1]) == size else None
