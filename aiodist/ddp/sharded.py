@@ -6,35 +6,24 @@ import hashlib
 import math
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.ddp import kept, resharding
 from aiodist.ddp.arguments import number
 from aiodist.ddp.buckets import cap_of
-from aiodist.ddp.checkpoint.parts import Parts
-from aiodist.ddp.checkpoint.tree import Some
-from aiodist.ddp.entries import ELEMENTS, SCALAR, WHOLE, Entry, alike
-from aiodist.ddp.partition import Move, Partition, buckets_of, moves, shards_of
-from aiodist.ddp.shares import Shares, nbytes_of, same
+from aiodist.ddp.model import Model, apart
+from aiodist.ddp.shares import Shares
 from aiodist.ddp.updates import parameter_groups, update_of
-from aiodist.errors import (
-    CheckpointError,
-    Evicted,
-    GroupBroken,
-    NonFiniteValues,
-    QuorumLost,
-    StateLost,
-    UsageError,
-    shown,
-)
+from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, StateLost, UsageError, shown
 from aiodist.group import ProcessGroup
 from aiodist.group.arguments import integer
 from aiodist.kernels import copy_cost_ns, copy_into
-from aiodist.tensors import renewal, view
-from aiodist.tensors.device import torch_of
-from aiodist.types import FLOATS, ReduceOp
+from aiodist.tensors import view
+from aiodist.types import ReduceOp
 from aiodist.work import Work
 
 Array = npt.NDArray[Any]
@@ -138,113 +127,48 @@ class ShardedOptimizer:
             raise UsageError(
                 "parameters is a single array", hint="Pass a list: ShardedOptimizer(pg, [weights])"
             )
-        self.pg, self.steps, self.norm = pg, 0, math.nan
-        self._given, groups = parameter_groups(parameters)
-        self._trained = [i for i, one in enumerate(self._given) if getattr(one, "requires_grad", True)]
-        if not self._trained:
-            raise UsageError("there is no parameter to train", hint="Pass parameters with requires_grad")
-        place = {index: at for at, index in enumerate(self._trained)}
-        self._place = place
-        self._renewals = [renewal(self._given[index]) for index in self._trained]
-        self._forms = [(one.dtype, one.shape) for one in self._views()]
-        self._redundancy = integer(redundancy, "redundancy")
-        if self._redundancy < 0:
+        copies = integer(redundancy, "redundancy")
+        if copies < 0:
             raise UsageError(f"redundancy must be at least 0, got {shown(redundancy)}")
+        self.pg, self.steps, self.norm = pg, 0, math.nan
+        given, groups = parameter_groups(parameters)
+        self._model = model = Model(given, bool(whole), copies, cap_of(bucket_cap_mb))
         self._max_norm = None if max_norm is None else number(max_norm, "max_norm")
-        self._whole, self._elastic, self._min_size = bool(whole), bool(elastic), min_size
-        self._restore = restore
+        self._elastic, self._min_size, self._restore = bool(elastic), min_size, restore
         self._update = update_of(
             optimizer,
-            [self._given[index] for index in self._trained],
-            [(options, [place[i] for i in chosen if i in place]) for options, chosen in groups],
+            [given[index] for index in model.trained],
+            [(options, [model.place[i] for i in chosen if i in model.place]) for options, chosen in groups],
             defaults,
-            self._whole,
+            model.whole,
         )
         self.optimizer = self._update.optimizer
-        frozen = [one for i, one in enumerate(self._given) if i not in place]
+        frozen = [one for i, one in enumerate(given) if i not in model.place]
         self._common = [
             view(one, writable=True, what=f"state[{i}]") for i, one in enumerate([*frozen, *state])
         ]
-        self._buckets = buckets_of(
-            [(dtype, math.prod(shape)) for dtype, shape in self._forms], cap_of(bucket_cap_mb), self._whole
-        )
-        self._example = self._given[self._trained[0]]
-        if torch_of(self._example):
-            self._example = self._example.detach()
-        self._plan = self._planned(elastic)
+        others = [(one.dtype.name, one.shape) for one in self._common]
+        plan = f"{kept.shapes_of(model)} {others} {self._update.name} {self._update.options} {model.buckets}"
+        plan += f" {model.whole} {self._max_norm} {copies} {self._elastic} {restore is not None}"
+        self._plan = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
         self._held = False  # this rank has its share of a state
         self._synced = False  # all ranks have the same values
         self._lost = False  # nobody has the state of some elements any more
         self._complete = True  # the arrays hold what the pieces hold; not within a step, and after a load
         self._loaded = False
         self._begin()
-        self._shares = self._empty_shares()
+        self._shares = model.shares(pg.rank, pg.empty)
         self._update.place(self._shares.pieces)
-
-    def _planned(self, elastic: bool) -> str:
-        """A short text that all ranks must have alike."""
-        forms = [(dtype.name, shape) for dtype, shape in self._forms]
-        others = [(one.dtype.name, one.shape) for one in self._common]
-        told = f"{forms} {others} {self._update.name} {self._update.options} {self._buckets} {self._whole}"
-        told += f" {self._max_norm} {self._redundancy} {elastic} {self._restore is not None}"
-        return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
-
-    def _views(self) -> list[Array]:
-        """The values of the trained arrays, as arrays."""
-        views = []
-        for index, renew in zip(self._trained, self._renewals, strict=True):
-            one = view(self._given[index], writable=renew is None, what=f"parameters[{index}]")
-            if one.dtype not in FLOATS:
-                raise UsageError(f"parameters[{index}] is {one.dtype.name}: pass real floating arrays")
-            views.append(one)
-        return views
-
-    # ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self) -> None:
         """Make buckets in the group's memory."""
-        self._partition = Partition(self._buckets, self.pg.size, self._whole)
-        self._memory = [
-            self.pg.empty(sum(lengths), bucket.dtype)
-            for lengths, bucket in zip(self._partition.lengths, self._buckets, strict=True)
-        ]
-        self._bucket_of: dict[int, int] = {}
-        self._slices: dict[int, Array] = {}
-        for number_, bucket in enumerate(self._buckets):
-            self._memory[number_][bucket.count :] = 0
-            for slot in bucket.slots:
-                shape = self._forms[slot.index][1]
-                self._slices[slot.index] = self._memory[number_][slot.start : slot.stop].reshape(shape)
-                self._bucket_of[slot.index] = number_
+        self._model.begin(self.pg)
         self._reset()
 
     def _reset(self) -> None:
         """Begin a step: no gradient is here."""
-        self._missing = [{slot.index for slot in bucket.slots} for bucket in self._buckets]
+        self._missing = [{slot.index for slot in bucket.slots} for bucket in self._model.buckets]
         self._works: list[Work[Any]] = []
-
-    def _empty_shares(self) -> Shares:
-        """Memory for this rank's shares, where peers can read it."""
-        return self._new_shares(self.pg.empty)
-
-    def _new_shares(self, allocate: Callable[[int, np.dtype[Any]], Array]) -> Shares:
-        mine = shards_of(self.pg.rank, self.pg.size, self._redundancy)
-        dtypes = [bucket.dtype for bucket in self._buckets]
-        return Shares(self._partition, mine, self._forms, dtypes, self._whole, allocate)
-
-    async def _apart(self, nbytes: float, job: Callable[[], None]) -> None:
-        """Do a job that may take long where it does not hold the loop. What it raises is raised here."""
-        failed: list[Exception] = []
-
-        def guarded() -> None:
-            try:
-                job()
-            except Exception as error:  # of a user's function: it is no failure of the group
-                failed.append(error)
-
-        await self.pg._core.apart(copy_cost_ns(int(nbytes)), guarded)
-        if failed:
-            raise failed[0]
 
     # ── the beginning ────────────────────────────────────────────────────────────────────────────────
 
@@ -280,16 +204,16 @@ class ShardedOptimizer:
             UsageError: it does not fit, or was given already.
         """
         self._check_synced()
-        place = self._place.get(index)
+        place = self._model.place.get(index)
         if place is None:
             raise UsageError(f"index {shown(index)} names no array that is trained")
-        if place not in self._missing[self._bucket_of[place]]:
+        if place not in self._missing[self._model.bucket_of[place]]:
             raise UsageError(
                 f"gradient {index} is ready for the second time in this step",
                 hint="Each gradient once a step; `await optimizer.step()` ends a step",
             )
-        copy_into(self._slices[place], self._checked(place, gradient))
-        self._missing[self._bucket_of[place]].remove(place)
+        copy_into(self._model.slices[place], self._checked(place, gradient))
+        self._missing[self._model.bucket_of[place]].remove(place)
         self._start_full_buckets()
 
     async def step(self, gradients: Iterable[Any] | None = None) -> list[Any]:
@@ -317,7 +241,7 @@ class ShardedOptimizer:
 
     def zero_grad(self) -> None:
         """Forget the `.grad` of all torch parameters."""
-        for one in self._given:
+        for one in self._model.given:
             one.grad = None
 
     def _check_synced(self) -> None:
@@ -328,35 +252,41 @@ class ShardedOptimizer:
             )
 
     def _checked(self, place: int, gradient: Any) -> Array:
-        found = view(gradient, writable=False, what=f"gradient {self._trained[place]}")
-        dtype, shape = self._forms[place]
+        found = view(gradient, writable=False, what=f"gradient {self._model.trained[place]}")
+        dtype, shape = self._model.forms[place]
         if found.shape != shape or found.dtype != dtype:
             raise UsageError(
-                f"gradient {self._trained[place]} is {found.dtype.name}{list(found.shape)}, "
+                f"gradient {self._model.trained[place]} is {found.dtype.name}{list(found.shape)}, "
                 f"its array is {dtype.name}{list(shape)}"
             )
         return found
 
     def _gradients(self, gradients: Iterable[Any] | None) -> dict[int, Array]:
         """The gradients that are not there yet, checked."""
-        given = [getattr(one, "grad", None) for one in self._given] if gradients is None else list(gradients)
-        if len(given) != len(self._given):
-            raise UsageError(f"{len(given)} gradients for {len(self._given)} arrays")
+        given = (
+            [getattr(one, "grad", None) for one in self._model.given]
+            if gradients is None
+            else list(gradients)
+        )
+        if len(given) != len(self._model.given):
+            raise UsageError(f"{len(given)} gradients for {len(self._model.given)} arrays")
         wanted = sorted(set().union(*self._missing))
-        absent = [str(self._trained[place]) for place in wanted if given[self._trained[place]] is None]
+        absent = [
+            str(self._model.trained[place]) for place in wanted if given[self._model.trained[place]] is None
+        ]
         if absent:
             names = ", ".join(absent[:10]) + (", …" if len(absent) > 10 else "")
             raise UsageError(
-                f"{len(absent)} of {len(self._trained)} gradients are missing: {names}",
+                f"{len(absent)} of {len(self._model.trained)} gradients are missing: {names}",
                 hint="Give zeros for unused ones, or freeze them (requires_grad_(False)), on all ranks",
             )
-        return {place: self._checked(place, given[self._trained[place]]) for place in wanted}
+        return {place: self._checked(place, given[self._model.trained[place]]) for place in wanted}
 
     def _start_full_buckets(self) -> None:
-        while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
+        while len(self._works) < len(self._model.buckets) and not self._missing[len(self._works)]:
             bucket = len(self._works)
-            memory, mine = self._memory[bucket], self._shares.gradients[0][bucket]
-            sizes = self._partition.lengths[bucket] if self._whole else None
+            memory, mine = self._model.memory[bucket], self._shares.gradients[0][bucket]
+            sizes = self._model.sizes(bucket)
             self._works.append(self.pg.reduce_scatter(memory, mine, ReduceOp.AVG, sizes, async_op=True))
 
     async def _step(self, gradients: Mapping[int, Array]) -> list[Any]:
@@ -378,40 +308,42 @@ class ShardedOptimizer:
         elements = sum(one.values.size for one in shares.pieces)
 
         def update() -> None:
-            self._refresh()
+            self._model.refresh(shares)
             if scale != 1.0:
                 for one in shares.pieces:
                     one.gradient *= one.gradient.dtype.type(scale)
             self._update()
             shares.entries()  # what cannot be divided is refused at the first step
 
-        await self._apart(elements * _UPDATE_NS * 8, update)
+        await apart(self.pg, elements * _UPDATE_NS, update)
         self._complete = False
         self.steps += 1
         well = True
         try:
-            await self._gather(shares)
+            await self._model.gather(self.pg, shares)
         except GroupBroken as error:
             self._check(error)
             well = False
         if self._elastic and not await self.pg.agree(well):
             await self._regroup()
         else:
-            await self._write()
-        return list(self._given)
+            await self._model.write(self.pg)
+            self._complete = True
+        return list(self._model.given)
 
     async def _fill(self, gradients: Mapping[int, Array]) -> None:
         """Copy gradients into buckets, and start each bucket when it is full."""
-        for bucket in self._buckets:
+        for bucket in self._model.buckets:
             chosen = [slot.index for slot in bucket.slots if slot.index in gradients]
 
             def copy(chosen: Sequence[int] = chosen) -> None:
                 for place in chosen:
-                    copy_into(self._slices[place], gradients[place])
+                    copy_into(self._model.slices[place], gradients[place])
 
-            await self._apart(sum(gradients[place].nbytes for place in chosen), copy)
+            nbytes = sum(gradients[place].nbytes for place in chosen)
+            await apart(self.pg, copy_cost_ns(nbytes), copy)
             for place in chosen:
-                self._missing[self._bucket_of[place]].discard(place)
+                self._missing[self._model.bucket_of[place]].discard(place)
             self._start_full_buckets()
 
     async def _reduced(self) -> float:
@@ -422,7 +354,7 @@ class ShardedOptimizer:
         mine, rank, size = self._shares.gradients, self.pg.rank, self.pg.size
         copies = []
         for back in range(1, len(mine)):
-            for bucket, lengths in enumerate(self._partition.lengths):
+            for bucket, lengths in enumerate(self._model.partition.lengths):
                 to, origin = (rank + back) % size, (rank - back) % size
                 gives = [lengths[rank] if other == to else 0 for other in range(size)]
                 takes = [lengths[origin] if other == origin else 0 for other in range(size)]
@@ -438,7 +370,7 @@ class ShardedOptimizer:
                         some = run[at : at + _BLOCK].astype(np.float64)
                         squares[0] += some @ some
 
-            await self._apart(sum(run.nbytes for run in mine[0]), add)
+            await apart(self.pg, sum(run.size for run in mine[0]), add)
             await self.pg.all_reduce(squares)
         for copy in copies:
             await copy
@@ -456,36 +388,6 @@ class ShardedOptimizer:
         if not math.isfinite(squares):
             raise NonFiniteValues(f"the norm of all gradients is {squares}")
         return min(1.0, self._max_norm / (self.norm + 1e-6))
-
-    async def _gather(self, shares: Shares) -> None:
-        """Give all ranks the values of all shares, in the buckets."""
-        works = []
-        for bucket, memory in enumerate(self._memory):
-            sizes = self._partition.lengths[bucket] if self._whole else None
-            works.append(self.pg.all_gather(shares.values[0][bucket], memory, sizes, async_op=True))
-        for work in works:
-            await work
-
-    async def _write(self) -> None:
-        """Write the buckets' values into the arrays."""
-        views = self._views()
-
-        def write() -> None:
-            for place, renew in enumerate(self._renewals):
-                if renew is None:
-                    copy_into(views[place], self._slices[place])
-
-        await self._apart(sum(memory.nbytes for memory in self._memory), write)
-        for place, renew in enumerate(self._renewals):
-            if renew is not None:
-                self._given[self._trained[place]] = renew(np.array(self._slices[place]))
-        self._complete = True
-
-    def _refresh(self) -> None:
-        """Read the pieces' values from the arrays, which the program may have changed."""
-        views = self._views()
-        for one in self._shares.pieces:
-            copy_into(one.values, _flat(views[one.index])[one.start : one.stop].reshape(one.values.shape))
 
     # ── changes of members ───────────────────────────────────────────────────────────────────────────
 
@@ -526,8 +428,8 @@ class ShardedOptimizer:
         self._update.place(self._shares.pieces)
         for array, arrived in zip(self._common, met.commons, strict=True):
             copy_into(array, arrived)
-        await self._write()
-        self._held = self._synced = True
+        await self._model.write(self.pg)
+        self._held = self._synced = self._complete = True
         self._lost = self._loaded = False
 
     async def _meet(self) -> _Met | None:
@@ -541,7 +443,7 @@ class ShardedOptimizer:
         if self._restore is not None and not any(row["known"] for row in rows):
             await self._restore(self)
             rows = await self._rows()
-        if not self._check_rows(rows):
+        if not resharding.check(rows, self.pg):
             return None
         known = [member for member, row in enumerate(rows) if row["known"]]
         source = known[0] if known else 0
@@ -549,35 +451,29 @@ class ShardedOptimizer:
         works = [self.pg.broadcast(array, source, async_op=True) for array in commons]
         for work in works:
             await work
-        told = rows[source]
-        wanted = [shards_of(member, self.pg.size, self._redundancy) for member in range(self.pg.size)]
-        shares = self._shares
+        model, shares = self._model, self._shares
         lost = any(row["lost"] for row in rows)
         if not known and lost:
-            everything = sum(math.prod(shape) for _, shape in self._forms)
-            return _Met(shares, self.steps, [], commons, everything, lost)
-        if not all(same(row, self.pg.size, mine) for row, mine in zip(rows, wanted, strict=True)):
-            held = [
-                Partition(self._buckets, row["size"], self._whole).intervals(row["shards"])
-                if row["known"] or (not known and member == source)
-                else []
-                for member, row in enumerate(rows)
-            ]
-            found, missing = moves([self._partition.intervals(mine) for mine in wanted], held)
+            return _Met(shares, self.steps, [], commons, sum(model.counts), lost)
+        if not resharding.in_place(rows, model):
+            shares, missing = await resharding.resharded(
+                self.pg, model, rows, source, shares, self._update.example
+            )
             if missing:
-                elements = sum(stop - start for _, start, stop in set(missing))
+                elements = sum(stop - start for _, start, stop in missing)
                 return _Met(shares, self.steps, [], commons, elements, lost)
-            shares = await self._moved(found, alike([row["entries"] for row in rows if row["known"]]))
         elif self._loaded:
-            shares = self._empty_shares()  # where peers can read
+            shares = model.shares(self.pg.rank, self.pg.empty)  # where peers can read
             shares.take_over(self._shares)
-        await self._gather(shares)
-        return _Met(shares, told["steps"], told["options"] if known else [], commons)
+        await model.gather(self.pg, shares)
+        options = rows[source]["options"] if known else []
+        return _Met(shares, rows[source]["steps"], options, commons)
 
     async def _rows(self) -> list[dict[str, Any]]:
         """What each member has."""
         if self._complete:
-            await self._apart(sum(run.nbytes for run in self._shares.values[0]), self._refresh)
+            nbytes = sum(run.nbytes for run in self._shares.values[0])
+            await apart(self.pg, copy_cost_ns(nbytes), partial(self._model.refresh, self._shares))
         held = self._shares
         mine = {
             "known": self._held,
@@ -592,64 +488,6 @@ class ShardedOptimizer:
         }
         return await self.pg.all_gather_object(mine)
 
-    def _check_rows(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether all members have this rank's plan.
-
-        Raises:
-            UsageError: they have not, and this rank is not in the middle of training.
-        """
-        known = [row for row in rows if row["known"]]
-        ranks, me = self.pg.ranks, self.pg.ranks[self.pg.rank]
-        for member, row in enumerate(rows):
-            if row["plan"] != self._plan and (row["known"] or not self._held):
-                raise UsageError(
-                    f"rank {ranks[member]} has other arrays, or another plan, than rank {me}",
-                    hint="Construct ShardedOptimizer with the same shapes and arguments on all ranks",
-                )
-            if row["known"] and row["steps"] != known[0]["steps"]:
-                raise UsageError(
-                    f"rank {ranks[member]} is at step {row['steps']}, and another one at "
-                    f"{known[0]['steps']}: they have loaded different checkpoints",
-                    hint="Load the same one on all ranks",
-                )
-        return all(row["plan"] == self._plan for row in rows)
-
-    async def _moved(self, found: Sequence[Move], entries: Mapping[int, list[Entry]]) -> Shares:
-        """New shares of this rank, with what it had itself and what others send."""
-        me, shares = self.pg.rank, self._empty_shares()
-        own = self._shares if self._held else None
-        views = self._views()
-        nbytes = [[0] * self.pg.size for _ in range(2)]  # to each member, and from each
-        outgoing: list[list[Array]] = [[] for _ in range(self.pg.size)]
-        for move in found:
-            listed = entries.get(move.index, [])
-            count = nbytes_of(move, self._forms[move.index][0], listed)
-            if move.source == me:
-                nbytes[0][move.target] += count
-                if own is not None:
-                    outgoing[move.target] += own.packed(move, listed)
-                else:
-                    some = _flat(views[move.index])[move.start : move.stop]
-                    outgoing[move.target].append(some.view(np.uint8))
-            if move.target == me:
-                nbytes[1][move.source] += count
-        flat = np.concatenate([np.empty(0, np.uint8), *(part for parts in outgoing for part in parts)])
-        came = np.empty(sum(nbytes[1]), np.uint8)
-        await self.pg.all_to_all(flat, came, *nbytes)
-        starts = np.cumsum([0, *nbytes[1]])
-        streams = [came[starts[member] : starts[member + 1]] for member in range(self.pg.size)]
-        for move in found:
-            if move.target == me:
-                listed = entries.get(move.index, [])
-                streams[move.source] = shares.take(move, listed, streams[move.source], self._example_of())
-        return shares
-
-    def _example_of(self) -> Any:
-        """Of whose family the state's arrays are: torch's for its optimisers, else NumPy's."""
-        return (
-            self._example if self.optimizer is not None and hasattr(self.optimizer, "param_groups") else None
-        )
-
     # ── what is saved ────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
@@ -659,32 +497,13 @@ class ShardedOptimizer:
             UsageError: this rank has no values yet.
         """
         self._check_synced()
-        self._refresh()
-        arrays = Some()
-        counts = [math.prod(shape) for _, shape in self._forms]
-        entries = self._shares.entries()
-        for one in self._shares.pieces[: self._shares.own]:
-            told = {
-                "values": Parts(one.values.dtype, (counts[one.index],), [(one.start, one.values.reshape(-1))])
-            }
-            kinds: dict[str, dict[str, Any]] = {ELEMENTS: {}, WHOLE: {}, SCALAR: {}}
-            for entry in entries[str(one.index)]:
-                name, kind = entry[:2]
-                if kind == SCALAR:
-                    kinds[kind][name] = entry[2:]
-                    continue
-                array = view(one.state[name], writable=False)
-                shape = (counts[one.index],) if kind == ELEMENTS else array.shape
-                kinds[kind][name] = Parts(
-                    array.dtype, shape, [(one.start if kind == ELEMENTS else 0, array.reshape(-1))]
-                )
-            arrays[str(one.index)] = {**told, **kinds}
+        self._model.refresh(self._shares)
         return {
             "optimizer": self._update.name,
             "steps": self.steps,
             "options": self._update.options,
-            "shapes": [[dtype.name, *shape] for dtype, shape in self._forms],
-            "arrays": arrays,
+            "shapes": kept.shapes_of(self._model),
+            "arrays": kept.kept(self._model, self._shares),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -696,47 +515,11 @@ class ShardedOptimizer:
         Raises:
             CheckpointError: it is of other arrays, or of another optimiser. Nothing has changed.
         """
-        shapes = [[dtype.name, *shape] for dtype, shape in self._forms]
-        if saved["optimizer"] != self._update.name:
-            raise CheckpointError(
-                f"the checkpoint is of {saved['optimizer']}, and the optimizer here is {self._update.name}",
-                hint="Construct it with the optimizer that was saved",
-            )
-        for index, (theirs, ours) in enumerate(zip(saved["shapes"], shapes, strict=False)):
-            if theirs != ours:
-                raise CheckpointError(
-                    f"trained array {index} is {theirs[0]}{theirs[1:]} in the checkpoint, and here "
-                    f"{ours[0]}{ours[1:]}",
-                    hint="It is of another model",
-                )
-        if len(saved["shapes"]) != len(shapes):
-            raise CheckpointError(
-                f"the checkpoint has {len(saved['shapes'])} trained arrays, and here are {len(shapes)}",
-                hint="It is of another model",
-            )
-        # Called in a thread, perhaps: ordinary memory will do until the ranks meet.
-        shares, example = self._new_shares(np.empty), self._example_of()
-        for one in shares.pieces:
-            theirs = saved["arrays"][str(one.index)]
-            if theirs[WHOLE] and not self._whole:
-                raise CheckpointError("the checkpoint is of whole arrays", hint="Pass whole=True")
-            one.values.reshape(-1)[...] = theirs["values"].read(one.start, one.stop)
-            for name, told in theirs[SCALAR].items():
-                shares.entry(one, [name, SCALAR, *told], example)
-            for kind in (ELEMENTS, WHOLE):
-                for name, stored in theirs[kind].items():
-                    entry = [name, kind, stored.dtype.name, list(stored.shape), None]
-                    state = shares.entry(one, entry, example)
-                    assert state is not None
-                    first, last = (one.start, one.stop) if kind == ELEMENTS else (0, state.size)
-                    state[...] = stored.read(first, last)
+        kept.check(self._model, self._update.name, saved)
+        shares = kept.restored(self._model, self.pg.rank, saved["arrays"], self._update.example)
         self._shares, self.steps = shares, int(saved["steps"])
         if saved["options"]:
             self._update.options = saved["options"]
         self._update.place(shares.pieces)
         self._held = self._loaded = True
         self._synced = self._complete = self._lost = False
-
-
-def _flat(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,11 +126,6 @@ def nbytes_of(move: Move, dtype: np.dtype[Any], entries: Sequence[Entry]) -> int
     return count * dtype.itemsize + sum(
         length_of(entry, count) * dtype_named(entry[2]).itemsize for entry in entries if entry[1] != SCALAR
     )
-
-
-def same(held: Mapping[str, Any], size: int, shards: Sequence[int]) -> bool:
-    """Whether a member holds these shards of a partition into `size`."""
-    return bool(held["known"] and held["size"] == size and held["shards"] == list(shards))
 
 
 def _bytes_of(flat: Array) -> Array:

@@ -45,11 +45,13 @@ class Update(Protocol):
         name: says which it is, in plans and checkpoints.
         optimizer: what users see of it.
         options: plain values that may change while training goes on, by parameter group.
+        example: a tensor of the family that the state's arrays are of; None: NumPy's.
     """
 
     name: str
     optimizer: Any
     options: list[dict[str, Any]]
+    example: Any
 
     def place(self, pieces: Sequence[Held]) -> None:
         """Take other pieces, with the state that they have."""
@@ -69,6 +71,7 @@ class RuleUpdate:
         self.optimizer = rule
         self.name = getattr(rule, "__qualname__", type(rule).__qualname__)
         self.options: list[dict[str, Any]] = []
+        self.example = None
         self._pieces: Sequence[Held] = ()
 
     def place(self, pieces: Sequence[Held]) -> None:
@@ -99,7 +102,7 @@ class TorchUpdate:
         example: Any,
     ) -> None:
         self.name = kind.__qualname__
-        self._example = example.detach()
+        self.example = example.detach()
         self.optimizer = kind([{**options, "params": []} for options, _ in groups], **defaults)
         self._group_of = {index: number for number, (_, chosen) in enumerate(groups) for index in chosen}
 
@@ -122,8 +125,8 @@ class TorchUpdate:
         tensors: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
         self.optimizer.state.clear()
         for one in pieces:
-            tensor = wrap(self._example, one.values)
-            tensor.grad = wrap(self._example, one.gradient)
+            tensor = wrap(self.example, one.values)
+            tensor.grad = wrap(self.example, one.gradient)
             tensors[self._group_of[one.index]].append(tensor)
             self.optimizer.state[tensor] = one.state
         for group, chosen in zip(self.optimizer.param_groups, tensors, strict=True):

@@ -58,16 +58,16 @@ async def train(pg: ProcessGroup, dies: Deaths, **more: Any) -> ShardedOptimizer
     me, counter = pg.rank, np.full(2, pg.rank)
     mine = fresh(pg.rank)
     optimizer = await ShardedOptimizer(pg, mine, adam, elastic=True, state=[counter], **more)
-    gather = optimizer._gather
+    gather = optimizer._model.gather
 
-    async def gathers(shares: Any) -> None:
+    async def gathers(pg: ProcessGroup, shares: Any) -> None:
         if (optimizer.steps - 1, me, "between") in dies:  # its update is done, and nobody has its values
             os.kill(os.getpid(), signal.SIGKILL)
-        await gather(shares)
+        await gather(pg, shares)
         if (optimizer.steps - 1, me, "late") in dies:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    optimizer._gather = gathers  # type: ignore[method-assign]
+    optimizer._model.gather = gathers  # type: ignore[method-assign]
     while optimizer.steps < STEPS:
         now = optimizer.steps
         if (now, me, "before") in dies:
@@ -213,7 +213,7 @@ async def test_a_torch_optimizer_goes_on(pg: ProcessGroup) -> None:
     optimizer = await ShardedOptimizer(pg, mine, torch.optim.AdamW, lr=0.1, elastic=True, redundancy=1)
     while optimizer.steps < STEPS:
         if (optimizer.steps, me) in ((4, 0), (8, 2)):
-            optimizer._gather = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+            optimizer._model.gather = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
         fill(mine, optimizer.steps, optimizer.pg.rank, optimizer.pg.size)
         await optimizer.step()
     assert optimizer.pg.size == 2

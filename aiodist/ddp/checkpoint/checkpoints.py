@@ -22,6 +22,7 @@ from aiodist.ddp.checkpoint.tree import merged, nodes_of, opened, snapshot, uniq
 from aiodist.errors import AiodistError, CheckpointError, Evicted, GroupBroken, QuorumLost, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.arguments import at_least_1, integer, one_of
+from aiodist.sanitize import one_line
 
 logger = logging.getLogger("aiodist.ddp.checkpoint")
 
@@ -190,9 +191,13 @@ class Checkpoints:
             snapshot(tree, name, lambda _, array: array)  # what cannot be saved is refused before anything
         if self._last is not None and not self._skips:
             await self._last.ended()
+        return await self._pg.together(self._begin(number, trees))
+
+    async def _begin(self, number: int, trees: Mapping[str, Any]) -> Saving | None:
+        """Agree with the others that a checkpoint begins, copy what it holds, and begin to write it."""
         pg = self._pg
         try:
-            begun = await self._agree(pg, number, sorted(things))
+            begun = await self._agree(pg, number, sorted(trees))
         except GroupBroken as error:
             if isinstance(error, Evicted | QuorumLost) or pg._core.family.regroup is None:
                 raise
@@ -338,10 +343,11 @@ class Checkpoints:
         except AiodistError as failed:
             error = str(failed)
         errors = await pg.all_gather_object(error)
+        if error:
+            raise CheckpointError(error)
         for member, told in enumerate(errors):
             if told:
-                who = "" if member == pg.rank else f"rank {pg.ranks[member]} could not load: "
-                raise CheckpointError(who + told)
+                raise CheckpointError(f"rank {pg.ranks[member]} could not load: {told}")
         return found
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
@@ -421,7 +427,7 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
         except AiodistError:
             raise
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{name} in {path} is of another model: {error}") from error
+            raise CheckpointError(f"{name} in {path} is of another model: {one_line(str(error))}") from error
     return Checkpoint(found.step, path, found.size, trees)
 
 

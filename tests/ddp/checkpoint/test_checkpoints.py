@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import aiodist.ddp.checkpoint.checkpoints as module
 from aiodist.ddp import Checkpoints, DiLoCo, PerRank, ShardedOptimizer
+from aiodist.ddp.checkpoint import files
 from aiodist.errors import CheckpointError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.cluster import run_cluster
@@ -58,7 +59,8 @@ def straight(shapes: Shapes, until: int) -> list[bytes]:
         await train(await ShardedOptimizer(pg, mine, adam), shapes, until)
         return [one.tobytes() for one in mine]
 
-    return on_all(1, part)[0]
+    found: list[bytes] = on_all(1, part)[0]
+    return found
 
 
 shapes_of = st.lists(
@@ -135,7 +137,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened, self.reached = threading.Event(), threading.Event()
-        real = module.write
+        real = files.write
 
         def write(path: Path, arrays: Any, stop: threading.Event) -> int:
             self.reached.set()
@@ -212,8 +214,8 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
                 await saving
             await pg.barrier()
             assert await checkpoints.steps() == [7, 3], "in the order in which they were written"
-            for step, wanted in ((None, 3), (7, 7)):
-                found = await checkpoints.load(step)
+            for asked, wanted in ((None, 3), (7, 7)):
+                found = await checkpoints.load(asked)
                 assert found is not None and found.step == wanted and len(found["x"]) == wanted
 
     on_all(2, part)
@@ -259,7 +261,7 @@ def test_a_checkpoint_without_its_index_does_not_exist(
 def test_a_failed_write_is_raised_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    real = module.write
+    real = files.write
 
     def write(path: Path, arrays: Any, stop: threading.Event) -> int:
         if path.name == "rank-00001.safetensors" and "step-2" in str(path):
@@ -383,7 +385,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
                 (
                     [((3, 4), "float32"), shapes[1]],
                     adam,
-                    r"array 0 is float32\[4, 3\].*and here float32\[3, 4\]",
+                    r"array 0 is float32\[4, 3\].*here float32\[3, 4\]",
                 ),
                 ([shapes[0], ((5,), "float32")], adam, r"array 1 is float64\[5\].*here float32\[5\]"),
                 (shapes[:1], adam, "has 2 trained arrays, and here are 1"),
