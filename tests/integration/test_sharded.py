@@ -53,7 +53,11 @@ def run(tmp_path: Path, copies: int, until: int) -> list[tuple[int, int, str]]:
     environ = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
     ended = subprocess.run(
         [*command, str(copies), str(until)],
-        **{"cwd": tmp_path, "env": environ, "capture_output": True, "text": True, "timeout": 120},
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
