@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.ddp import ShardedOptimizer
+from aiodist.ddp import GradientSync, ShardedOptimizer
 from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
+from aiodist.testing.spmd import spmd
 
 torch = pytest.importorskip("torch")
 
@@ -192,3 +193,29 @@ def test_classes_that_cannot_be_sharded_are_refused() -> None:
             await optimizer.step()
 
     on_all(2, part)
+
+
+@spmd(world_size=3)
+async def test_on_one_host_it_gives_the_bits_of_gradient_sync(pg: ProcessGroup) -> None:
+    """Also where averages are rounded."""
+
+    def fresh() -> list[Any]:
+        generator = torch.Generator().manual_seed(1)
+        return [torch.nn.Parameter(torch.randn(count, generator=generator)) for count in (7, 300_000, 1000)]
+
+    def gradients(step: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(10 * step + pg.rank)
+        return [torch.randn(p.shape, generator=generator) for p in fresh()]
+
+    plain, mine = fresh(), fresh()
+    sync = await GradientSync(pg, plain)
+    reference = torch.optim.AdamW(plain, lr=0.01)
+    optimizer = await ShardedOptimizer(pg, mine, torch.optim.AdamW, lr=0.01, redundancy=1)
+    for step in range(3):
+        for index, gradient in enumerate(gradients(step)):
+            sync.ready(index, gradient)
+        for p, average in zip(plain, await sync.finish(), strict=True):
+            p.grad = average.clone()
+        reference.step()
+        await optimizer.step(gradients(step))
+    assert bits(mine) == bits(plain)
