@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -33,10 +34,9 @@ async def main(steps: int, folder: str) -> None:
             if found is not None and optimizer.pg.rank == 0:
                 print(f"going on from step {found.step}, which {found.size} ranks saved", flush=True)
 
-        optimizer = await dist.ShardedOptimizer(
-            *(pg, model.parameters(), torch.optim.AdamW),
-            **{"lr": 3e-3, "max_norm": 1.0, "elastic": True, "redundancy": 1, "restore": restore},
-        )
+        survives: Any = {"elastic": True, "redundancy": 1, "restore": restore}
+        parameters, kind = model.parameters(), torch.optim.AdamW
+        optimizer = await dist.ShardedOptimizer(pg, parameters, kind, lr=3e-3, max_norm=1.0, **survives)
         while optimizer.steps < steps:
             random = torch.Generator().manual_seed(optimizer.steps)
             batch = torch.randint(HELD_OUT, len(labels), (BATCH,), generator=random)
@@ -44,14 +44,13 @@ async def main(steps: int, folder: str) -> None:
             loss = torch.nn.functional.cross_entropy(model(images[mine]), labels[mine])
             optimizer.zero_grad()
             await asyncio.to_thread(loss.backward)
-            if not await optimizer.step():
-                continue  # somebody died or came: the step is done again
-            if optimizer.steps % 50 == 0:
+            # an empty list: somebody died or came, and the step is done again
+            if await optimizer.step() and optimizer.steps % 50 == 0:
                 await checkpoints.save(optimizer.steps, optimizer=optimizer)
                 right = (model(images[:HELD_OUT]).argmax(1) == labels[:HELD_OUT]).float().mean()
                 if optimizer.pg.rank == 0:
-                    ranks = optimizer.pg.size
-                    print(f"step {optimizer.steps}: {right:.3f} of held-out digits, {ranks} ranks", flush=True)
+                    told = f"{right:.3f} of held-out digits, {optimizer.pg.size} ranks"
+                    print(f"step {optimizer.steps}: {told}", flush=True)
 
 
 if __name__ == "__main__":

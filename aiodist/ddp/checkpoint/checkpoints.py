@@ -19,7 +19,15 @@ import numpy.typing as npt
 from aiodist.ddp.checkpoint.files import Reader, write
 from aiodist.ddp.checkpoint.folder import clean, file_of, finish, index_of, listed, name_of
 from aiodist.ddp.checkpoint.tree import merged, nodes_of, opened, snapshot, unique
-from aiodist.errors import AiodistError, CheckpointError, Evicted, GroupBroken, QuorumLost, UsageError
+from aiodist.errors import (
+    AiodistError,
+    CheckpointError,
+    Evicted,
+    GroupBroken,
+    GroupClosed,
+    QuorumLost,
+    UsageError,
+)
 from aiodist.group import ProcessGroup
 from aiodist.group.arguments import at_least_1, integer, one_of
 from aiodist.sanitize import one_line
@@ -51,15 +59,16 @@ class Saving:
         """Whether it is over, well or not."""
         return self._task.done()
 
-    def failure(self) -> CheckpointError | None:
-        """The failure of a write that nobody was told of; it counts as told from now on."""
+    def failure(self) -> BaseException | None:
+        """The failure of a write that nobody was told of; it counts as told from now on. The end of the group
+        is none: it is told by the group."""
         if self.told or not self._task.done() or self._task.cancelled():
             return None
         error = self._task.exception()
-        if isinstance(error, CheckpointError):
-            self.told = True
-            return error
-        return None
+        if isinstance(error, GroupBroken | GroupClosed):
+            return None
+        self.told = error is not None
+        return error
 
     async def ended(self) -> None:
         """Wait until it is over, well or not."""
@@ -276,8 +285,8 @@ class Checkpoints:
         part: list[Any] = []
         try:
             part = await self._thread(partial(self._put, path, copied, group.rank, group.size))
-        except (OSError, AiodistError, ValueError) as error:
-            part = [f"rank {pg.ranks[group.rank]} could not write: {error}"]
+        except Exception as error:  # whatever it is: the others are told
+            part = [f"rank {pg.ranks[group.rank]} could not write: {one_line(str(error))}"]
         parts = await group.gather_object(part, 0)
         outcome = ""
         if group.rank == 0:
@@ -286,7 +295,7 @@ class Checkpoints:
             if not outcome:
                 try:
                     await self._thread(partial(_end, path, step, parts))
-                except (OSError, AiodistError) as error:
+                except Exception as error:  # likewise
                     outcome = str(error)
         outcome = await group.broadcast_object(outcome, 0)
         if outcome:
@@ -436,6 +445,9 @@ async def _failed(error: GroupBroken) -> Path:
 
 
 def _heard(task: asyncio.Task[Path]) -> None:
-    """Log the end of a save that broke with its group; failures of writes are raised."""
-    if not task.cancelled() and isinstance(task.exception(), GroupBroken):
-        logger.warning("a checkpoint is not whole: %s", task.exception())
+    """Log the end of a save that failed: nobody may ask for it any more."""
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, GroupBroken | GroupClosed):
+        logger.warning("a checkpoint is not whole: %s", error)
+    elif error is not None:
+        logger.error("%s", error)
