@@ -87,3 +87,29 @@ def test_a_worker_that_comes_back_has_its_share(tmp_path: Path, copies: int) -> 
     first = sorted(line[0] for line in lines)
     # with a copy nothing is done again; without, all go on from the checkpoint
     assert first[:2] == [0, 0] and first[2] >= (12 if copies else 5)
+
+
+@pytest.mark.slow("an example, with torch")
+@pytest.mark.timeout(280)
+def test_the_example_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    example = Path(__file__).parents[2] / "examples" / "train_sharded.py"
+    environ = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    said = []
+    for workers, steps in ((2, 100), (3, 150)):
+        words = ["-m", "aiodist", "run", f"--nproc-per-node={workers}", str(example), f"--steps={steps}"]
+        ended = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=130,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        said.append(ended.stdout)
+    assert re.search(r"step 100: 0\.[89]\d+ of held-out digits, 2 ranks", said[0])
+    assert "going on from step 100, which 2 ranks saved" in said[1]
+    assert re.search(r"step 150: 0\.[89]\d+ of held-out digits, 3 ranks", said[1])
