@@ -44,13 +44,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mib", type=int, default=64, help="of the model, float32")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where checkpoints go; a new one in the present folder by default")
+    parser.add_argument("--folder", help="where checkpoints go; a temporary one by default")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(argv)
     if "RANK" in os.environ:
         dist.run(rank(options))
         return 0
-    folder = options.folder or tempfile.mkdtemp(prefix="checkpoints-", dir=".")
+    folder = options.folder or tempfile.mkdtemp(prefix="checkpoints-")
     launcher = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(options.ranks)]
     try:
         words = [*launcher, "-m", "benchmarks.checkpoints", *argv, "--folder", folder]

@@ -98,6 +98,30 @@ async def test_a_death_changes_nothing_where_another_rank_has_a_copy(
     assert (optimizer.pg.size, optimizer.pg.epoch) == (3, 1)
 
 
+@pytest.mark.parametrize("where", few(["between", "late"], ["between"]))
+@spmd(world_size=4, exits={2: -9})
+async def test_all_members_leave_a_step_together(pg: ProcessGroup, where: str) -> None:
+    """So a program may communicate between two steps, whoever dies in one."""
+    me, mine = pg.rank, fresh()
+    optimizer = await ShardedOptimizer(pg, mine, adam, elastic=True, redundancy=1)
+    gather = optimizer._model.gather
+
+    async def gathers(pg: ProcessGroup, shares: Any) -> None:
+        if me == 2 and optimizer.steps == 5 and where == "between":
+            os.kill(os.getpid(), signal.SIGKILL)
+        await gather(pg, shares)
+        if me == 2 and optimizer.steps == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    optimizer._model.gather = gathers  # type: ignore[method-assign]
+    while optimizer.steps < STEPS:
+        now = optimizer.steps
+        counted = await optimizer.step(gradients(now, optimizer.pg.rank, optimizer.pg.size))
+        told = await optimizer.pg.all_gather(np.array([optimizer.steps, len(counted)]))
+        assert (told == [now + 1, 3]).all()
+    assert optimizer.pg.size == 3 and [one.tobytes() for one in mine] == without_deaths()
+
+
 @pytest.mark.slow(MORE)
 @spmd(world_size=4, exits={0: -9, 1: -9, 3: -9})
 async def test_three_of_four_die_in_turn(pg: ProcessGroup) -> None:

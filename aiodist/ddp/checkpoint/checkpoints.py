@@ -405,7 +405,18 @@ class Checkpoints:
 
 
 def _end(path: Path, step: int, parts: list[Any]) -> None:
-    """Write the index of all ranks' parts."""
+    """Write the index of all ranks' parts.
+
+    Raises:
+        CheckpointError: a part is not to be seen here, or ranks had other values.
+    """
+    for rank, (_, nbytes) in enumerate(parts):
+        part = path / file_of(rank)
+        if not part.is_file() or part.stat().st_size != nbytes:
+            raise CheckpointError(
+                f"rank 0 does not see {part}, which rank {rank} has written",
+                hint="Pass a folder that all ranks see, as an absolute path",
+            )
     finish(
         path,
         {

@@ -293,6 +293,25 @@ def test_a_failed_write_is_raised_on_all_ranks(
     on_all(2, part)
 
 
+def test_a_part_that_lies_elsewhere_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, arrays: Any, stop: threading.Event) -> int:
+        elsewhere = tmp_path / path.name if path.name == "rank-00001.safetensors" else path
+        return files.write(elsewhere, arrays, stop)
+
+    monkeypatch.setattr(module, "write", write)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path / "own") as checkpoints:
+            saving = await checkpoints.save(1, x=np.ones(3))
+            with pytest.raises(
+                CheckpointError, match=r"rank 0 does not see .*-00001.*Pass a folder that all"
+            ):
+                await saving  # type: ignore[misc]
+            assert await checkpoints.steps() == []
+
+    on_all(2, part)
+
+
 def test_a_cancelled_program_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
 
