@@ -111,6 +111,25 @@ def test_values_that_cannot_be_written_come_back_as_new_ones() -> None:
     assert first == second == [one.tobytes() for one in alone(2, adam)]
 
 
+def test_jax_arrays() -> None:
+    jax = pytest.importorskip("jax")
+
+    async def part(pg: ProcessGroup) -> Any:
+        values = [jax.numpy.array(one) for one in weights(pg.rank)]
+        optimizer = await ShardedOptimizer(pg, values, adam, redundancy=1)
+        for step in range(STEPS):
+            grads = [gradient(step, i, pg.rank).astype(one.dtype) for i, one in enumerate(values)]
+            values = await optimizer.step([jax.numpy.array(one) for one in grads])
+            assert all(isinstance(one, jax.Array) for one in values)
+        return [np.asarray(one).tobytes() for one in values if one.dtype != np.float64]
+
+    first, second = on_all(2, part)
+    wanted = [
+        one.tobytes() for one, (_, dtype) in zip(alone(2, adam), SHAPES, strict=True) if dtype != np.float64
+    ]
+    assert first == second and set(wanted) <= set(first)  # of float64 JAX makes float32
+
+
 def test_each_rank_keeps_its_share_of_the_state_only() -> None:
     async def part(pg: ProcessGroup) -> int:
         mine = [np.zeros((10, 10), np.float32), np.zeros(21)]

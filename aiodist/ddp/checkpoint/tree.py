@@ -120,8 +120,9 @@ def nodes_of(tree: Any, path: str, rank: int, size: int, out: dict[str, Array]) 
             return ["ranks", [[rank, _moved(alone, rank)]]]
         case dict():
             kind = "some" if isinstance(tree, Some) else "dict"
-            items = tree.items()
-            return [kind, [[key, nodes_of(one, f"{path}.{key}", rank, size, out)] for key, one in items]]
+            below = f"{path}." if path else ""
+            items = [(key, one, f"{below}{key}") for key, one in tree.items()]
+            return [kind, [[key, nodes_of(one, name, rank, size, out)] for key, one, name in items]]
         case list() | tuple():
             found = [nodes_of(one, f"{path}.{i}", rank, size, out) for i, one in enumerate(tree)]
             return ["tuple" if isinstance(tree, tuple) else "list", found]
