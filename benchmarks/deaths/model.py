@@ -16,7 +16,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 LAYERS = (64, 32, 10)
-_DECAY = 1e-3  # so that there is an end to training: the loss settles
+_DECAY = 3e-3  # so that there is an end to training: the loss settles
 _HIDDEN, _ERROR = 2.0**16, 2.0**20  # parts of 1
 
 
@@ -82,7 +82,7 @@ class Network:
 
 
 def _rows(rows: Array, matrix: Array) -> Array:
-    """`rows @ matrix`, of which a row has the same bits whatever rows are beside it. BLAS does not promise it."""
+    """`rows @ matrix`; a row has the same bits whatever rows are beside it, which BLAS does not promise."""
     return (rows[:, :, None] * matrix).sum(axis=1)
 
 

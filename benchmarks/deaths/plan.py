@@ -6,7 +6,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-LONGEST = 0.004  # seconds from a step's beginning to a death: it strikes anywhere in a step, or in an exchange
+LONGEST = (
+    0.004  # seconds from a step's beginning to a death: it strikes anywhere in a step, or in an exchange
+)
 
 
 @dataclass(frozen=True)

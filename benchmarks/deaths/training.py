@@ -70,7 +70,15 @@ def train(folder: Path, name: str, seed: int, steps: int, deaths: Sequence[Death
     np.savez(folder / "digits.npz", **asdict(digits()))
     board = Board(folder / "board", RANKS)
     board.allow(0 if deaths else FREE)
-    words = ["run", "--nproc-per-node", str(RANKS), "--max-restarts", "1000", "-m", "benchmarks.deaths.worker"]
+    words = [
+        "run",
+        "--nproc-per-node",
+        str(RANKS),
+        "--max-restarts",
+        "1000",
+        "-m",
+        "benchmarks.deaths.worker",
+    ]
     command = [sys.executable, "-m", "aiodist", *words, str(folder), name, str(seed), str(steps)]
     environ = os.environ | {"XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": str(ROOT)}
     began = time.perf_counter()
@@ -128,7 +136,7 @@ class _Killer:
         self._until(back, f"the return of {sorted(victims)}")
 
     def _advance(self, to: int) -> None:
-        """Let them go on slowly until all are members, so that newcomers are not too late; to a step at most."""
+        """Let them go on slowly until all are members, or to a step: so newcomers are not too late."""
         board = self._board
         while not self._complete() and board.allowed < to and self._job.poll() is None:
             board.allow(board.allowed + 1)
