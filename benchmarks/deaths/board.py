@@ -66,5 +66,5 @@ class Board:
         self._words[_FIRST + 2 * slot] = os.getpid() << 2 | _MEMBER
         self._words[_FIRST + 2 * slot + 1] = step
         await asyncio.sleep(0)
-        while step > self._words[_LIMIT]:
-            await asyncio.sleep(0.001)  # noqa: ASYNC110 - another process says so, and has no event here
+        while step > self._words[_LIMIT]:  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.001)

@@ -44,7 +44,7 @@ def plan(seed: int, steps: int, slots: int, kills: int) -> list[Deaths]:
     return [
         Deaths(
             number * room + chance.randrange(room // 2, room),
-            chance.randrange(room // 2),
+            chance.randrange(min(room // 2, steps // 20)),
             tuple((slot, chance.uniform(0, LONGEST)) for slot in group),
         )
         for number, group in enumerate(groups)
