@@ -56,7 +56,10 @@ def _groups(chance: random.Random, slots: int, kills: int) -> Iterator[list[int]
     deck: list[int] = []
     while kills > 0:
         if len(deck) < 2:
-            deck = chance.sample(sorted(set(range(slots)) - set(deck)), slots - len(deck)) + deck
+            fresh = chance.sample(range(slots), slots)
+            if deck == fresh[-1:]:  # nobody dies twice at once
+                fresh.reverse()
+            deck = fresh + deck
         group = [deck.pop() for _ in range(2 if chance.random() < 0.25 else 1)]
         kills -= len(group)
         yield group
