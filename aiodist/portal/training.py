@@ -12,13 +12,18 @@ from aiodist.portal.facade import SyncProcessGroup
 
 
 class _Training:
-    """A training object on a portal's loop.
+    """A training object on a portal's loop. A subclass has the public methods of its `_kind`, blocking.
 
     Attributes:
         portal: of its group.
     """
 
     _kind: Any
+
+    def __init_subclass__(cls) -> None:
+        for name, function in inspect.getmembers(cls._kind, inspect.isfunction):
+            if not name.startswith("_") and name != "synced":  # all have the values once it is made
+                setattr(cls, name, _method(name, function))
 
     def __init__(self, pg: Any, *args: Any, **kwargs: Any) -> None:
         group = _group_of(pg, self._kind.__name__, bool(kwargs.get("elastic")))
@@ -51,19 +56,6 @@ def _group_of(pg: Any, kind: str, elastic: bool) -> SyncProcessGroup:
     return behind
 
 
-def _blocking(kind: type) -> Any:
-    """Give a class the public methods of its `_kind`, blocking, and its documentation."""
-
-    def decorate(facade: type) -> type:
-        for name, function in inspect.getmembers(kind, inspect.isfunction):
-            if not name.startswith("_") and name != "synced":  # all have the values once it is made
-                setattr(facade, name, _method(name, function))
-        facade._kind = kind  # type: ignore[attr-defined]
-        return facade
-
-    return decorate
-
-
 def _method(name: str, function: Any) -> Any:
     @functools.wraps(function)
     def blocking(self: _Training, *args: Any, **kwargs: Any) -> Any:
@@ -74,15 +66,15 @@ def _method(name: str, function: Any) -> Any:
     return blocking
 
 
-@_blocking(ddp.GradientSync)
 class GradientSync(_Training):
     """`aiodist.GradientSync` for synchronous code: `finish` blocks until the averages are there.
 
     Made when all ranks have rank 0's values. `pg` is a group of the portal's, or torch's, made by aiodist.
     """
 
+    _kind = ddp.GradientSync
 
-@_blocking(ddp.DiLoCo)
+
 class DiLoCo(_Training):
     """`aiodist.DiLoCo` for synchronous code: `step` blocks while an exchange is applied.
 
@@ -90,7 +82,10 @@ class DiLoCo(_Training):
     With `delay` an exchange goes on in the portal's thread while this one computes.
     """
 
+    _kind = ddp.DiLoCo
 
-@_blocking(ddp.LocalSGD)
+
 class LocalSGD(_Training):
     """`aiodist.LocalSGD` for synchronous code, as `DiLoCo` here."""
+
+    _kind = ddp.LocalSGD

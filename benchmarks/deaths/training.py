@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +113,13 @@ class _Killer:
         for death in deaths:
             self._advance(death.step)
             board.allow(death.step + death.ahead)
-            self._until(lambda step=death.step: self._furthest() >= step, f"step {death.step}")
-            victims = {}
+            self._until(partial(self._at, death.step), f"step {death.step}")
+            victims: dict[int, int] = {}
             for slot, seconds in death.kills:
                 time.sleep(seconds)
-                members = [one for one in range(RANKS) if board.member(one) and one not in victims]
-                if len(members) > 1:  # if all die nobody has the values
-                    chosen = min(members, key=lambda one, slot=slot: (one - slot) % RANKS)
+                able = [one for one in range(RANKS) if board.member(one) and one not in victims]
+                if len(able) > 1:  # if all die nobody has the values
+                    chosen = slot if slot in able else able[slot % len(able)]
                     victims[chosen] = board.pid(chosen)
                     os.kill(victims[chosen], signal.SIGKILL)
             killed += len(victims)
@@ -145,8 +146,8 @@ class _Killer:
     def _complete(self) -> bool:
         return all(map(self._board.member, range(RANKS)))
 
-    def _furthest(self) -> int:
-        return max(map(self._board.step, range(RANKS)))
+    def _at(self, step: int) -> bool:
+        return max(map(self._board.step, range(RANKS))) >= step
 
     def _until(self, holds: Callable[[], bool], what: str) -> None:
         limit = time.monotonic() + PATIENCE
