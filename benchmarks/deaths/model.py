@@ -83,8 +83,8 @@ class Network:
 
 def _rows(rows: Array, matrix: Array) -> Array:
     """`rows @ matrix`; a row has the same bits whatever rows are beside it, which BLAS does not promise."""
-    products: Array = rows[:, :, None] * matrix
-    return np.add.reduce(products, axis=1)
+    summed: Array = (rows[:, :, None] * matrix).sum(axis=1)
+    return summed
 
 
 def digits(held_out: int = 360) -> Data:

@@ -152,6 +152,36 @@ def not_finite() -> None:
         assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
+def diloco() -> None:
+    """Rare communication in a program of torch's, over its default group."""
+    module = network()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += c10d.get_rank()  # all begin with rank 0's
+    local = dist.portal.LocalSGD(c10d.group.WORLD, module.parameters(), sync_every=3, codec="int8")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    first = [parameter.detach().clone() for parameter in network().parameters()]
+    for parameter, wanted in zip(module.parameters(), first, strict=True):
+        assert torch.equal(parameter, wanted)
+    for step in range(6):
+        optimizer.zero_grad()
+        module(batch(c10d.get_rank(), step)).square().mean().backward()
+        optimizer.step()
+        alone = [parameter.detach().clone() for parameter in module.parameters()]
+        local.step()
+        for parameter, own in zip(module.parameters(), alone, strict=True):
+            mean = own.clone()
+            c10d.all_reduce(mean, c10d.ReduceOp.AVG)  # torch's own calls between them
+            if (step + 1) % 3 == 0:
+                assert not torch.equal(parameter, own)
+                assert torch.allclose(parameter, mean, atol=2e-3)
+            else:
+                assert torch.equal(parameter, own)
+    everywhere = [torch.empty_like(parameter) for _ in range(c10d.get_world_size())]
+    c10d.all_gather(everywhere, parameter.detach())
+    assert all(torch.equal(one, everywhere[0]) for one in everywhere)
+
+
 def refused() -> None:
     """What has no meaning."""
     with pytest.raises(dist.UsageError, match="codec must be"):
@@ -164,7 +194,7 @@ if __name__ == "__main__":
     backend, check = sys.argv[1:]
     checks: dict[str, Callable[[], None]] = {
         one.__name__: one
-        for one in (int8, int4_in_buckets, the_mean_over_steps_is_exact, not_finite, refused)
+        for one in (int8, int4_in_buckets, the_mean_over_steps_is_exact, not_finite, diloco, refused)
     }
     c10d.init_process_group(backend)
     checks[check]()
