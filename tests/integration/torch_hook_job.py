@@ -152,6 +152,33 @@ def not_finite() -> None:
         assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
+def left_out(state: QuantizedState) -> list[bytes]:
+    return [feedback.error.tobytes() for _, feedback in state._feedback.values()]  # type: ignore[union-attr]
+
+
+def a_step_that_raises_does_not_count() -> None:
+    """What rounding left out stays as it was, in all buckets; training goes on."""
+    module = network()
+    model = DistributedDataParallel(module, bucket_cap_mb=0.004)
+    state = QuantizedState("int8", non_finite="raise")
+    model.register_comm_hook(state, quantized_hook)
+    given = batch(c10d.get_rank(), 1)
+    for _ in range(3):
+        model(given).square().sum().backward()
+    before = left_out(state)
+    assert len(before) == 2 and len(set(before)) == 2
+    hook = module[0].weight.register_hook(lambda gradient: gradient * float("inf"))  # only of the last bucket
+    with pytest.raises(RuntimeError, match="rank"):
+        model(given).square().sum().backward()
+    hook.remove()
+    assert left_out(state) != before  # the first bucket was averaged well
+    state.end_step()
+    assert left_out(state) == before
+    model.zero_grad()
+    model(given).square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
 def diloco() -> None:
     """Rare communication in a program of torch's, over its default group."""
     module = network()
@@ -194,7 +221,15 @@ if __name__ == "__main__":
     backend, check = sys.argv[1:]
     checks: dict[str, Callable[[], None]] = {
         one.__name__: one
-        for one in (int8, int4_in_buckets, the_mean_over_steps_is_exact, not_finite, diloco, refused)
+        for one in (
+            int8,
+            int4_in_buckets,
+            the_mean_over_steps_is_exact,
+            not_finite,
+            a_step_that_raises_does_not_count,
+            diloco,
+            refused,
+        )
     }
     c10d.init_process_group(backend)
     checks[check]()

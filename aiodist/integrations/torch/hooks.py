@@ -16,13 +16,14 @@ from aiodist.errors import UsageError
 from aiodist.group import ErrorFeedback
 from aiodist.group.quantized import codec_named
 from aiodist.integrations.torch.group import AiodistProcessGroup
+from aiodist.integrations.torch.work import AiodistWork
 
 
 class QuantizedState:
     """The state of `quantized_hook`: what rounding has left out of each bucket so far, on this rank.
 
     A bucket with other parameters than before, as after torch's rebuilding of buckets in the second step,
-    begins without.
+    begins without. A step whose backward pass has raised leaves it as it was.
 
     Args:
         codec: 'int8' or 'int4', or with the elements of a block, 'int8/256'.
@@ -45,8 +46,36 @@ class QuantizedState:
         self.process_group = group
         self.non_finite = non_finite
         self._feedback: dict[int, tuple[tuple[int, ...], ErrorFeedback]] = {}
+        self._step: list[tuple[AiodistWork, ErrorFeedback]] = []  # what the step has issued so far
 
-    def feedback(self, bucket: Any) -> ErrorFeedback:
+    def reduce(self, bucket: Any) -> AiodistWork:
+        """Issue the average of a bucket; the first one of a step ends the step before."""
+        if not bucket.index():
+            self.end_step()
+        shapes = f"{[tuple(one.shape) for one in bucket.gradients()]} {bucket.is_last()}"
+        plan = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
+        feedback = self._feedback_of(bucket)
+        work = self.process_group.all_reduce_quantized(
+            bucket.buffer(),
+            codec=self.codec,
+            feedback=feedback,
+            non_finite=self.non_finite,
+            agree_on=f"bucket {bucket.index()} {plan}",
+        )
+        self._step.append((work, feedback))
+        return work
+
+    def end_step(self) -> None:
+        """Keep what the last step has left out; where one of its buckets failed, forget that."""
+        failed = any(work.exception() is not None for work, _ in self._step)
+        for _, feedback in self._step:
+            if failed:
+                feedback.undo()
+            else:
+                feedback.keep()
+        self._step.clear()
+
+    def _feedback_of(self, bucket: Any) -> ErrorFeedback:
         """The error feedback of a bucket: of its number, and of these parameters."""
         held = tuple(map(id, bucket.parameters()))
         before, kept = self._feedback.get(bucket.index(), ((), ErrorFeedback()))
@@ -69,19 +98,11 @@ def quantized_hook(state: QuantizedState, bucket: Any) -> torch.futures.Future[t
     Returns:
         the average, in the bucket's buffer, when it is there.
     """
-    tensor, group = bucket.buffer(), state.process_group
-    if not tensor.is_floating_point():
-        work = group.allreduce([tensor], c10d.ReduceOp.AVG)
+    tensor = bucket.buffer()
+    if tensor.is_floating_point():
+        work = state.reduce(bucket)
     else:
-        shapes = f"{[tuple(one.shape) for one in bucket.gradients()]} {bucket.is_last()}"
-        plan = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
-        work = group.all_reduce_quantized(
-            tensor,
-            codec=state.codec,
-            feedback=state.feedback(bucket),
-            non_finite=state.non_finite,
-            agree_on=f"bucket {bucket.index()} {plan}",
-        )
+        work = state.process_group.allreduce([tensor], c10d.ReduceOp.AVG)
     return work.get_future().then(lambda done: done.value()[0])
 
 
