@@ -20,7 +20,8 @@ PACKAGE = Path(aiodist.__file__).parent
 # From the top down. Names on one floor do not import each other, except along ALLOWED.
 FLOORS: list[set[str]] = [
     {"__main__", "cli", "integrations"},
-    {"launch", "ddp", "functional", "portal", "bench", "doctor", "dashboard", "sim"},
+    {"portal"},
+    {"launch", "ddp", "functional", "bench", "doctor", "dashboard", "sim"},
     {"runtime"},
     {"observe"},
     {"group"},

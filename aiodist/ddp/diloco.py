@@ -46,8 +46,8 @@ class DiLoCo:
             train(weights, batch)  # any optimiser; it keeps its state
             await diloco.step()
 
-    The arrays are written in place. Where they cannot be written (JAX) pass their values, and take those that
-    `step` returns: `weights = await diloco.step(weights)`.
+    The arrays are written in place. Where they cannot be written (JAX) take the new ones: `diloco.arrays` at
+    the beginning, and then `weights = await diloco.step(weights)`.
 
     With `fragments` each part of the model is exchanged at a time of its own, and with `delay` the program
     goes on computing meanwhile. Nothing is sent while the event loop is blocked, so run long steps in a
@@ -75,6 +75,7 @@ class DiLoCo:
 
     Attributes:
         pg: the group; another one after each change.
+        arrays: those of the constructor, or, where they cannot be written, the newest in their place.
         steps: that were counted.
         exchanges: that count.
         repairs: how often this rank got the majority's common values, since its own were others.
@@ -129,6 +130,11 @@ class DiLoCo:
         self._known = False
         self._moved: Array | None = None
         self._under_way: Work[Any] | None = None
+
+    @property
+    def arrays(self) -> list[Any]:
+        """This rank's values, as they are now."""
+        return list(self._arrays)
 
     def _views(self) -> list[Array]:
         """The ranks' own values as arrays."""

@@ -12,6 +12,8 @@ A portal is a thread that runs an event loop, and the loop runs aiodist. Every m
 exists on `SyncProcessGroup`, made from the original when this package is loaded: the call crosses to the
 loop, is issued there, and the caller gets what `await` would have given.
 
+`GradientSync`, `DiLoCo` and `LocalSGD` are here, too, with methods that block.
+
 - Issue order is the order of the calls: a method returns after its operation was issued. Threads that share
   a group have to agree on an order as ranks do; give each a group of its own.
 - A blocked call blocks its thread only, and holds no lock: other threads go on. A running event loop in the
@@ -24,5 +26,15 @@ loop, is issued there, and the caller gets what `await` would have given.
 """
 
 from aiodist.portal.facade import Portal, SyncProcessGroup, SyncWork, init_process_group, join
+from aiodist.portal.training import DiLoCo, GradientSync, LocalSGD
 
-__all__ = ["Portal", "SyncProcessGroup", "SyncWork", "init_process_group", "join"]
+__all__ = [
+    "DiLoCo",
+    "GradientSync",
+    "LocalSGD",
+    "Portal",
+    "SyncProcessGroup",
+    "SyncWork",
+    "init_process_group",
+    "join",
+]

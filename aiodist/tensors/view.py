@@ -148,7 +148,7 @@ def _torch_array(torch: Any, tensor: Any, what: str) -> Array:
 def _buffer_array(obj: Any, what: str) -> Array | None:
     try:
         buffer = memoryview(obj)
-    except TypeError:
+    except (TypeError, BufferError):  # the latter: of a dtype that the protocol has no letter for
         return None
     try:
         return np.asarray(buffer)
@@ -181,6 +181,10 @@ def _dlpack_array(obj: Any, what: str) -> Array | None:
     try:
         return from_dlpack(obj)
     except (TypeError, RuntimeError, BufferError, ValueError) as error:
+        if getattr(obj, "dtype", None) == BFLOAT16:  # JAX's: NumPy takes it by this way only
+            array = np.asarray(obj).view()
+            array.flags.writeable = False
+            return array
         raise UsageError(f"{what} exports no memory that NumPy can read: {error}") from error
 
 

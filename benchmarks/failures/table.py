@@ -58,10 +58,10 @@ def _line(figures: Mapping[str, Any], whole: bool) -> str:
     return "".join(f" {cell} |" for cell in cells)
 
 
-def put_into(page: Path, text: str) -> None:
+def put_into(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Write the table between the marks of a page."""
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{page} has no marks {BEGIN} … {END}")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    before, found_begin, rest = page.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise SystemExit(f"{page} has no marks {begin} … {end}")
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

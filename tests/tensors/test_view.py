@@ -170,3 +170,21 @@ def test_overlap_with_itself_is_exact(shape: tuple[int, ...], strides: list[int]
 def test_bfloat16_has_bytes() -> None:
     seen = view(np.ones(2, ml_dtypes.bfloat16), writable=False)
     assert seen.tobytes() == b"\x80\x3f\x80\x3f"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_arrays_of_jax_share_their_memory_and_are_read_only(dtype: str) -> None:
+    jax = pytest.importorskip("jax", reason="JAX's arrays")
+    given = jax.numpy.asarray([[1.5, -2.0], [3.0, 4.0]], dtype)
+    array = view(given, writable=False)
+    assert array.dtype.name == dtype and array.shape == (2, 2)
+    assert array.ctypes.data == given.unsafe_buffer_pointer() and not array.flags.writeable
+    assert array.astype(float).tolist() == [[1.5, -2.0], [3.0, 4.0]]
+    with pytest.raises(UsageError, match="is read-only"):
+        view(given, writable=True)
+
+
+def test_an_array_of_jax_of_another_dtype_is_refused() -> None:
+    jax = pytest.importorskip("jax", reason="JAX's arrays")
+    with pytest.raises(UsageError, match="tensor exports no memory that NumPy can read"):
+        view(jax.numpy.ones(2, jax.numpy.float8_e4m3fn), writable=False)

@@ -6,6 +6,7 @@
     group       the group: every call of c10d that a group written in Python can serve
     arguments   torch's forms of tensors, ops and timeouts, as ours
     functional  kernels for the two functional collectives that C++ cannot hand to Python
+    hooks       communication hooks of DDP: gradients with 8 or 4 bits an element
     reducer     what DDP's Reducer needs: buckets in memory that peers read, and Works that live long enough
     composed    calls that are several of ours: monitored_barrier, sums of sparse tensors
     work        the handle that torch waits for, and the future that DDP and hooks take from it

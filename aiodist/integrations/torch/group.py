@@ -102,6 +102,11 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         ]
         return self._post("all_reduce", each, starts, limit)
 
+    def all_reduce_quantized(self, tensor: Any, **options: Any) -> AiodistWork:
+        """Average over all ranks, in place, by `ProcessGroup.all_reduce_quantized` with these options."""
+        start = partial(_all_reduce_quantized, plain(tensor), options)
+        return self._start("all_reduce_quantized", [tensor], start)
+
     def broadcast(self, tensors: Any, *given: Any, **named: Any) -> AiodistWork:
         """Copy the root's tensor to all ranks, in place."""
         tensor, (_, root, limit) = one(tensors, "broadcast"), asked(*given, **named)
@@ -529,6 +534,10 @@ def _hear(other: Reply, over_with: Callable[[int, BaseException | None], None]) 
 
 def _all_reduce(tensor: Any, pg: ProcessGroup, op: Any, **more: Any) -> Any:
     return pg.all_reduce(tensor, op, **more)
+
+
+def _all_reduce_quantized(tensor: Any, options: dict[str, Any], pg: ProcessGroup, **more: Any) -> Any:
+    return pg.all_reduce_quantized(tensor, ReduceOp.AVG, **options, **more)
 
 
 def _gathering(out: Any, tensor: Any) -> Start:

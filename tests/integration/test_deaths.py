@@ -1,0 +1,36 @@
+"""Trainings under the launcher in which ranks are killed at random: they end as the algorithm promises."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks.deaths.__main__ import compare
+from benchmarks.deaths.algorithms import ALGORITHMS
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform"),
+    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
+]
+
+
+def test_the_bits_are_those_of_a_training_without_deaths(tmp_path: Path) -> None:
+    found = compare(tmp_path, "ddp", [7], [7], steps=200, kills=2)
+    assert found.kills >= 2
+    assert found.equal == 1, found
+
+
+@pytest.mark.slow("eight trainings, in three of which ranks are killed")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_ten_deaths_do_not_change_what_is_learned(tmp_path: Path, name: str) -> None:
+    """The bound is worked out here, from the same seeds without deaths."""
+    found = compare(tmp_path, name, range(5), range(3), steps=800, kills=5)
+    assert found.kills >= 10
+    assert len({one.weights for one in found.without}) == 5, "seeds differ"
+    assert 0 < found.deviation < found.mean / 4, "so the bound says something"
+    assert all(one.accuracy > 0.93 for one in (*found.without, *found.deaths))
+    assert found.kept, f"{found.apart:+.2f} deviations from {found.mean}, {found.equal} equal: {found}"

@@ -1,0 +1,158 @@
+"""The training classes of the portal: the bits of the async ones, and each call blocks.
+
+Also the program of real ranks: `python test_portal_training.py NAME` runs the function NAME.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist import ddp, portal
+from aiodist.portal import SyncProcessGroup
+from aiodist.testing.cluster import run_cluster
+from aiodist.testing.outcome import check
+from aiodist.testing.ranks import launch
+
+SHAPES = ((40, 7), (9,))
+STEPS = 12
+STREAMING = {"sync_every": 6, "fragments": 2, "delay": 1, "mix": 0.5, "codec": "int4"}
+
+
+def values(*seed: int) -> list[Any]:
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+
+
+def ranks(program: Any, size: int, exits: dict[int, int] | None = None) -> list[str]:
+    """Run a function of this file on real processes; what each rank printed."""
+    outcomes = asyncio.run(launch([__file__, program.__name__], size, timeout=120))
+    check(outcomes, exits or {})
+    return [outcome.output for outcome in outcomes]
+
+
+def bits(arrays: list[Any]) -> str:
+    return b"".join(np.ascontiguousarray(one).tobytes() for one in arrays).hex()
+
+
+# ── programs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def gradients() -> None:
+    with portal.init_process_group() as pg:
+        weights = values(pg.rank)
+        sync = portal.GradientSync(pg, weights, codec="int8")
+        for step in range(STEPS):
+            for index, gradient in enumerate(values(pg.rank, step)):
+                sync.ready(index, gradient)
+            for weight, average in zip(weights, sync.finish(), strict=True):
+                weight -= average
+        print("bits", bits(weights))
+
+
+def streaming() -> None:
+    with portal.init_process_group() as pg:
+        weights = values(pg.rank)
+        diloco = portal.DiLoCo(pg, weights, **STREAMING)
+        for step in range(STEPS):
+            for weight, moved in zip(weights, values(pg.rank, step), strict=True):
+                weight -= moved
+            diloco.step()
+        assert (diloco.steps, diloco.exchanges) == (STEPS, STEPS // 3 - 1)
+        print("bits", bits(weights))
+
+
+def a_rank_dies() -> None:
+    with portal.init_process_group() as pg:
+        own = np.zeros(5, np.float32)
+        local = portal.LocalSGD(pg, [own], sync_every=2, elastic=True)
+        while local.steps < 8:
+            own += 2
+            if pg.rank == 1 and local.steps == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            local.step()
+        assert isinstance(local.pg, SyncProcessGroup) and (local.pg.size, local.pg.epoch) == (2, 1)
+        assert own.tolist() == [16.0] * 5
+        print("end", local.pg.all_gather_object(pg.rank))
+
+
+# ── tests ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def awaited(kind: str) -> list[str]:
+    """The same trainings with the async classes."""
+
+    async def part(pg: dist.ProcessGroup) -> str:
+        weights = values(pg.rank)
+        if kind == "streaming":
+            diloco = await ddp.DiLoCo(pg, weights, **STREAMING)  # type: ignore[arg-type]
+        else:
+            sync = await ddp.GradientSync(pg, weights, codec="int8")
+        for step in range(STEPS):
+            given = values(pg.rank, step)
+            if kind == "gradients":
+                for index, gradient in enumerate(given):
+                    sync.ready(index, gradient)
+                given = await sync.finish()
+            for weight, moved in zip(weights, given, strict=True):
+                weight -= moved
+            if kind == "streaming":
+                await diloco.step()
+        return bits(weights)
+
+    return list(await run_cluster(2, part))
+
+
+@pytest.mark.parametrize("program", [gradients, streaming])
+def test_the_bits_are_those_of_the_awaited_class(program: Any) -> None:
+    expected = asyncio.run(awaited(program.__name__))
+    assert [output.split()[-1] for output in ranks(program, 2)] == expected
+
+
+def test_the_others_go_on_when_a_rank_dies() -> None:
+    first, _, last = ranks(a_rank_dies, 3, {1: -9})
+    assert "end [0, 2]" in first and "end [0, 2]" in last
+
+
+@pytest.mark.parametrize("name", ["GradientSync", "DiLoCo", "LocalSGD"])
+def test_every_method_is_there(name: str) -> None:
+    facade, original = getattr(portal, name), getattr(ddp, name)
+    for method, function in inspect.getmembers(original, inspect.isfunction):
+        if not method.startswith("_") and method != "synced":
+            mirror = getattr(facade, method)
+            assert not inspect.iscoroutinefunction(mirror) and inspect.getdoc(mirror)
+            assert inspect.signature(mirror).parameters == inspect.signature(function).parameters
+
+
+def test_what_is_refused() -> None:
+    with portal.init_process_group("host", "env://") as pg:
+        with pytest.raises(dist.UsageError, match=r"await dist.DiLoCo"):
+            portal.DiLoCo(pg._group, [np.zeros(3)])
+
+        class OfTorch:
+            ours = pg
+
+        with pytest.raises(dist.UsageError, match="keeps its members"):
+            portal.GradientSync(OfTorch(), [np.zeros(3)], elastic=True)
+        sync = portal.GradientSync(OfTorch(), [np.zeros(3)])
+        assert sync.pg is pg and "GradientSync" in repr(sync)
+        with pytest.raises(dist.UsageError, match="are not ready"):
+            sync.finish()
+        with pytest.raises(AttributeError, match="nothing"):
+            _ = sync.nothing
+        with pytest.raises(AttributeError, match="_hidden"):
+            _ = sync._hidden
+        with pytest.raises(dist.UsageError, match="no multiple"):
+            portal.DiLoCo(pg, [np.zeros(3), np.zeros(2)], sync_every=3, fragments=2)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
