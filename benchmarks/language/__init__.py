@@ -1,1 +1,1 @@
-"""A small language model on hosts with slow cables between them: loss against time and bytes, by algorithm."""
+"""A small language model, trained over slow cables: loss against time and bytes, by algorithm."""

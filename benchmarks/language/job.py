@@ -53,13 +53,15 @@ def run(
             timer.cancel()
         if any(codes) or not curve:
             log.seek(0)
-            words_ = "".join(f"\n  {line}" for line in log.read().strip().splitlines()[-15:])
-            raise JobError(f"ranks ended with {codes}{words_}")
+            printed = "".join(f"\n  {line}" for line in log.read().strip().splitlines()[-15:])
+            raise JobError(f"ranks ended with {codes}{printed}")
     return curve
 
 
 @contextmanager
-def _started(hosts: Hosts, ranks: int, words: Sequence[str], log: Any) -> Iterator[list[subprocess.Popen[str]]]:
+def _started(
+    hosts: Hosts, ranks: int, words: Sequence[str], log: Any
+) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes; they are gone in the end."""
     env = {**os.environ, **hosts.env, "MASTER_ADDR": hosts.address(1), "WORLD_SIZE": str(ranks)}
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -107,7 +107,9 @@ class Learner:
         self.parameters = list(self.model.parameters())
         self.loss = float("nan")
         self._rate, self._steps = rate, 0
-        self._optimiser = torch.optim.AdamW(self.parameters, rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self._optimiser = torch.optim.AdamW(
+            self.parameters, rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
         self._told: Callable[[int, Any], object] = lambda index, gradient: None
         for index, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(lambda one, index=index: self._told(index, one.grad))
@@ -152,7 +154,8 @@ class Learner:
             for parameter, array in zip(self.parameters, values, strict=True):
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(array)))
             losses = [
-                self._loss(inputs[at : at + rows], targets[at : at + rows]).item() * len(inputs[at : at + rows])
+                self._loss(inputs[at : at + rows], targets[at : at + rows]).item()
+                * len(inputs[at : at + rows])
                 for at in range(0, len(inputs), rows)
             ]
         return sum(losses) / len(inputs)

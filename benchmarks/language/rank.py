@@ -1,7 +1,7 @@
 """One rank of a run: trains for some seconds, and looks at the time and the bytes now and then.
 
-Rank 0 writes lines of JSON: `seen` while it trains, and in the end `curve`, the losses of the values that it has
-kept. These are computed after the training, so they take none of its time.
+Rank 0 writes lines of JSON: `seen` while it trains, and in the end `curve`, the losses of the values that it
+has kept. These are computed after the training, so they take none of its time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from benchmarks.language.model import SHAPES, Learner
 from benchmarks.language.trainers import trainer
 from benchmarks.language.ways import WAYS, Way
 
-POINTS, PIECES = 20, 128  # of a curve; of the held-out text
+POINTS, PIECES = 16, 64  # of a curve; of the held-out text
 Row = dict[str, Any]
 
 
 async def train(way: Way, options: argparse.Namespace) -> tuple[list[tuple[Row, list[Any]]], Learner]:
-    """Train → what was seen at each point of the curve, with the values there (on rank 0), and the learner."""
+    """Train → what rank 0 has seen at each point of the curve, with the values there; and the learner."""
     shape, codes = SHAPES[options.shape], text.corpus().train
     learner = Learner(shape, options.rate or way.rate)
     points: list[tuple[Row, list[Any]]] = []

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import aiodist as dist
 from benchmarks.language.model import Learner
 from benchmarks.language.text import Tokens
-from benchmarks.language.ways import Way
+from benchmarks.language.ways import BUCKET_MB, Way
 
 
 class Trainer(Protocol):
@@ -80,11 +80,9 @@ class Rarely:
 async def trainer(pg: dist.ProcessGroup, learner: Learner, way: Way) -> Trainer:
     """The trainer of an algorithm; all ranks have rank 0's values then."""
     if not way.rare:
-        sync = await dist.GradientSync(pg, learner.parameters, bucket_cap_mb=2, codec=way.codec)
+        sync = await dist.GradientSync(pg, learner.parameters, BUCKET_MB, codec=way.codec)
         return EveryStep(learner, sync)
     arguments = dict(way.rare)
     fragments = learner.model.fragments(arguments.pop("fragments", 1))
-    diloco = await dist.DiLoCo(
-        pg, learner.parameters, fragments=fragments, codec=way.codec, **arguments
-    )
+    diloco = await dist.DiLoCo(pg, learner.parameters, fragments=fragments, codec=way.codec, **arguments)
     return Rarely(learner, diloco, fragments)

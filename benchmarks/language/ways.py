@@ -45,3 +45,6 @@ WAYS = {
 }
 WARM_UP = 10
 """Steps in which the learning rate grows to its value, in all algorithms."""
+
+BUCKET_MB = 2
+"""MiB at which a bucket of gradients is closed: some six of them, so that the first leave early."""
