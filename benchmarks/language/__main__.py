@@ -81,9 +81,9 @@ def main(argv: Sequence[str]) -> int:
 
 def train(options: argparse.Namespace, results: dict[str, Any], progress: Progress) -> None:
     """Run the algorithms one after another, for the same time each."""
-    found = text.corpus()
+    whole = text.corpus()
     settings = {name: getattr(options, name) for name in ("seconds", "ranks", "link", "shape")}
-    settings |= {"text": found.digest, "train": int(found.train.size), "held_out": int(found.held_out.size)}
+    settings |= {"text": whole.digest, "train": int(whole.train.size), "held_out": int(whole.held_out.size)}
     if results.get("settings") != settings:
         results["runs"] = {}
     results["settings"] = settings
@@ -94,22 +94,21 @@ def train(options: argparse.Namespace, results: dict[str, Any], progress: Progre
             words += ["--rate", str(options.rate)] if options.rate else []
 
             def seen(row: dict[str, Any]) -> None:
-                if row:
-                    progress.show(_line(row))
+                progress.show(_line(row))
 
             before = look()
-            curve = run(hosts, options.ranks, words, options.seconds, seen)
+            found = run(hosts, options.ranks, words, options.seconds, seen)
             after = look()
             own = family(before, after, os.getpid()) if before and after else {}
             taken = meanwhile(before, after, own)
             results["runs"][name] = {
-                "curve": curve,
+                **found,
                 "rate": options.rate or WAYS[name].rate,
                 "way": asdict(WAYS[name]),
                 "others": taken.others if taken else 0.0,
                 "stolen": taken.stolen if taken else 0.0,
             }
-            progress.say(f"{WAYS[name].label}: {_line(curve[-1])}")
+            progress.say(f"{WAYS[name].label}: {_line(found['curve'][-1])}")
 
 
 def simulate(options: argparse.Namespace, results: dict[str, Any], progress: Progress) -> None:

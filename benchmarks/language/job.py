@@ -26,8 +26,8 @@ class JobError(Exception):
 
 def run(
     hosts: Hosts, ranks: int, words: Sequence[str], seconds: float, seen: Callable[[dict[str, Any]], object]
-) -> list[dict[str, Any]]:
-    """Run the ranks to their end → the curve.
+) -> dict[str, Any]:
+    """Run the ranks to their end → the last that rank 0 says: `curve` and `values`.
 
     Args:
         hosts: the first is the switch alone; ranks: one on each of the others.
@@ -38,7 +38,7 @@ def run(
     Raises:
         JobError: something went wrong.
     """
-    curve: list[dict[str, Any]] = []
+    said: dict[str, Any] = {}
     with tempfile.TemporaryFile("w+") as log, _started(hosts, ranks, words, log) as processes:
         timer = threading.Timer(seconds + _MORE, _kill, [processes])
         timer.start()
@@ -46,16 +46,16 @@ def run(
             assert processes[0].stdout is not None
             for line in processes[0].stdout:
                 said = json.loads(line)
-                seen(said.get("seen", {}))
-                curve = said.get("curve", curve)
+                if "seen" in said:
+                    seen(said["seen"])
             codes = [process.wait() for process in processes]
         finally:
             timer.cancel()
-        if any(codes) or not curve:
+        if any(codes) or "curve" not in said:
             log.seek(0)
             printed = "".join(f"\n  {line}" for line in log.read().strip().splitlines()[-15:])
             raise JobError(f"ranks ended with {codes}{printed}")
-    return curve
+    return said
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """One rank of a run: trains for some seconds, and looks at the time and the bytes now and then.
 
-Rank 0 writes lines of JSON: `seen` while it trains, and in the end `curve`, the losses of the values that it
-has kept. These are computed after the training, so they take none of its time.
+Rank 0 writes lines of JSON: `seen` while it trains, and in the end `curve`, with the losses of what it has kept,
+and how many values the model has. The losses are computed after the training, so they take none of its time.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def main() -> None:
         length = SHAPES[options.shape].length
         inputs, targets = text.samples(text.corpus().held_out, PIECES, length)
         curve = [row | {"loss": learner.held_out(values, inputs, targets)} for row, values in points]
-        print(json.dumps({"curve": curve}), flush=True)
+        count = sum(one.numel() for one in learner.parameters)
+        print(json.dumps({"curve": curve, "values": count}), flush=True)
 
 
 if __name__ == "__main__":

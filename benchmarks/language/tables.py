@@ -71,12 +71,14 @@ def about(results: Results) -> str:
         f"torch {machine['packages'].get('torch', '')}, {machine['date'][:10]}, commit {machine['commit']}."
     )
     if results.get("runs"):
+        values = next(iter(results["runs"].values()))["values"]
         others = ", ".join(
             f"{WAYS[name].label} {100 * run['others']:.0f} %" for name, run in results["runs"].items()
         )
         said += (
             f" {settings['ranks']} ranks, cables of {settings['link']}, {settings['seconds']:g} s each; "
-            f"{settings['values']:,} values; text {settings['text']}. "
+            f"{values:,} values in the model, {settings['train']:,} characters to train on and "
+            f"{settings['held_out']:,} held out (text {settings['text']}). "
             f"Other processes took of the cores' time: {others}."
         )
     return said
