@@ -1,7 +1,8 @@
 """One rank of a run: trains for some seconds, and looks at the time and the bytes now and then.
 
-Rank 0 writes lines of JSON: `seen` while it trains, and in the end `curve`, with the losses of what it has kept,
-and how many values the model has. The losses are computed after the training, so they take none of its time.
+Rank 0 writes lines of JSON: `seen` while it trains, and in the end `curve`, with the losses of what it has
+kept, and how many values the model has. The losses are computed after the training, so they take none of its
+time.
 """
 
 from __future__ import annotations

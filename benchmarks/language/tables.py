@@ -88,11 +88,11 @@ def page(results: Results) -> str:
     """All that is said of results."""
     parts = [about(results)]
     if results.get("runs"):
-        parts += ["### Measured", trained(results)]
+        parts += ["## Measured", trained(results)]
     if results.get("sim"):
         step = results["alone"]
         alone = show_seconds(step["forward"] + step["backward"] + step["update"])
-        parts += ["### Simulated: the time of a step", simulated(results)]
+        parts += ["## Simulated: the time of a step", simulated(results)]
         parts.append(f"Computing alone takes {alone} of each step (measured: one process, one core).")
     return "\n\n".join(parts)
 
