@@ -21,16 +21,19 @@ def measure(shape: str) -> dict[str, Any]:
     sizes, codes = SHAPES[shape], text.corpus().train
     learner = Learner(sizes, 1e-3)
     rows: list[tuple[float, float, float]] = []
+    told: list[float] = []
+
+    def tell(index: int, gradient: Any) -> None:
+        told.append(time.perf_counter())
+
     for step in range(1 + STEPS):
         inputs, targets = text.batch(codes, 0, step, sizes.batch, sizes.length)
-        first: list[float] = []
+        told.clear()
         began = time.perf_counter()
-        learner.backward(
-            inputs, targets, lambda index, gradient, first=first: first.append(time.perf_counter())
-        )
+        learner.backward(inputs, targets, tell)
         back = time.perf_counter()
         learner.update()
-        rows.append((first[0] - began, back - first[0], time.perf_counter() - back))
+        rows.append((told[0] - began, back - told[0], time.perf_counter() - back))
     forward, backward, update = (statistics.median(column) for column in zip(*rows[1:], strict=True))
     count = sum(one.numel() for one in learner.parameters)
     return {"forward": forward, "backward": backward, "update": update, "values": count}

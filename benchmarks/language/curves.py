@@ -24,11 +24,11 @@ def draw(runs: Mapping[str, Any]) -> str:
         runs: of each algorithm: `curve`, points with `seconds`, `sent` (bytes of a rank) and `loss`.
     """
     points = [point for run in runs.values() for point in run["curve"][1:]]
-    losses = [point["loss"] for point in points]
+    losses: list[float] = [point["loss"] for point in points]
     low, high = math.floor(min(losses) * 5) / 5, math.ceil(max(losses) * 5) / 5
-    seconds = max(point["seconds"] for point in points)
+    seconds: float = max(point["seconds"] for point in points)
     least = 10.0 ** math.floor(math.log10(min(point["sent"] for point in points)))
-    most = max(point["sent"] for point in points)
+    most: float = max(point["sent"] for point in points)
     decades = math.log10(most / least)
 
     def level(loss: float) -> float:

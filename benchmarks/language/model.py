@@ -30,7 +30,7 @@ class Shape:
 SHAPES = {"small": Shape(), "tiny": Shape(width=32, layers=4, heads=2, length=32, batch=2)}
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     """Attention and a layer of four times the width, each with what came before added."""
 
     def __init__(self, shape: Shape) -> None:
@@ -51,7 +51,7 @@ class Block(nn.Module):
         return x + self.narrow(functional.gelu(self.widen(self.between(x))))
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc]
     """Characters → scores of the character that follows each of them. Deterministic.
 
     Attributes:
@@ -158,7 +158,7 @@ class Learner:
                 * len(inputs[at : at + rows])
                 for at in range(0, len(inputs), rows)
             ]
-        return sum(losses) / len(inputs)
+        return float(sum(losses)) / len(inputs)
 
     def _loss(self, inputs: Tokens, targets: Tokens) -> Any:
         scores = self.model(torch.from_numpy(inputs))
