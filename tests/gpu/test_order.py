@@ -95,9 +95,53 @@ async def test_collectives_against_messages(pg: ProcessGroup) -> None:
     await _crossed(pg)
 
 
+@spmd(world_size=2, backend=BACKEND, env=SHARED)
+async def test_first_message_of_all_against_a_collective(pg: ProcessGroup) -> None:
+    """It makes a communicator and launches a kernel that this process has not launched before, both beside a
+    kernel that waits."""
+    lib, peer = library("cupy", pg), 1 - pg.rank
+    sent, into = lib.put(np.arange(COUNT)), lib.put(np.zeros(COUNT, np.int64))
+    tensor = lib.put(np.full(COUNT, 1.0 + pg.rank))
+    if pg.rank == 0:
+        work = pg.all_reduce(tensor, async_op=True)
+        await pg.send(sent, peer)
+        await work
+    else:
+        await pg.recv(into, peer)
+        await pg.all_reduce(tensor)
+        assert np.array_equal(lib.get(into), np.arange(COUNT))
+    assert np.array_equal(lib.get(tensor), np.full(COUNT, 3.0))
+
+
+@spmd(world_size=2, backend=BACKEND, env=SHARED)
+async def test_first_strided_tensors_beside_a_collective_that_waits(pg: ProcessGroup) -> None:
+    """The driver loads a kernel only while the device is idle: what copies is loaded when a group opens."""
+    lib, peer = library("cupy", pg), 1 - pg.rank
+    base = np.arange(3 * COUNT, dtype=np.int16).reshape(3, COUNT) % 1000
+    sent, into = lib.put(base, "strided"), lib.put(np.zeros_like(base), "F")
+    tensor = lib.put(np.full((7, 9), 1 + pg.rank, np.int16), "F")
+    if pg.rank == 0:
+        work = pg.all_reduce(tensor, dist.ReduceOp.BOR, async_op=True)
+        await pg.send(sent, peer)
+        await work
+    else:
+        await pg.recv(into, peer)
+        await pg.all_reduce(tensor, dist.ReduceOp.BOR)
+        assert np.array_equal(lib.get(into), base)
+    assert np.array_equal(lib.get(tensor), np.full((7, 9), 3, np.int16))
+
+
 @spmd(world_size=2, backend=BACKEND, env=ONE_QUEUE)
-async def test_collectives_against_messages_with_one_queue_of_the_device(pg: ProcessGroup) -> None:
-    await _crossed(pg)
+async def test_collectives_and_messages_in_one_order_with_one_queue_of_the_device(pg: ProcessGroup) -> None:
+    """All of a process's work is in one queue of the device then, so ranks must issue all of it alike."""
+    lib, peer = library("cupy", pg), 1 - pg.rank
+    for i in range(20):
+        word, tensor = lib.put(np.arange(COUNT) * pg.rank), lib.put(np.full(COUNT, 1.0 + pg.rank + i))
+        work = pg.all_reduce(tensor, async_op=True)
+        await (pg.recv(word, peer) if pg.rank == 0 else pg.send(word, peer))
+        await work
+        assert np.array_equal(lib.get(word), np.arange(COUNT))
+        assert np.array_equal(lib.get(tensor), np.full(COUNT, 3.0 + 2 * i))
 
 
 async def _crossed(pg: ProcessGroup) -> None:

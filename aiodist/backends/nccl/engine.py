@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Operation
+from aiodist.backends.cuda import kernels
 from aiodist.backends.cuda.completion import LAUNCHING, Completion, arrays_of
 from aiodist.backends.cuda.library import identity_of
 from aiodist.backends.cuda.streams import blocking_mark
@@ -122,10 +123,12 @@ class NcclEngine(Engine):
         setup = self.setup
         mine = await self._in_thread(nccl.unique_id) if setup.rank == 0 else b""
         unique = (await setup.gather(mine))[0]
-        lane: Lane = await self._in_thread(
-            lambda: self._make_lane(nccl.connect(self._cupy, setup.size, unique, setup.rank))
-        )
+        lane: Lane = await self._in_thread(partial(self._make_first, unique))
         return lane
+
+    def _make_first(self, unique: bytes) -> Lane:
+        kernels.load(self._cupy)
+        return self._make_lane(nccl.connect(self._cupy, self.setup.size, unique, self.setup.rank))
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Split the communicator: all its members do, in the same place among its operations."""
