@@ -40,6 +40,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, help="of learning, in the place of each algorithm's own")
     parser.add_argument("--train", action="store_true", help="only train")
     parser.add_argument("--sim", action="store_true", help="only simulate")
+    parser.add_argument("--again", action="store_true", help="only show what the file of results has")
     parser.add_argument("--sim-ranks", type=int, nargs="+", default=[64, 1024], metavar="N")
     parser.add_argument("--sim-rates", nargs="+", default=["100Mbit/s", "1Gbit/s"], metavar="RATE")
     parser.add_argument("--out", type=Path, default=Path("language-results.json"), help="the file of results")
@@ -53,12 +54,12 @@ def main(argv: Sequence[str]) -> int:
     """Train, simulate, print the tables, and write what was found; 1 where something failed."""
     options = parse(argv)
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-    results["machine"] = facts()
-    progress = Progress(len(options.only) * (2 - options.train - options.sim))
+    every = not (options.train or options.sim or options.again)
+    progress = Progress(len(options.only) * (options.train or every) + (options.sim or every))
     try:
-        if not options.sim or options.train:
+        if options.train or every:
             train(options, results, progress)
-        if not options.train or options.sim:
+        if options.sim or every:
             simulate(options, results, progress)
     except (unittest.SkipTest, JobError) as reason:
         progress.end()
@@ -75,7 +76,8 @@ def main(argv: Sequence[str]) -> int:
     print(said)
     if options.docs:
         put_into(PAGE, said, COMMAND)
-        FIGURE.write_text(curves.draw(results["runs"]))
+        if results.get("runs"):
+            FIGURE.write_text(curves.draw(results["runs"]))
     return 0
 
 
@@ -86,7 +88,7 @@ def train(options: argparse.Namespace, results: dict[str, Any], progress: Progre
     settings |= {"text": whole.digest, "train": int(whole.train.size), "held_out": int(whole.held_out.size)}
     if results.get("settings") != settings:
         results["runs"] = {}
-    results["settings"] = settings
+    results["settings"], results["machine"] = settings, facts()
     with Hosts(1 + options.ranks, options.link) as hosts:
         for name in options.only:
             progress.step("train", WAYS[name].label)
@@ -108,12 +110,14 @@ def train(options: argparse.Namespace, results: dict[str, Any], progress: Progre
                 "others": taken.others if taken else 0.0,
                 "stolen": taken.stolen if taken else 0.0,
             }
+            results["runs"] = {way: results["runs"][way] for way in WAYS if way in results["runs"]}
             progress.say(f"{WAYS[name].label}: {_line(found['curve'][-1])}")
 
 
 def simulate(options: argparse.Namespace, results: dict[str, Any], progress: Progress) -> None:
     """Have `aiodist sim` say how long steps take."""
     progress.step("sim", "a step alone")
+    results.setdefault("machine", facts())
     results["alone"], results["sim"] = predict.alone(options.shape), []
     for line in predict.predictions(options.only, options.sim_ranks, options.sim_rates, results["alone"]):
         results["sim"].append(line)
