@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.language.ways import WAYS
 
 COLOURS = {"ddp": "#d1495b", "ddp-int8": "#e09f3e", "diloco": "#3d8fd1", "streaming": "#3fa66b"}
-_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 330, 250, 50, 40, 60  # of a panel, and around it
+_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 330, 250, 50, 50, 60  # of a panel, and around it
 _STYLE = """\
 text{font:12px system-ui,sans-serif;fill:#57606a}
 .grid{stroke:#8b949e;stroke-opacity:.3}
@@ -52,6 +52,7 @@ def draw(runs: Mapping[str, Any]) -> str:
             f'<clipPath id="p{number}"><rect x="{begin}" y="{_TOP}" width="{_WIDTH}" height="{_HEIGHT}"/>'
             "</clipPath>"
         )
+        parts.append(f'<text x="{begin - 6}" y="{_TOP - 8}" text-anchor="end">loss</text>')
         for loss in ticks(low, high):
             y = level(loss)
             parts.append(f'<path class="grid" d="M{begin} {y:.1f}h{_WIDTH}"/>')
