@@ -27,6 +27,7 @@ import aiodist as dist
 from aiodist.group.pieces import pieces
 from aiodist.group.quantized import codec_named
 from aiodist.testing.hosts import Hosts
+from benchmarks.counters import crossed
 from benchmarks.machine import facts
 
 WAYS = ("float32", "int8", "int4")
@@ -70,12 +71,12 @@ async def rank(options: argparse.Namespace) -> None:
                 values = tensor.copy()
                 await pg.barrier()
                 await asyncio.sleep(0.05)
-                before, began = _sent(), time.perf_counter()
+                before, began = crossed()[1], time.perf_counter()
                 await _reduce(pg, way, values)
                 seconds = time.perf_counter() - began
                 if sample:
                     took[way].append(seconds)
-                    sent[way] = _sent() - before
+                    sent[way] = crossed()[1] - before
         if pg.rank == 0:
             _print(options, count, took, sent)
 
@@ -85,13 +86,6 @@ async def _reduce(pg: dist.ProcessGroup, way: str, values: Any) -> None:
         await pg.all_reduce(values)
     else:
         await pg.all_reduce_quantized(values, codec=way)
-
-
-def _sent() -> int:
-    """Bytes that this namespace's interface has sent."""
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    (line,) = (line for line in lines if line.strip().startswith("eth0:"))
-    return int(line.split(":")[1].split()[8])
 
 
 def least(way: str, count: int, size: int = 2) -> int:

@@ -236,21 +236,24 @@ class DiLoCo:
         """Apply an exchange that all members have; then compare the common values, and take newcomers in."""
         mean, bad = await self._result(fragment)
         self._moved = self._under_way = None
-        feedback = self._feedback[fragment]
-        if bad is None and not bool(np.isfinite(mean).all()):
-            bad = NonFiniteValues("a rank has moved to values that are not finite")
-        if bad is not None:
-            feedback.undo()
-            raise bad
-        feedback.keep()
         common, part = self._commons[fragment], self._parts[fragment]
 
         def outer_step() -> None:
+            nonlocal bad
+            if not bool(np.isfinite(mean).all()):
+                bad = NonFiniteValues("a rank has moved to values that are not finite")
+                return
             common.step(mean)
             common.sign()
             self._write(part, common, self._mix)
 
-        await self.pg._core.apart((_STEP_NS + _SIGN_NS) * mean.size, outer_step)
+        if bad is None:
+            await self.pg._core.apart((_STEP_NS + _SIGN_NS) * mean.size, outer_step)
+        feedback = self._feedback[fragment]
+        if bad is not None:
+            feedback.undo()
+            raise bad
+        feedback.keep()
         self.exchanges += 1
         group = self.pg
         await self._reconcile()

@@ -189,6 +189,7 @@ class Run:
             line: of the program, that has issued it.
         """
         self._whole, self._line = work, line
+        self._found: NonFiniteValues | None = None
         if self._feedback is not None:
             self._feedback.busy = True
 
@@ -211,10 +212,9 @@ class Run:
                     seconds.append(self._collect(index - 1, numbers[2 * index - 1]))
             for work in seconds:
                 await work._as_step()
-            bad = self._bad()
-            if bad is not None and not self._keep:
-                raise bad
             await self._apart(DECODE_NS * self._count(), self._decode)
+            if self._found is not None:
+                raise self._found
             if self._feedback is not None:
                 self._feedback.turn()
             self._rooms.give_back(self.pieces, self._room)
@@ -330,6 +330,10 @@ class Run:
         )
 
     def _decode(self) -> None:
+        """Write the result, unless it is not finite."""
+        self._found = None if self._keep else self._bad()
+        if self._found is not None:
+            return
         target = self._asked.target
         assert isinstance(target, np.ndarray)
         straight = target.dtype == _SINGLE and target.flags.c_contiguous

@@ -146,9 +146,9 @@ class Board:
         elif sizes is not None:
             chunks = np.array(sizes, np.float64) * call.dtype.itemsize
         wanted = Wanted(call.kind, nbytes, call.dtype.itemsize, call.root, chunks)
-        carried = operation.sealed or (0 <= nbytes <= CARRIED)
+        values = Values(call, size) if _carried(operation, nbytes) else None
         return Meeting(
-            *(call, backend.rank, np.full(size, math.inf), Values(call, size) if carried else None),
+            *(call, backend.rank, np.full(size, math.inf), values),
             *(wanted, self.collectives.by(wanted)),
         )
 
@@ -314,3 +314,17 @@ class Board:
     def _at(self, side: Side) -> str:
         line = self.ledger.line(side.line)
         return "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.number}"
+
+
+def _carried(operation: Operation, nbytes: int) -> bool:
+    """Whether a collective's values are carried: objects of any size, and small tensors, encoded ones too.
+
+    Args:
+        operation: of the first member to come.
+        nbytes: of its buffer; UNKNOWN: each pair has a size of its own.
+    """
+    if operation.sealed and operation.call.name != "all_reduce_quantized":
+        return True
+    if nbytes < 0:
+        nbytes = sum(operation.source_sizes or ()) * operation.call.dtype.itemsize
+    return nbytes <= CARRIED

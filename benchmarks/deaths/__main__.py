@@ -19,11 +19,11 @@ from benchmarks.deaths.compare import Comparison, table
 from benchmarks.deaths.figure import draw
 from benchmarks.deaths.plan import plan
 from benchmarks.deaths.training import Outcome, train
-from benchmarks.failures.table import put_into
 from benchmarks.machine import facts
+from benchmarks.marks import put_into
 
 DOCS = Path(__file__).parents[2] / "docs"
-BEGIN, END = "<!-- deaths: written by python -m benchmarks.deaths --docs -->", "<!-- deaths end -->"
+COMMAND = "python -m benchmarks.deaths --docs"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     Path(options.out).write_text(json.dumps(found, indent=1) + "\n")
     print(table(compared))
     if options.docs:
-        put_into(DOCS / "elastic.md", table(compared), BEGIN, END)
+        put_into(DOCS / "elastic.md", table(compared), COMMAND)
         options.figure = options.figure or DOCS / "figures" / "deaths.svg"
     if options.figure:
         Path(options.figure).write_text(draw(compared))

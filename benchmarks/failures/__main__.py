@@ -19,8 +19,9 @@ from typing import Any
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.rows import ROWS
 from benchmarks.failures.scale import Scale
-from benchmarks.failures.table import put_into, table
+from benchmarks.failures.table import COMMAND, table
 from benchmarks.machine import facts
+from benchmarks.marks import put_into
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures-table.md"
 
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     text = table(results)
     print(text)
     if options.docs:
-        put_into(PAGE, text)
+        put_into(PAGE, text, COMMAND)
     return 0 if good else 1
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.failures.figures import milliseconds
 from benchmarks.failures.rows import ROWS
 
-BEGIN = "<!-- figures: written by python -m benchmarks.failures --docs -->"
-END = "<!-- end of figures -->"
+COMMAND = "python -m benchmarks.failures --docs"
 HEAD = "| # | Injected → expected | Variant | Ranks | Times | p50 | p99 | max | Hangs | Wrong of checked | |"
 
 
@@ -56,12 +54,3 @@ def _line(figures: Mapping[str, Any], whole: bool) -> str:
     notes = verdict + "; ".join(figures["notes"])
     cells = [figures["what"], figures["ranks"], times, *shown, str(figures["hangs"]), wrong, notes]
     return "".join(f" {cell} |" for cell in cells)
-
-
-def put_into(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
-    """Write the table between the marks of a page."""
-    before, found_begin, rest = page.read_text().partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found_begin or not found_end:
-        raise SystemExit(f"{page} has no marks {begin} … {end}")
-    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

@@ -18,7 +18,8 @@ from benchmarks.failures.figures import Figures, milliseconds, percentile  # noq
 from benchmarks.failures.kills import judge  # noqa: E402
 from benchmarks.failures.rows import ROWS  # noqa: E402
 from benchmarks.failures.scale import Scale  # noqa: E402
-from benchmarks.failures.table import BEGIN, END, put_into, table  # noqa: E402
+from benchmarks.failures.table import COMMAND, table  # noqa: E402
+from benchmarks.marks import END, begin, put_into  # noqa: E402
 from tests.levels import few  # noqa: E402
 
 HERE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 20, 21)  # the others are tests of their own
@@ -89,6 +90,6 @@ def test_table_has_every_row_and_says_what_was_missed(tmp_path: Path) -> None:
     assert "**1 not as expected**" in text
     assert "it needs a GPU" in text
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    put_into(page, text)
-    assert page.read_text() == f"before\n{BEGIN}\n\n{text}\n\n{END}\nafter\n"
+    page.write_text(f"before\n{begin(COMMAND)}\nold\n{END}\nafter\n")
+    put_into(page, text, COMMAND)
+    assert page.read_text() == f"before\n{begin(COMMAND)}\n\n{text}\n\n{END}\nafter\n"

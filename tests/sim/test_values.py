@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sim.scripts import Simulate
 
 COLLECTIVES = """
@@ -89,3 +91,58 @@ def test_gradients(simulate: Simulate) -> None:
         *("--ranks", "3"),
     )
     assert lines == ["1.0 2.0"] * 3
+
+
+QUANTISED = """
+mine = np.full(300, pg.rank + 1.0, np.float32)
+await pg.all_reduce_quantized(mine)
+np.testing.assert_allclose(mine, pg.size * (pg.size + 1) / 2, rtol=0.02)
+mine[7] = np.inf if pg.rank == 1 else 0
+try:
+    await pg.all_reduce_quantized(mine)
+except dist.NonFiniteValues as error:
+    assert error.rank == 1
+else:
+    raise AssertionError
+mine = np.full(sum(range(pg.size)), pg.rank)  # as many to a rank as its number
+out = await pg.all_to_all(mine, in_splits=range(pg.size), out_splits=[pg.rank] * pg.size)
+print(out.tolist())
+"""
+
+
+def test_small_quantised_tensors_carry_values(simulate: Simulate) -> None:
+    lines = sorted(simulate.printed(QUANTISED, "--ranks", "3"))
+    assert lines == sorted(str([giver for giver in range(3) for _ in range(rank)]) for rank in range(3))
+
+
+RARE = """
+weights = [np.full(8, pg.rank + index, np.float32) for index in range(4)]
+diloco = await dist.LocalSGD(pg, weights, sync_every=2, codec=CODEC)
+for _ in range(4):
+    for weight in weights:
+        weight += pg.rank
+    await diloco.step()
+for index, weight in enumerate(weights):
+    np.testing.assert_allclose(weight, index + 4 * (pg.size - 1) / 2, rtol=0.02)
+"""
+
+
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_a_small_model_is_averaged(simulate: Simulate, codec: str | None) -> None:
+    simulate.facts(RARE.replace("CODEC", repr(codec)), "--ranks", "3")
+
+
+LARGE = """
+large = np.empty(1 << 20, np.float32)
+large[...] = np.nan
+await pg.all_reduce_quantized(np.empty(1 << 21, np.float32), codec="int8", feedback=dist.ErrorFeedback())
+weights = [np.empty(1 << 20, np.float32) for _ in range(2)]
+diloco = await dist.DiLoCo(pg, weights, sync_every=4, fragments=2, delay=1, mix=0.5, codec="int4")
+for _ in range(4):
+    await diloco.step()
+"""
+
+
+def test_large_tensors_are_sizes_whatever_their_memory_holds(simulate: Simulate) -> None:
+    found = simulate.facts(LARGE, "--ranks", "3")
+    assert {row["operation"] for row in found["rows"]} >= {"all_to_all", "all_gather"}
