@@ -35,7 +35,7 @@ _TAIL = 14  # lines of each step that are shown
 _INI = """[pytest]
 addopts = -rfEX --strict-markers --import-mode=importlib
 xfail_strict = true
-timeout = 100
+timeout = 60
 timeout_method = signal
 limit_again = 10
 filterwarnings = default
@@ -75,6 +75,7 @@ PARTS: dict[int, tuple[Step, ...]] = {
         Step("facts", 40, ("-m", "tests.gpu.facts")),
         Step("doctor", 45, ("-m", "aiodist", "doctor")),
         Step("raw-one-rank", 40, ("tests/gpu/raw.py", "0", "1", "@scratch/id")),
+        Step("calls-that-wait", 30, ("-m", "tests.gpu.blocking")),
         Step("tests-one-rank", 130, ("@pytest", "tests/gpu/test_streams.py", _ONE_RANK)),
         Step("raw-two-ranks", 150, ("tests/gpu/raw.py", "--pair", "@out"), several=True),
         Step(
@@ -85,10 +86,10 @@ PARTS: dict[int, tuple[Step, ...]] = {
         ),
     ),
     2: (
-        Step("tests-order", 130, ("@pytest", "tests/gpu/test_order.py"), several=True),
-        Step("tests-ends", 160, ("@pytest", "tests/gpu/test_ends.py"), several=True),
-        Step("mutations", 120, ("-m", "tests.gpu.mutations", "@scratch", "@python", "@pytest")),
-        Step("tests-through-the-host", 150, ("@pytest", "tests/gpu/test_staged.py")),
+        Step("tests-order", 90, ("@pytest", "tests/gpu/test_order.py"), several=True),
+        Step("tests-ends", 110, ("@pytest", "tests/gpu/test_ends.py"), several=True),
+        Step("mutations", 80, ("-m", "tests.gpu.mutations", "@scratch", "@python", "@pytest")),
+        Step("tests-through-the-host", 100, ("@pytest", "tests/gpu/test_staged.py")),
         Step("figures-one-rank", 60, _run(1, "-m", "benchmarks.gpu", "--sizes", "8", "1048576", "268435456")),
         Step("figures-two-ranks", 60, _run(2, "-m", "benchmarks.gpu", *_SMALL), several=True),
         Step(

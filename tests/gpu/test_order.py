@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("several")]
 
 BACKEND = "cpu:host,cuda:nccl"
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"}
-ONE_QUEUE = {**SHARED, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 COUNT = 100_000
 
 
@@ -91,16 +90,43 @@ async def test_one_rank_is_late_and_the_others_loop_turns(pg: ProcessGroup) -> N
 
 
 @spmd(world_size=2, backend=BACKEND, env=SHARED)
+async def test_first_message_of_all_against_a_collective(pg: ProcessGroup) -> None:
+    """It makes a communicator and launches a kernel that this process has not launched before, both beside a
+    kernel that waits."""
+    lib, peer = library("cupy", pg), 1 - pg.rank
+    sent, into = lib.put(np.arange(COUNT)), lib.put(np.zeros(COUNT, np.int64))
+    tensor = lib.put(np.full(COUNT, 1.0 + pg.rank))
+    if pg.rank == 0:
+        work = pg.all_reduce(tensor, async_op=True)
+        await pg.send(sent, peer)
+        await work
+    else:
+        await pg.recv(into, peer)
+        await pg.all_reduce(tensor)
+        assert np.array_equal(lib.get(into), np.arange(COUNT))
+    assert np.array_equal(lib.get(tensor), np.full(COUNT, 3.0))
+
+
+@spmd(world_size=2, backend=BACKEND, env=SHARED)
+async def test_first_strided_tensors_beside_a_collective_that_waits(pg: ProcessGroup) -> None:
+    """The driver loads a kernel only while the device is idle: what copies is loaded when a group opens."""
+    lib, peer = library("cupy", pg), 1 - pg.rank
+    base = np.arange(3 * COUNT, dtype=np.int16).reshape(3, COUNT) % 1000
+    sent, into = lib.put(base, "strided"), lib.put(np.zeros_like(base), "F")
+    tensor = lib.put(np.full((7, 9), 1 + pg.rank, np.int16), "F")
+    if pg.rank == 0:
+        work = pg.all_reduce(tensor, dist.ReduceOp.BOR, async_op=True)
+        await pg.send(sent, peer)
+        await work
+    else:
+        await pg.recv(into, peer)
+        await pg.all_reduce(tensor, dist.ReduceOp.BOR)
+        assert np.array_equal(lib.get(into), base)
+    assert np.array_equal(lib.get(tensor), np.full((7, 9), 3, np.int16))
+
+
+@spmd(world_size=2, backend=BACKEND, env=SHARED)
 async def test_collectives_against_messages(pg: ProcessGroup) -> None:
-    await _crossed(pg)
-
-
-@spmd(world_size=2, backend=BACKEND, env=ONE_QUEUE)
-async def test_collectives_against_messages_with_one_queue_of_the_device(pg: ProcessGroup) -> None:
-    await _crossed(pg)
-
-
-async def _crossed(pg: ProcessGroup) -> None:
     """Rank 0 begins with the collective, rank 1 with the message. All kernels have run before."""
     lib, peer = library("cupy", pg), 1 - pg.rank
     sent, into = lib.put(np.arange(COUNT)), lib.put(np.zeros(COUNT, np.int64))

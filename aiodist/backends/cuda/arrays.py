@@ -1,45 +1,19 @@
-"""Device memory: CuPy's arrays on that of tensors, new memory, copies and factors, on the current stream.
-
-What a function here gives the device goes to CuPy's current stream of the thread, in order.
-"""
+"""Device memory: allocation, copies, factors, reductions, in order on CuPy's current stream of the thread."""
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from aiodist.backends.base import Array
+from aiodist.backends.cuda import kernels
 from aiodist.backends.foreign.task import Task
 from aiodist.tensors.device import DeviceArray, geometry
-from aiodist.types import BFLOAT16
+from aiodist.types import BFLOAT16, ReduceOp
 
-_UINT16 = np.dtype(np.uint16)
-
-
-def on_device(cupy: Any, array: Array) -> Any:
-    """A `cupy.ndarray` on the same memory; bfloat16 as uint16, which not every CuPy knows."""
-    assert isinstance(array, DeviceArray)
-    low, nbytes = extent(array)
-    memory = cupy.cuda.UnownedMemory(low, nbytes, array.source, array.cuda)
-    pointer = cupy.cuda.MemoryPointer(memory, array.pointer - low)
-    dtype = _UINT16 if array.dtype == BFLOAT16 else array.dtype
-    return cupy.ndarray(array.shape, dtype, pointer, array.strides)
-
-
-def extent(array: DeviceArray) -> tuple[int, int]:
-    """Address of the lowest byte of an array, and the bytes from there to the highest."""
-    if not array.size:
-        return array.pointer, 0
-    low = high = array.pointer
-    for count, stride in zip(array.shape, array.strides, strict=True):
-        span = (count - 1) * stride
-        if span < 0:
-            low += span
-        else:
-            high += span
-    return low, high + array.itemsize - low
+_BITWISE = {ReduceOp.BAND: "and", ReduceOp.BOR: "or", ReduceOp.BXOR: "xor"}
 
 
 def allocate(cupy: Any, device: int, count: int, dtype: np.dtype[Any]) -> DeviceArray:
@@ -49,35 +23,98 @@ def allocate(cupy: Any, device: int, count: int, dtype: np.dtype[Any]) -> Device
     return geometry(memory.data.ptr, (count,), None, dtype, device, memory)
 
 
+class Axis(NamedTuple):
+    """One axis of two arrays: its length, and the bytes from one element to the next in each."""
+
+    length: int
+    to: int
+    source: int
+
+
+def axes_of(shape: Sequence[int], to: Sequence[int], source: Sequence[int]) -> list[Axis]:
+    """The fewest axes over which two arrays of one shape can be walked, by their strides in bytes. The shape
+    has elements."""
+    axes: list[Axis] = []
+    for axis in map(Axis, shape, to, source):
+        if axis.length == 1:
+            continue
+        if axes:
+            outer = axes[-1]
+            if (outer.to, outer.source) == (axis.length * axis.to, axis.length * axis.source):
+                axes[-1] = Axis(outer.length * axis.length, axis.to, axis.source)
+                continue
+        axes.append(axis)
+    return axes
+
+
 def copy(cupy: Any, to: Array, source: Array) -> None:
-    """`to[...] = source`; same shape, any strides. Integers are converted, modulo what `to` can hold."""
-    if prod(to.shape):
-        cupy.copyto(on_device(cupy, to), on_device(cupy, source))
+    """`to[...] = source`; same shape, any strides, and the same dtype, or a 16-bit integer and the 32-bit one
+    of its kind: they are widened, or cut off."""
+    if not to.size:
+        return
+    assert isinstance(to, DeviceArray)
+    assert isinstance(source, DeviceArray)
+    axes = axes_of(to.shape, to.strides, source.strides)
+    if to.dtype == source.dtype:
+        axes, size = _coarser(axes, to.itemsize, to.pointer | source.pointer)
+        name = f"move_{kernels.size_name(size)}_{kernels.size_name(size)}"
+    else:
+        name = f"move_{_integer(to.dtype)}_{_integer(source.dtype)}"
+    layout = np.zeros(1, kernels.LAYOUT)
+    count = int(np.prod([axis.length for axis in axes], dtype=np.int64))
+    layout["count"], layout["axes"] = count, len(axes)
+    for i, axis in enumerate(axes):
+        layout["shape"][0, i], layout["to"][0, i], layout["source"][0, i] = axis
+    kernels.launch(cupy, name, count, (to.pointer, source.pointer, layout))
+
+
+def _coarser(axes: list[Axis], itemsize: int, addresses: int) -> tuple[list[Axis], int]:
+    """Larger elements for the same bytes, where both arrays are contiguous along the last axis → the axes,
+    and the size of an element.
+
+    Args:
+        addresses: of both arrays, combined by 'or': their alignment.
+    """
+    if not axes or axes[-1][1:] != (itemsize, itemsize):
+        return axes, itemsize
+    run = axes[-1].length * itemsize
+    marks = [run, addresses, *(stride for axis in axes[:-1] for stride in axis[1:])]
+    size = itemsize
+    while size < 16 and all(mark % (2 * size) == 0 for mark in marks):
+        size *= 2
+    return [*axes[:-1], Axis(run // size, size, size)], size
+
+
+def _integer(dtype: np.dtype[Any]) -> str:
+    return f"{dtype.kind}{8 * dtype.itemsize}"
 
 
 def scale(cupy: Any, array: Array, factor: float) -> None:
-    """Multiply by a factor, in place; halves in float32, rounded once."""
+    """Multiply a contiguous array by a factor, in place; halves in float32, rounded once."""
     if not array.size:
         return
-    values = on_device(cupy, array)
-    if array.dtype == BFLOAT16:
-        narrow_bfloat16(cupy, widen_bfloat16(cupy, values) * np.float32(factor), values)
-    elif array.dtype.itemsize == 2:
-        values[...] = (values.astype(np.float32) * np.float32(factor)).astype(values.dtype)
+    assert isinstance(array, DeviceArray)
+    parts = 2 if array.dtype.kind == "c" else 1
+    name = "bf16" if array.dtype == BFLOAT16 else f"f{8 * array.itemsize // parts}"
+    count = array.size * parts
+    kernels.launch(cupy, f"scale_{name}", count, (array.pointer, count, float(factor)))
+
+
+def fold(cupy: Any, rows: Sequence[Array], target: Array, op: ReduceOp) -> None:
+    """Reduce rows into a target, the lower rank on the left (law 3). All are contiguous.
+
+    Args:
+        op: a bitwise one, of integers or booleans, or PRODUCT of complex numbers: NCCL has the others.
+    """
+    copy(cupy, target, rows[0])
+    assert isinstance(target, DeviceArray)
+    if op is ReduceOp.PRODUCT:
+        name = f"product_c{8 * target.itemsize}"
     else:
-        values *= array.dtype.type(factor)
-
-
-def widen_bfloat16(xp: Any, bits: Any) -> Any:
-    """Float32 of the bits of bfloat16. `xp` is CuPy, or NumPy."""
-    return (bits.astype(xp.uint32) << np.uint32(16)).view(xp.float32)
-
-
-def narrow_bfloat16(xp: Any, wide: Any, out: Any) -> None:
-    """The bits of the nearest bfloat16 of float32, ties to even."""
-    bits = wide.view(xp.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    out[...] = xp.where(xp.isnan(wide), np.uint32(0x7FC0), rounded).astype(xp.uint16)
+        name = f"{_BITWISE[op]}_{kernels.size_name(target.itemsize)}"
+    for row in rows[1:]:
+        assert isinstance(row, DeviceArray)
+        kernels.launch(cupy, name, target.size, (target.pointer, row.pointer, target.size))
 
 
 def fill(cupy: Any, task: Task) -> None:

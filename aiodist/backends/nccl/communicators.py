@@ -14,7 +14,7 @@ from aiodist.backends.cuda.library import load
 from aiodist.errors import BackendUnavailable
 
 ID_BYTES = 128
-_AT_ONCE = "NCCL_RUNTIME_CONNECT"
+_SETTINGS = {"NCCL_RUNTIME_CONNECT": "0", "NCCL_SET_STACK_SIZE": "1"}
 _NO_COLOR = -1
 _SPLITS_FROM = 21801
 _PARTING = 2.0
@@ -84,9 +84,11 @@ def connect(cupy: Any, size: int, unique: bytes, rank: int) -> Any:
 
     It is connected for collectives: their launches wait for nobody. NCCL would connect at the first operation
     of each algorithm, which blocks its launch until all members do, unless a variable says otherwise
-    when it is first used in a process.
+    when it is first used in a process. Another variable gives kernels stacks as large as any of NCCL's needs.
+    Else the driver makes them larger when the first such kernel is launched, and waits for an idle device.
     """
-    os.environ.setdefault(_AT_ONCE, "0")
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     return _kept(_nccl().NcclCommunicator(size, as_accepted(cupy, unique), rank))
 
 

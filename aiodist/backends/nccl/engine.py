@@ -21,6 +21,8 @@ before it adds, MIN and MAX may pass over a NaN.
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Operation
+from aiodist.backends.cuda import kernels
 from aiodist.backends.cuda.completion import LAUNCHING, Completion, arrays_of
 from aiodist.backends.cuda.library import identity_of
 from aiodist.backends.cuda.streams import blocking_mark
@@ -47,6 +50,9 @@ from aiodist.errors import GroupBroken
 
 MakeLaunch = Callable[[Task], Launch]
 
+log = logging.getLogger("aiodist.nccl")
+
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _LOOK = 0.5
 """Seconds between two questions whether NCCL has found an error by itself."""
 
@@ -122,10 +128,12 @@ class NcclEngine(Engine):
         setup = self.setup
         mine = await self._in_thread(nccl.unique_id) if setup.rank == 0 else b""
         unique = (await setup.gather(mine))[0]
-        lane: Lane = await self._in_thread(
-            lambda: self._make_lane(nccl.connect(self._cupy, setup.size, unique, setup.rank))
-        )
+        lane: Lane = await self._in_thread(partial(self._make_first, unique))
         return lane
+
+    def _make_first(self, unique: bytes) -> Lane:
+        kernels.load(self._cupy)
+        return self._make_lane(nccl.connect(self._cupy, self.setup.size, unique, self.setup.rank))
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Split the communicator: all its members do, in the same place among its operations."""
@@ -350,6 +358,7 @@ class NcclEngine(Engine):
         """The lane of one direction; made at its first message, which both sides have begun then."""
         pair = self._pairs.get((peer, sends))
         if pair is None:
+            warn_of_one_queue()
             pair = self._pairs[peer, sends] = Pair()
             unique = self._ids[peer] if sends else self._theirs[peer]
             size, rank = (1, 0) if peer == self.setup.rank else (2, int(not sends))
@@ -399,6 +408,16 @@ class NcclEngine(Engine):
         self._rest()
         if self._device is not None:
             self._device.leave(self, self._lanes)
+
+
+@functools.cache
+def warn_of_one_queue() -> None:
+    """Warn where one queue of the device serves all streams: messages then wait for collectives."""
+    if os.environ.get(_QUEUES) == "1":
+        log.warning(
+            "%s=1: messages of device tensors can wait for collectives for ever (unset it, or use 8 or more)",
+            _QUEUES,
+        )
 
 
 def _nothing() -> None:

@@ -21,7 +21,7 @@ from aiodist.backends.nccl.tables import BYTE, Native, native, wider
 from aiodist.roles import ROLES
 from aiodist.tensors.device import DeviceArray
 from aiodist.types import Call as Agreed
-from aiodist.types import Kind, ReduceOp
+from aiodist.types import Kind
 
 Call = Callable[[Any, int], None]
 """A call that enqueues on (communicator, raw stream)."""
@@ -249,7 +249,7 @@ class LaunchMaker:
         else:
             self._exchange(launch)
         if task.rows:
-            launch.after.append(lambda: fold(self._cupy, task.rows, _given(task.target), task.reduce))
+            launch.after.append(lambda: arrays.fold(self._cupy, task.rows, _given(task.target), task.reduce))
 
 
 _MAKERS: dict[Kind, Callable[[LaunchMaker, Launch], None]] = {
@@ -266,23 +266,6 @@ _UNEVEN_MAKERS: dict[Kind, Callable[[LaunchMaker, Launch], None]] = {
     Kind.reduce_scatter: LaunchMaker._reduction,
 }
 """The makers, likewise, for parts that differ in size."""
-
-_UFUNCS = {
-    ReduceOp.PRODUCT: "multiply",
-    ReduceOp.BAND: "bitwise_and",
-    ReduceOp.BOR: "bitwise_or",
-    ReduceOp.BXOR: "bitwise_xor",
-}
-"""The reductions that NCCL lacks, for the dtypes for which it does."""
-
-
-def fold(cupy: Any, rows: Sequence[Array], target: Array, op: ReduceOp) -> None:
-    """Reduce rows into a target, the lower rank on the left (law 3)."""
-    arrays.copy(cupy, target, rows[0])
-    result = arrays.on_device(cupy, target)
-    ufunc = getattr(cupy, _UFUNCS[op])
-    for row in rows[1:]:
-        ufunc(result, arrays.on_device(cupy, row), out=result)
 
 
 def _gathering(source: DeviceArray, target: DeviceArray) -> list[Call]:

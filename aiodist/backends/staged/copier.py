@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array, Operation
+from aiodist.backends.cuda import kernels
 from aiodist.backends.cuda.arrays import allocate, copy
 from aiodist.backends.cuda.completion import arrays_of
 from aiodist.backends.cuda.launcher import Launcher
@@ -149,6 +150,7 @@ class Way:
             self._cupy = load()
             self._cupy.cuda.Device(self._device).use()
             self._stream = make_stream(self._cupy)
+            kernels.load(self._cupy)
         except BackendUnavailable:
             raise
         except Exception as error:

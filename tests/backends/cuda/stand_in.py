@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.backends.cuda import emulated
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FRESH, GONE = 77, 0xEE  # bytes of new memory, and of what was given back
@@ -101,13 +103,18 @@ def memory(address: int, nbytes: int) -> Array:
     return np.frombuffer(there, np.uint8)
 
 
-class Cell(np.ndarray[Any, np.dtype[Any]]):
-    """`cupy.ndarray`: on memory that somebody owns."""
+class Kernel:
+    """A kernel of a `RawModule`: carried out in the order of the stream."""
 
-    def __new__(cls, shape: Any, dtype: Any, pointer: Any, strides: Any = None) -> Cell:
-        low, nbytes, offset = pointer
-        whole = (ctypes.c_char * max(nbytes, 1)).from_address(low)
-        return super().__new__(cls, shape, dtype, whole, offset, strides)
+    def __init__(self, devices: Devices, name: str) -> None:
+        self._devices, self._name = devices, name
+
+    def compile(self) -> None:
+        self._devices.compiled.append(self._name)
+
+    def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
+        assert self._name in self._devices.compiled or self._devices.lazy
+        self._devices.stack()[-1].give(partial(emulated.run, self._name, arguments))
 
 
 class CUDARuntimeError(Exception):
@@ -130,6 +137,9 @@ class Devices:
         refused: what such copies are refused with, if anything.
         modules: what `import cupy` is to find.
         local: of each thread: its `device`, and the stack of its streams.
+        compiled: names of the kernels that are loaded. Launching another one fails: it would wait for an idle
+            device.
+        lazy: it does not.
     """
 
     def __init__(self, count: int = 8) -> None:
@@ -144,6 +154,8 @@ class Devices:
         self.free = threading.Event()
         self.free.set()
         self.refused: Exception | None = None
+        self.compiled: list[str] = []
+        self.lazy = False
         self._kept: list[Array] = []
         self.local = threading.local()
         self.callers = Stream(self)
@@ -240,13 +252,18 @@ class Devices:
             Stream=lambda **options: Stream(self, **options),
             Event=lambda **options: Event(self, **options),
             get_current_stream=lambda device: self.stack()[-1],
-            UnownedMemory=lambda low, nbytes, owner, device: (low, nbytes),
-            MemoryPointer=lambda owned, offset: (*owned, offset),
             alloc_pinned_memory=self._pin,
         )
 
-        def copyto(to: Array, source: Array) -> None:
-            self.stack()[-1].give(lambda: np.copyto(to, source))
+        class RawModule:
+            def __init__(self, code: str, options: tuple[str, ...]) -> None:
+                self._code = code
 
-        cupy.__dict__.update(__version__="14.2.0", cuda=cuda, ndarray=Cell, copyto=copyto, empty=self._empty)
+            def get_function(self, name: str) -> Kernel:
+                assert f"{name}(" in self._code
+                return Kernel(devices, name)
+
+        cupy.__dict__.update(
+            __version__="14.2.0", cuda=cuda, ndarray=Tensor, RawModule=RawModule, empty=self._empty
+        )
         return {"cupy": cupy, "cupy.cuda": cuda}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.backends.cuda.stand_in import Cell, Devices, Tensor
+from tests.backends.cuda.stand_in import Devices, Tensor
 
 SPIN = 0.03
 """Seconds that a stream is kept busy."""
@@ -35,23 +35,6 @@ class Array(Tensor):
 def install(devices: Devices) -> None:
     """Add it to the stand-in's modules."""
 
-    class Computing(Cell):
-        def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **more: Any) -> Any:
-            devices.stack()[-1].synchronize()
-            given = [_plain(each) for each in inputs]
-            if out is not None:
-                more["out"] = tuple(_plain(each) for each in out)
-            result = getattr(ufunc, method)(*given, **more)
-            return out[0] if out is not None else result
-
-        def astype(self, *arguments: Any, **more: Any) -> Any:
-            devices.stack()[-1].synchronize()
-            return _plain(self).astype(*arguments, **more)
-
-        def __setitem__(self, key: Any, value: Any) -> None:
-            devices.stack()[-1].synchronize()
-            _plain(self)[key] = value
-
     def kernel(code: str, name: str) -> Any:
         assert name in code
         return lambda grid, block, given: devices.stack()[-1].give(lambda: time.sleep(SPIN))
@@ -70,8 +53,7 @@ def install(devices: Devices) -> None:
 
     cupy: Any = devices.modules["cupy"]
     cupy.__dict__.update(
-        {name: getattr(np, name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "multiply")},
-        ndarray=Computing,
+        ndarray=Array,
         RawKernel=kernel,
         copyto=copyto,
         asnumpy=asnumpy,
@@ -82,10 +64,6 @@ def install(devices: Devices) -> None:
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
     )
     cupy.cuda.runtime.memGetInfo = lambda: (1 << 30, 1 << 31)
-
-
-def _plain(given: Any) -> Any:
-    return given.view(np.ndarray) if isinstance(given, Cell) else given
 
 
 def _memory(given: Any) -> Any:
