@@ -291,6 +291,11 @@ class Backend(Protocol):
             a peer disagrees about what has ended here, which is reported.
         """
 
+    def heard_nobody(self) -> bool:
+        """Whether the last collective here has ended without a word of another member, as a root's does. If a
+        member has issued another one, its messages may still be on their way."""
+        return False
+
     def rank_left(self, rank: int, whole: bool) -> None:
         """Note that a member (a global rank) has closed this group, or, where `whole`, all its groups."""
 

@@ -152,6 +152,10 @@ class Dispatch:
         """Have the host backend end what peers have done; other engines report by themselves."""
         return self._host.take_in()
 
+    def heard_nobody(self) -> bool:
+        """See `Backend.heard_nobody`."""
+        return self._host.heard_nobody()
+
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one."""
         for part in self._all:

@@ -100,6 +100,11 @@ class Calls:
         """The name of a handler that was given as a function, and what builds its result."""
         if not callable(function):
             raise UsageError(f"a handler is named by its name or its function, got {shown(function)}")
+        if getattr(function, "__name__", "") == "<lambda>" and function not in services.handlers.names:
+            raise UsageError(
+                "a lambda has no name by which a handler could be found",
+                hint="Pass the handler's name, or the function that is registered as a handler",
+            )
         return services.handlers.name(function), records.returned(function, stream=stream)
 
 

@@ -48,6 +48,9 @@ from aiodist.work import Failures, Issuer, Work
 
 logger = logging.getLogger("aiodist.group.core")
 
+_ON_THE_WAY = 0.05
+"""Seconds, at the end, for messages to arrive of members that disagree with a root that has only sent."""
+
 _VERDICT = 3.0
 """Seconds to wait at the end for the others' word on what they have issued, where one disagrees."""
 
@@ -344,14 +347,16 @@ class GroupCore:
 
     async def _look_back(self) -> None:
         """Compare what has ended here without a look at others: a root of a broadcast waits for nobody."""
-        before = self.error
-        if before is None and self.backend.take_in():
+        disagrees = self.error is None and self.backend.take_in()
+        if self.error is None and not disagrees and self.backend.heard_nobody():
+            await asyncio.sleep(_ON_THE_WAY)
+            disagrees = self._watch.suspects
+        if disagrees:
             told = self.loop.create_task(asyncio.sleep(_VERDICT))
             self.cancel_on_break(told)
             await asyncio.wait([told])
-            found = self.error
-            if isinstance(found, CollectiveMismatch):
-                self.failures.note(found)
+        if isinstance(self.error, CollectiveMismatch):
+            self.failures.note(self.error)
 
     def drop_receives(self) -> None:
         """End all receives for which nothing has come: the group is to be closed, whoever waits for them."""

@@ -235,6 +235,11 @@ class Watch:
         self._later(SUSPICION, lambda: self._breaks(CollectiveMismatch(said)))
         self.ask(seq)
 
+    @property
+    def suspects(self) -> bool:
+        """Whether a peer disagrees about a collective, and it is not known yet what all have issued."""
+        return bool(self._suspected)
+
     def peer_mismatch(self, said: dict[int, str]) -> None:
         """Break the group: both sides of a message disagree."""
         self._breaks(CollectiveMismatch({self._roster.ranks[rank]: text for rank, text in said.items()}))

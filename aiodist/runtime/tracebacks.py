@@ -4,8 +4,8 @@
     an error of another rank      one line, which says what this rank waited for, and where
     Ctrl-C                        one line: where the program was
 
-An error of ours that a program of torch.distributed gets as torch's is treated as ours: the frames of torch
-on the way to us are left out, and its cause, which says the same.
+The frames of other libraries on the way to us are left out, too. An error of ours that a program of
+torch.distributed gets as torch's is treated as ours; its cause, which says the same, is left out.
 
 `AIODIST_TRACEBACK=full` has Python print everything. A hook that the program, a debugger or a library has set
 is left alone, and what cannot be printed so is printed by Python.
@@ -134,8 +134,9 @@ def _prune(found: traceback.TracebackException, value: BaseException | None) -> 
     inside = bool(found.stack) and whose(found.stack[-1].filename) is Whose.ours
     usual = (AiodistError, asyncio.CancelledError, TimeoutError)
     expected = value is not None and all(isinstance(_meant(error), usual) for error in _leaves(value))
-    while inside and expected and frames and frames[-1].filename.startswith(_torchs()):
-        frames.pop()
+    if inside and expected and any(whose(frame.filename) is Whose.program for frame in frames):
+        while whose(frames[-1].filename) is not Whose.program:
+            frames.pop()  # libraries on the way to us
     if value is not None and (meant := _meant(value)) is not value and not _says_more(meant):
         found.__cause__ = None
         found.__suppress_context__ = True
@@ -149,12 +150,6 @@ def _prune(found: traceback.TracebackException, value: BaseException | None) -> 
     if found.exceptions and isinstance(value, BaseExceptionGroup):
         for part, its_value in zip(found.exceptions, value.exceptions, strict=False):
             _prune(part, its_value)
-
-
-def _torchs() -> str:
-    """The folder of torch, as files in it begin; what no file begins with where it is not imported."""
-    torch = sys.modules.get("torch")
-    return os.path.join(os.path.dirname(getattr(torch, "__file__", None) or "\0"), "") if torch else "\0"
 
 
 def _hidden(file: str) -> bool:

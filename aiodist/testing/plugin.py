@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.errors import AiodistError, UsageError
 from aiodist.testing.outcome import RanksFailed
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Have a test that failed on ranks show the first rank's traceback, and then what the others say."""
+    if call.excinfo is not None and not item.config.getoption("fulltrace", False):
+        _end_at_the_program(call.excinfo.value)
     report = yield
     error = None if call.excinfo is None else call.excinfo.value
     if isinstance(error, RanksFailed):
@@ -109,6 +112,20 @@ def pytest_runtest_makereport(
     elif isinstance(error, UsageError) and hasattr(getattr(item, "obj", None), "spmd_function"):
         report.longrepr = _shown(RanksFailed(f"{type(error).__name__}: {error}"), report)
     return report
+
+
+def _end_at_the_program(error: BaseException) -> None:
+    """Take the library's frames off the end of an error that it has raised for the program to see."""
+    from aiodist.testing.report import visible
+
+    entries: list[TracebackType] = []
+    entry = error.__traceback__ if isinstance(error, AiodistError) else None
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    kept = visible([one.tb_frame.f_code.co_filename for one in entries])
+    if True in kept:
+        entries[len(kept) - 1 - kept[::-1].index(True)].tb_next = None
 
 
 _debugger = pytest.StashKey[object]()

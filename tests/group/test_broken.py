@@ -483,3 +483,29 @@ def test_several_that_left_early_are_named_together() -> None:
             assert "see where those ranks leave the group" in str(error)
 
     run_virtual(run_cluster(3, main))
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_roots_that_disagree_in_the_last_operation_are_found_at_the_end(late: int) -> None:
+    """Over channels nobody looks at others: what they have sent says it, while the group is closed."""
+
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        await pg.broadcast(f32(), pg.rank)  # each is a root, and waits for nobody
+        if pg.rank == late:
+            await asyncio.sleep(0.01)
+        with pytest.raises(dist.CollectiveMismatch, match="broadcast") as caught:
+            await pg.aclose()
+        said = caught.value.said
+        assert len(said) > 1
+        assert all(text.startswith(f"broadcast(float32[4], src={rank})") for rank, text in said.items())
+
+    run_virtual(run_cluster(3, main))
+
+
+def test_a_root_that_all_agree_with_closes_soon() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.broadcast(f32(), 0)
+        await pg.aclose()
+
+    run_virtual(run_cluster(3, main))

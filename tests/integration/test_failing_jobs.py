@@ -140,8 +140,12 @@ def test_the_same_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     assert ":ranks 0–3│ " in errors[0]
 
 
+@pytest.mark.parametrize("transport", few(["auto", "tcp"], ["tcp"]))
 @pytest.mark.timeout(150)
-def test_roots_that_disagree_in_the_last_operation_are_told_at_the_end(tmp_path: Path) -> None:
+def test_roots_that_disagree_in_the_last_operation_are_told_at_the_end(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIODIST_TRANSPORT", transport)
     process, _ = start(tmp_path, "roots")
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1

@@ -131,6 +131,22 @@ def test_frames_of_the_library_and_of_asyncio_are_left_out() -> None:
     assert f"{HERE}" in text and "in part" in text
 
 
+def test_frames_of_libraries_on_the_way_to_us_are_left_out() -> None:
+    from aiodist.wire import bounded
+
+    call: dict[str, Any] = {}
+    ours: dict[str, Any] = {"E": UsageError}
+    exec(compile("def submit(function): function()", json.__file__, "exec"), call)
+    exec(compile("def refuse():\n    raise E('no')", bounded.__file__, "exec"), ours)
+
+    def step() -> None:
+        call["submit"](ours["refuse"])
+
+    error = caught(step)
+    text = rendered(error, error.__traceback__)
+    assert "in step" in text and json.__file__ not in text and bounded.__file__ not in text
+
+
 TORCH_CALL = "def all_reduce(wait): wait()"
 WORK = "def wait():\n    raise error"
 

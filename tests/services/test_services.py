@@ -97,6 +97,8 @@ async def test_results_errors_and_names() -> None:
         with pytest.raises(dist.CallNotRun, match=r"use pg\.call"):
             async for _ in pg.stream(1, "fails"):
                 pass
+        with pytest.raises(dist.UsageError, match="a lambda has no name"):
+            await pg.call(1, lambda: 3)
         for wrong in [object(), "", 3]:
             with pytest.raises(dist.UsageError):
                 await pg.call(1, wrong)  # type: ignore[call-overload]

@@ -207,6 +207,28 @@ FILES = {
 
             await asyncio.gather(waits(), asyncio.Event().wait())
     """,
+    "tests/test_inside.py": """
+        import asyncio
+
+        import numpy as np
+
+        import aiodist as dist
+
+
+        def test_inside():
+            async def main():
+                async with dist.init_process_group(world_size=1) as pg:
+                    await pg.all_reduce(np.ones(3), op="sum")
+
+            asyncio.run(main())
+
+
+        def test_portal():
+            from aiodist import portal
+
+            with portal.init_process_group(world_size=1) as pg:
+                pg.all_reduce(np.ones(3), op="sum")
+    """,
     "tests/test_long.py": """
         import asyncio
 
@@ -375,6 +397,15 @@ def test_warnings_and_logs_of_ranks_are_filtered_and_told(library: Path) -> None
     assert "of no interest" not in out
     [first, *_] = parts(out)["test_forgets"].strip().splitlines()
     assert first == "ranks 0 and 1 of 2: RuntimeWarning: coroutine 'sleep' was never awaited"
+
+
+def test_errors_of_the_library_end_at_the_users_frame(library: Path) -> None:
+    told = parts(run(library, "-q", "tests/test_inside.py"))
+    for name in ("test_inside", "test_portal"):
+        assert "UsageError: op must be a ReduceOp" in told[name]
+        assert "aiodist/group/" not in told[name] and "aiodist/portal" not in told[name]
+    assert re.search(r'^> +pg.all_reduce\(np.ones\(3\), op="sum"\)$', told["test_portal"], re.M)
+    assert "aiodist/group/" in run(library, "-q", "--full-trace", "tests/test_inside.py")
 
 
 def test_ctrl_c_says_what_the_ranks_do(library: Path) -> None:

@@ -24,7 +24,7 @@ from aiodist.backends.host.wired import Collective
 from aiodist.errors import GroupBroken, PeerClosed, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
 from aiodist.schedules.select import UNKNOWN, heard, select
-from aiodist.schedules.steps import Schedule, chunk_bounds
+from aiodist.schedules.steps import Schedule, Send, chunk_bounds
 from aiodist.transport import Key
 from aiodist.types import Call, Kind, agree
 from aiodist.work import Issuer, Work
@@ -116,6 +116,7 @@ class HostBackend:
         self.groups = groups
         self._running: dict[int, Collective] = {}
         self._layouts: dict[Any, Layout] = {}
+        self._last: Schedule | None = None  # of the last collective, if it went over channels
         self._early: dict[int, list[Early]] = {}  # of collectives that we have yet to submit
         self._issued = 0
         self._reserved: set[int] = set()
@@ -200,10 +201,12 @@ class HostBackend:
         if self._hierarchy is not None and self._hierarchy.chosen(operation, nbytes, reserved):
             for peer, signature, _, _ in self._early.pop(call.seq, ()):
                 self.disagreed(call.seq, peer, signature)  # a peer that agrees sends no message of this group
+            self._last = None
             if not self._halted:
                 self._hierarchy.begin(operation)
             return
         schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
+        self._last = schedule
         made = chunks(operation, self.rank, self.size, schedule)
         layout = self._layout(call, made, schedule, nbytes)
         collective = Collective(self.channels, operation, made, layout, self._completed)
@@ -327,6 +330,11 @@ class HostBackend:
     def take_in(self) -> bool:
         """End what peers of this host have done their part of already; channels tell of theirs in order."""
         return self._local is not None and self._local.take_in()
+
+    def heard_nobody(self) -> bool:
+        """Whether the last collective only sent, over channels."""
+        steps = [] if self._last is None else [step for steps in self._last.rounds for step in steps]
+        return bool(steps) and all(isinstance(step, Send) for step in steps)
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Do nothing: groups share nothing."""
