@@ -2,7 +2,8 @@
 
 Each algorithm trains a small network on handwritten digits, on 4 processes under the launcher, for some seeds
 without deaths, and for the same seeds with deaths: SIGKILL from outside, at random moments, of random ranks,
-sometimes of two at once. Killed workers come back. Linux; needs scikit-learn.
+sometimes of two at once. Killed workers come back. Linux; needs scikit-learn. Figures of algorithms that are
+not run again are kept in the results file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.deaths.algorithms import ALGORITHMS, RANKS
 from benchmarks.deaths.compare import Comparison, table
@@ -73,14 +75,14 @@ def compare(
 def main(argv: Sequence[str]) -> int:
     """Train all, and write what came out; 1 if a promise was not kept."""
     options = parse(argv)
-    machine = facts()
-    seeds = range(options.seeds)
+    seeds, out = range(options.seeds), Path(options.out)
+    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     with tempfile.TemporaryDirectory(prefix="deaths-") as folder:
-        compared = [
-            compare(Path(folder), name, seeds, seeds, options.steps, options.kills) for name in options.only
-        ]
-    found = {"machine": machine, "steps": options.steps, "algorithms": [one.as_json() for one in compared]}
-    Path(options.out).write_text(json.dumps(found, indent=1) + "\n")
+        for name in options.only:
+            one = compare(Path(folder), name, seeds, seeds, options.steps, options.kills)
+            found[name] = {"machine": facts(), "steps": options.steps} | one.as_json()
+            out.write_text(json.dumps(found, indent=1) + "\n")
+    compared = [Comparison.from_json(found[name]) for name in ALGORITHMS if name in found]
     print(table(compared))
     if options.docs:
         put_into(DOCS / "elastic.md", table(compared), COMMAND)

@@ -59,6 +59,14 @@ class Algorithm:
     equal: bool = False
 
 
+def gradients_of(network: Network, task: Task, step: int, rank: int, size: int) -> list[Any]:
+    """Gradients of a rank's images of a batch, of which the average over all ranks is the batch's sum."""
+    batch = np.random.default_rng([2, task.seed, step]).permutation(len(task.data.labels))[:BATCH]
+    mine = batch[rank::size]
+    found = network.gradients(task.data.images[mine], task.data.labels[mine])
+    return [gradient * size for gradient in found]
+
+
 async def every_step(pg: dist.ProcessGroup, task: Task, **options: Any) -> Network:
     """Train with gradients that are averaged at each step; the living share each batch."""
     network, step = Network(task.seed), np.zeros(1, np.int64)
@@ -66,12 +74,9 @@ async def every_step(pg: dist.ProcessGroup, task: Task, **options: Any) -> Netwo
     sync = await dist.GradientSync(pg, network.weights, 0.01, elastic=True, state=state, **options)
     while step[0] < task.steps:
         await task.board.turn(task.slot, int(step[0]))
-        random = np.random.default_rng([2, task.seed, int(step[0])])
-        rank, size = sync.pg.rank, sync.pg.size
-        mine = random.permutation(len(task.data.labels))[:BATCH][rank::size]
-        found = network.gradients(task.data.images[mine], task.data.labels[mine])
+        found = gradients_of(network, task, int(step[0]), sync.pg.rank, sync.pg.size)
         for index, gradient in reversed(list(enumerate(found))):
-            sync.ready(index, gradient * size)
+            sync.ready(index, gradient)
         averages = await sync.finish()
         if averages:
             network.step([average / BATCH for average in averages], RATE, MOMENTUM)

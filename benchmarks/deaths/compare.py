@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,6 +59,12 @@ class Comparison:
         if ALGORITHMS[self.name].equal:
             return self.equal == len(self.deaths)
         return abs(self.apart) <= WITHIN
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Comparison:
+        """What `as_json` gave."""
+        without, deaths = ([Outcome(**one) for one in found[kind]] for kind in ("without", "deaths"))
+        return cls(found["name"], without, deaths)
 
     def as_json(self) -> dict[str, Any]:
         """All, for `json.dump`."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 LAYERS = (64, 32, 10)
-_DECAY = 3e-3  # so that there is an end to training: the loss settles
+DECAY = 3e-3  # so that there is an end to training: the loss settles
 _HIDDEN, _ERROR = 2.0**16, 2.0**20  # parts of 1
 
 
@@ -60,7 +60,7 @@ class Network:
         """Gradient descent with momentum, and decay of the weights."""
         for weight, velocity, gradient in zip(self.weights, self.velocity, gradients, strict=True):
             velocity *= momentum
-            velocity += gradient + _DECAY * weight
+            velocity += gradient + DECAY * weight
             weight -= rate * velocity
 
     def loss(self, images: Array, labels: Array) -> float:

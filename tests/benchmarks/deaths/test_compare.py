@@ -81,10 +81,13 @@ def test_the_command_compares_and_writes(
     assert command.main(["--only", "ddp", *words]) == 0
     assert [call[:3] for call in calls] == [("ddp", seed, 400) for seed in (0, 1, 2, 0, 1, 2)]
     assert [bool(call[3]) for call in calls] == [False] * 3 + [True] * 3
-    found: dict[str, Any] = json.loads(out.read_text())["algorithms"][0]
+    found: dict[str, Any] = json.loads(out.read_text())["ddp"]
     assert found["kept"] and found["equal"] == 3 and len(found["deaths"]) == 3
     assert "GradientSync" in figure.read_text() and "GradientSync" in capsys.readouterr().out
-    assert command.main(["--only", "ddp", "diloco", *words]) == 1
+    assert command.main(["--only", "diloco", *words]) == 1
+    assert [call[0] for call in calls[6:]] == ["diloco"] * 6
+    said = capsys.readouterr().out
+    assert "| `GradientSync` |" in said and "| `DiLoCo` |" in said  # the former is kept, not run again
 
 
 def test_a_deviation_needs_two_seeds(capsys: pytest.CaptureFixture[str]) -> None:
