@@ -93,7 +93,7 @@ def page(results: Results) -> str:
         step = results["alone"]
         alone = show_seconds(step["forward"] + step["backward"] + step["update"])
         parts += ["## Simulated: the time of a step", simulated(results)]
-        parts.append(f"Computing alone takes {alone} of each step (measured: one process, one core).")
+        parts.append(f"Computing alone takes {alone} of each step (processor time, measured in one process).")
     return "\n\n".join(parts)
 
 

@@ -16,7 +16,6 @@ class Way:
 
     Args:
         label: for people.
-        travels: what is sent, and when, in words.
         rate: of AdamW, on each rank.
         codec: of what travels; None: float32.
         rare: arguments of `DiLoCo`, fragments as their number; empty: gradients travel in every step.
@@ -24,7 +23,6 @@ class Way:
     """
 
     label: str
-    travels: str
     rate: float
     codec: str | None = None
     rare: Mapping[str, Any] = field(default_factory=dict)
@@ -32,14 +30,14 @@ class Way:
 
 
 WAYS = {
-    "ddp": Way("DDP", "gradients, float32, every step", 1e-3, look=2),
-    "ddp-int8": Way("8-bit DDP", "gradients, `int8`, every step", 1e-3, "int8", look=5),
+    "ddp": Way("DDP", 1e-3, look=2),
+    "ddp-int8": Way("8-bit DDP", 1e-3, "int8", look=5),
     "diloco": Way(
-        *("DiLoCo", "the whole model, float32, every 20 steps", 1e-3, None),
+        *("DiLoCo", 1e-3, None),
         {"sync_every": 20, "outer_lr": 0.8, "outer_momentum": 0.3},
     ),
     "streaming": Way(
-        *("Streaming DiLoCo", "a quarter of the model, `int4`, every 5 steps", 1e-3, "int4"),
+        *("Streaming DiLoCo", 1e-3, "int4"),
         {"sync_every": 20, "fragments": 4, "delay": 2, "mix": 0.5, "outer_lr": 0.8, "outer_momentum": 0.3},
     ),
 }
