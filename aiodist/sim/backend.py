@@ -140,6 +140,10 @@ class SimBackend:
         """Do nothing."""
         return False
 
+    def heard_nobody(self) -> bool:
+        """Return False: a simulated collective ends when all have come to it."""
+        return False
+
     def rank_left(self, rank: int, whole: bool) -> None:
         """Do nothing."""
 
