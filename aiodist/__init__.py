@@ -24,12 +24,14 @@ __version__ = "0.1.0"
 # NumPy nor uvloop. `__init__.pyi` says the same to type checkers; a test compares them.
 _HOME = {
     "aiodist.backends.registry": "register_backend",
-    "aiodist.ddp": "DiLoCo GradientSync LocalSGD",
+    "aiodist.ddp": """
+        Checkpoint Checkpoints DiLoCo GradientSync LocalSGD PerRank Saving ShardedOptimizer
+    """,
     "aiodist.errors": """
         AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallTooLate
-        CallUnknown CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted GroupBroken
-        GroupClosed LeaseLost NonFiniteValues PeerClosed PeerLost QuorumLost RemoteError RendezvousError
-        RendezvousTimeout StoreFull StoreReplaced Tampered UsageError WireError
+        CallUnknown CheckpointError CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted
+        GroupBroken GroupClosed LeaseLost NonFiniteValues PeerClosed PeerLost QuorumLost RemoteError
+        RendezvousError RendezvousTimeout StateLost StoreFull StoreReplaced Tampered UsageError WireError
     """,
     "aiodist.functional.collectives": """
         all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single

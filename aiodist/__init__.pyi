@@ -3,9 +3,14 @@
 from aiodist import group as group
 from aiodist import portal as portal
 from aiodist.backends.registry import register_backend as register_backend
+from aiodist.ddp import Checkpoint as Checkpoint
+from aiodist.ddp import Checkpoints as Checkpoints
 from aiodist.ddp import DiLoCo as DiLoCo
 from aiodist.ddp import GradientSync as GradientSync
 from aiodist.ddp import LocalSGD as LocalSGD
+from aiodist.ddp import PerRank as PerRank
+from aiodist.ddp import Saving as Saving
+from aiodist.ddp import ShardedOptimizer as ShardedOptimizer
 from aiodist.errors import AiodistError as AiodistError
 from aiodist.errors import AuthenticationError as AuthenticationError
 from aiodist.errors import BackendUnavailable as BackendUnavailable
@@ -14,6 +19,7 @@ from aiodist.errors import CallNotRun as CallNotRun
 from aiodist.errors import CallTimeout as CallTimeout
 from aiodist.errors import CallTooLate as CallTooLate
 from aiodist.errors import CallUnknown as CallUnknown
+from aiodist.errors import CheckpointError as CheckpointError
 from aiodist.errors import CollectiveMismatch as CollectiveMismatch
 from aiodist.errors import CollectiveTimeout as CollectiveTimeout
 from aiodist.errors import Evicted as Evicted
@@ -29,6 +35,7 @@ from aiodist.errors import QuorumLost as QuorumLost
 from aiodist.errors import RemoteError as RemoteError
 from aiodist.errors import RendezvousError as RendezvousError
 from aiodist.errors import RendezvousTimeout as RendezvousTimeout
+from aiodist.errors import StateLost as StateLost
 from aiodist.errors import StoreFull as StoreFull
 from aiodist.errors import StoreReplaced as StoreReplaced
 from aiodist.errors import Tampered as Tampered

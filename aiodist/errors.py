@@ -25,6 +25,8 @@
     │   │   └── CallTimeout (TimeoutError)   … when its time was over
     │   └── RemoteError                  … the handler raised; carries the name of the type, and the text
     ├── NonFiniteValues (FloatingPointError)   ranks gave infinities or NaN, which cannot be quantised
+    ├── CheckpointError                  a checkpoint is damaged, of another model, or could not be written
+    │   └── StateLost                    the optimiser's state died with its ranks; go on from a checkpoint
     ├── ForgottenAwait                   operations were never awaited; says which, and at which lines
     ├── WireError                        bytes that are not this protocol
     └── BackendUnavailable               the backend's library or hardware is not here
@@ -475,6 +477,14 @@ class NonFiniteValues(AiodistError, FloatingPointError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.rank, self.blocks = rank, blocks
+
+
+class CheckpointError(AiodistError):
+    """A checkpoint is damaged, not there, of another model, or could not be written."""
+
+
+class StateLost(CheckpointError):
+    """The optimiser's state of some elements died with the members that had it. All survivors raise it."""
 
 
 class WireError(AiodistError):

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Outer:
-    """The rule of the outer step.
+    """The rule of the outer step; `ShardedOptimizer` takes it, too.
 
     Args:
         rate: of learning.
@@ -32,6 +32,28 @@ class Outer:
     rate: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
+
+    def __call__(self, values: Array, gradient: Array, state: dict[str, Any]) -> None:
+        """Move values by a gradient.
+
+        Args:
+            values: changed in place.
+            gradient: overwritten.
+            state: has the 'velocity', of the values' shape; empty at first.
+        """
+        dtype = values.dtype.type
+        if self.momentum:
+            if "velocity" not in state:
+                state["velocity"] = np.zeros_like(values)
+            velocity = state["velocity"]
+            np.multiply(velocity, dtype(self.momentum), out=velocity)
+            np.add(velocity, gradient, out=velocity)
+            if self.nesterov:
+                gradient += dtype(self.momentum) * velocity
+            else:
+                gradient[...] = velocity
+        np.multiply(gradient, dtype(self.rate), out=gradient)
+        np.subtract(values, gradient, out=values)
 
 
 class Common:
@@ -64,18 +86,7 @@ class Common:
 
     def step(self, gradient: Array) -> None:
         """Do the outer step with the average of all ranks' gradients, which is overwritten."""
-        rule, values = self._outer, self.values
-        dtype = values.dtype.type
-        if rule.momentum:
-            velocity = self.velocity
-            np.multiply(velocity, dtype(rule.momentum), out=velocity)
-            np.add(velocity, gradient, out=velocity)
-            if rule.nesterov:
-                gradient += dtype(rule.momentum) * velocity
-            else:
-                gradient[...] = velocity
-        np.multiply(gradient, dtype(rule.rate), out=gradient)
-        np.subtract(values, gradient, out=values)
+        self._outer(self.values, gradient, {"velocity": self.velocity})
 
     def sign(self) -> None:
         """Compute the digest."""

@@ -72,6 +72,23 @@ async def training(pg: dist.ProcessGroup, weights: list[npt.NDArray[np.float32]]
         print(average.shape)
 
 
+async def sharing(pg: dist.ProcessGroup, weights: list[npt.NDArray[np.float32]]) -> None:
+    """An optimiser whose state is shared, and checkpoints."""
+
+    def descend(values: npt.NDArray[Any], gradient: npt.NDArray[Any], state: dict[str, Any]) -> None:
+        values -= gradient
+
+    optimizer = await dist.ShardedOptimizer(pg, weights, descend, max_norm=1.0, redundancy=1)
+    async with dist.Checkpoints(pg, "checkpoints", keep=2) as checkpoints:
+        found = await checkpoints.load(optimizer=optimizer)
+        if found is not None:
+            print(found.step, found["epoch"])
+        if await optimizer.step(weights):
+            saving = await checkpoints.save(optimizer.steps, optimizer=optimizer, epoch=dist.PerRank(1))
+            if saving is not None:
+                print((await saving).name)
+
+
 def blocking() -> None:
     """The same calls, from a thread without a loop."""
     with dist.portal.init_process_group() as pg:

@@ -1,0 +1,464 @@
+"""Saving and loading checkpoints by all ranks of a group, while the program goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import zlib
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from aiodist.ddp.checkpoint.files import Reader, write
+from aiodist.ddp.checkpoint.folder import clean, file_of, finish, index_of, listed, name_of
+from aiodist.ddp.checkpoint.tree import merged, nodes_of, opened, snapshot, unique
+from aiodist.errors import (
+    AiodistError,
+    CheckpointError,
+    Evicted,
+    GroupBroken,
+    GroupClosed,
+    QuorumLost,
+    UsageError,
+)
+from aiodist.group import ProcessGroup
+from aiodist.group.arguments import at_least_1, integer, one_of
+from aiodist.sanitize import one_line
+
+logger = logging.getLogger("aiodist.ddp.checkpoint")
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+
+class Saving:
+    """A checkpoint that is being written. `await` returns its folder when it is whole, on the disk.
+
+    Attributes:
+        step: that was saved.
+
+    Raises:
+        CheckpointError: from the await: a rank could not write, or ranks had other values.
+        GroupBroken: from the await: a member died before it was whole. Older checkpoints are as they were.
+    """
+
+    def __init__(self, step: int, task: asyncio.Task[Path]) -> None:
+        self.step = step
+        self.told = False  # somebody awaits it
+        self._task = task
+        task.add_done_callback(_heard)
+
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._task.done()
+
+    def failure(self) -> BaseException | None:
+        """The failure of a write that nobody was told of; it counts as told from now on. The end of the group
+        is none: it is told by the group."""
+        if self.told or not self._task.done() or self._task.cancelled():
+            return None
+        error = self._task.exception()
+        if isinstance(error, GroupBroken | GroupClosed):
+            return None
+        self.told = error is not None
+        return error
+
+    async def ended(self) -> None:
+        """Wait until it is over, well or not."""
+        await asyncio.wait([self._task])
+
+    def cancel(self) -> None:
+        """Have its task end."""
+        self._task.cancel()
+
+    def __await__(self) -> Generator[Any, None, Path]:
+        self.told = True
+        return asyncio.shield(self._task).__await__()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was loaded.
+
+    Attributes:
+        step: that was saved.
+        path: of its folder.
+        size: how many ranks wrote it.
+    """
+
+    step: int
+    path: Path
+    size: int
+    _things: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """What was saved by that name."""
+        if name not in self._things:
+            raise CheckpointError(f"{self.path} has no {name!r}; it has {', '.join(sorted(self._things))}")
+        return self._things[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things
+
+
+class Checkpoints:
+    """A folder of checkpoints that all ranks of a group write and read together::
+
+        async with dist.Checkpoints(pg, "checkpoints", keep=3) as checkpoints:
+            await checkpoints.load(optimizer=optimizer)
+            await optimizer
+            while optimizer.steps < steps:
+                ...
+                if optimizer.steps % 100 == 0:
+                    await checkpoints.save(optimizer.steps, optimizer=optimizer, epoch=epoch)
+
+    `save` copies what is to be saved and returns; a thread writes it. Each rank writes its part: of a
+    `ShardedOptimizer` its share, of an array that all ranks have alike an even part. An index is written
+    last, so that a checkpoint is whole or does not exist. Any number of ranks can load it.
+
+    The folder must be one that all ranks see, and of one job. Files are in the format safetensors.
+
+    Args:
+        pg: the process group; after a change of members, the epoch that is now.
+        folder: made where it is not there.
+        keep: how many checkpoints stay; older ones are removed when a new one is whole.
+        when_busy: what `save` does while some rank still writes the checkpoint before: 'wait' for it, or
+            'skip' this one.
+
+    Raises:
+        UsageError: an argument has no meaning.
+    """
+
+    def __init__(
+        self, pg: ProcessGroup, folder: str | Path, *, keep: int = 3, when_busy: str = "wait"
+    ) -> None:
+        self._first = pg
+        self._root = Path(folder)
+        self._keep = at_least_1(keep, "keep")
+        self._skips = one_of(when_busy, ("wait", "skip"), "when_busy") == "skip"
+        self._last: Saving | None = None
+        self._group: tuple[ProcessGroup, ProcessGroup] | None = None  # of which, and that of the writers
+        self._stop = threading.Event()
+        self._threads: set[asyncio.Future[Any]] = set()
+        self._copies: dict[str, Array] = {}  # memory of the last snapshot, for the next one
+
+    @property
+    def _pg(self) -> ProcessGroup:
+        """The present epoch's group."""
+        found: ProcessGroup = self._first._core.lineage.latest.owner
+        return found
+
+    async def _thread(self, job: Callable[[], T]) -> T:
+        """Do a job in a thread. Cancelling does not wait for it; `aclose` does."""
+        running = asyncio.get_running_loop().run_in_executor(None, job)
+        self._threads.add(running)
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)
+
+    def _ended(self, running: asyncio.Future[Any]) -> None:
+        self._threads.discard(running)
+        if not running.cancelled():
+            running.exception()  # whoever awaits it raises it; after a cancellation nobody does
+
+    # ── saving ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def save(self, step: int, /, **things: Any) -> Saving | None:
+        """Copy what is to be saved, and begin to write it. All ranks call it, as a collective.
+
+        Args:
+            step: a number for it, not negative; the same on all ranks.
+            **things: by name: numbers, texts, arrays, lists and dicts of them, or anything with a
+                `state_dict` (`ShardedOptimizer`, `DiLoCo`, torch's modules and optimisers). Arrays are the
+                same on all ranks; `PerRank` for others.
+
+        Returns:
+            what is awaitable for "on the disk"; None where it was skipped.
+
+        Raises:
+            UsageError: something cannot be saved, or ranks save other things.
+            CheckpointError: the write before this one failed, and nobody has awaited it.
+            Evicted, QuorumLost: this process must not go on. Other losses of members are raised by what this
+                returns: the next checkpoint may be well.
+        """
+        number = integer(step, "step")
+        if number < 0:
+            raise UsageError(f"step must be at least 0, got {number}")
+        if not things:
+            raise UsageError("there is nothing to save", hint="Pass it by name: save(step, weights=weights)")
+        trees = {
+            name: thing.state_dict() if callable(getattr(thing, "state_dict", None)) else thing
+            for name, thing in things.items()
+        }
+        for name, tree in trees.items():
+            snapshot(tree, name, lambda _, array: array)  # what cannot be saved is refused before anything
+        if self._last is not None and not self._skips:
+            await self._last.ended()
+        return await self._pg.together(self._begin(number, trees))
+
+    async def _begin(self, number: int, trees: Mapping[str, Any]) -> Saving | None:
+        """Agree with the others that a checkpoint begins, copy what it holds, and begin to write it."""
+        pg = self._pg
+        try:
+            begun = await self._agree(pg, number, sorted(trees))
+        except GroupBroken as error:
+            if isinstance(error, Evicted | QuorumLost) or pg._core.family.regroup is None:
+                raise
+            logger.warning("the checkpoint of step %d was not taken: %s", number, error)
+            return Saving(number, asyncio.create_task(_failed(error)))
+        if begun is None:
+            return None
+        path, making = begun
+        copied = await self._thread(partial(self._copied, trees))
+        task = asyncio.create_task(self._write(pg, path, number, copied, making))
+        self._last = Saving(number, task)
+        return self._last
+
+    async def _agree(self, pg: ProcessGroup, step: int, names: list[str]) -> tuple[Path, Any] | None:
+        """The new checkpoint's folder, and the making of the writers' group; None where it is skipped."""
+        last = self._last
+        busy = last is not None and not last.done()
+        failure = None if last is None else last.failure()
+        number = 0
+        if pg.rank == 0:
+            number = 1 + max(
+                (one.number for one in await self._thread(partial(listed, self._root))), default=0
+            )
+        usable = self._group is not None and self._group[0] is pg and self._group[1]._core.error is None
+        digest = zlib.crc32("\n".join(names).encode())
+        row = np.array([step, digest, number, busy, failure is not None, not usable], np.int64)
+        try:
+            rows, well = await pg.all_gather(row), True
+        except GroupBroken as error:
+            if pg._core.family.regroup is None or isinstance(error, Evicted | QuorumLost):
+                raise
+            rows, well, broken = row[None], False, error
+        if pg._core.family.regroup is not None and not await pg.agree(well):
+            # The same on all members: none of them begins.
+            raise GroupBroken("a member was lost when the checkpoint began") if well else broken
+        if failure is not None:
+            raise failure
+        for member, other in enumerate(rows):
+            if other[0] != rows[0][0]:
+                raise UsageError(
+                    f"rank {pg.ranks[member]} saves step {other[0]}, and rank {pg.ranks[0]} step {rows[0][0]}"
+                )
+            if other[1] != rows[0][1]:
+                raise UsageError(f"rank {pg.ranks[member]} saves other things than rank {pg.ranks[0]}")
+            if other[4]:
+                raise CheckpointError(f"rank {pg.ranks[member]} was not told that the last write had failed")
+        if rows[:, 3].any():
+            logger.info("the checkpoint of step %d is skipped: the one before is still being written", step)
+            return None
+        making = pg.new_group(name="checkpoints") if rows[:, 5].any() else None
+        return self._root / name_of(int(rows[0][2]), step), making
+
+    def _copied(self, trees: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies of all that is saved, in the memory of the last ones."""
+        before, self._copies = self._copies, {}
+
+        def take(path: str, array: Array) -> Array:
+            path = unique(path, self._copies)
+            target = before.get(path)
+            if target is None or target.shape != array.shape or target.dtype != array.dtype:
+                target = np.empty(array.shape, array.dtype)
+            np.copyto(target, array)
+            self._copies[path] = target
+            return target
+
+        return {name: snapshot(tree, name, take) for name, tree in trees.items()}
+
+    async def _write(
+        self, pg: ProcessGroup, path: Path, step: int, copied: dict[str, Any], making: Any
+    ) -> Path:
+        """Write this rank's part; rank 0 then writes the index."""
+        if making is not None:
+            self._group = (pg, await making)
+        assert self._group is not None
+        group = self._group[1]
+        part: list[Any] = []
+        try:
+            part = await self._thread(partial(self._put, path, copied, group.rank, group.size))
+        except Exception as error:  # whatever it is: the others are told
+            part = [f"rank {pg.ranks[group.rank]} could not write: {one_line(str(error))}"]
+        parts = await group.gather_object(part, 0)
+        outcome = ""
+        if group.rank == 0:
+            assert parts is not None
+            outcome = next((one[0] for one in parts if len(one) == 1), "")
+            if not outcome:
+                try:
+                    await self._thread(partial(_end, path, step, parts))
+                except Exception as error:  # likewise
+                    outcome = str(error)
+        outcome = await group.broadcast_object(outcome, 0)
+        if outcome:
+            raise CheckpointError(f"the checkpoint of step {step} was not written: {outcome}")
+        if group.rank == 0:
+            try:
+                await self._thread(partial(clean, self._root, self._keep))
+            except OSError as error:
+                logger.warning("old checkpoints could not be removed: %s", error)
+        return path
+
+    def _put(self, path: Path, copied: dict[str, Any], rank: int, size: int) -> list[Any]:
+        """Write this rank's file → its node, and the bytes of the file."""
+        path.mkdir(parents=True, exist_ok=True)
+        out: dict[str, Array] = {}
+        node = nodes_of(copied, "", rank, size, out)
+        return [node, write(path / file_of(rank), out.items(), self._stop)]
+
+    # ── loading ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def steps(self) -> list[int]:
+        """The steps of the checkpoints that are whole, in the order in which they were written."""
+        return [one.step for one in await self._thread(partial(listed, self._root)) if one.whole]
+
+    async def load(self, step: int | None = None, /, **things: Any) -> Checkpoint | None:
+        """Load a checkpoint on all ranks; all call it, as a collective.
+
+        Args:
+            step: that was saved; None: the last one that was written.
+            **things: by the names of `save`: what has a `load_state_dict` takes what is its own. All else is
+                in the result.
+
+        Returns:
+            the checkpoint; None where `step` is None and there is none.
+
+        Raises:
+            CheckpointError: it is damaged, is not there, or is of other things. All ranks raise it, and
+                `things` may have been loaded in part.
+        """
+        pg = self._pg
+        chosen = ""
+        if pg.rank == 0:
+            whole = [one for one in await self._thread(partial(listed, self._root)) if one.whole]
+            fits = [one for one in whole if step is None or one.step == step]
+            chosen = fits[-1].path.name if fits else ""
+        chosen = await pg.broadcast_object(chosen, 0)
+        if not chosen and step is None:
+            return None
+        found, error = None, ""
+        try:
+            if not chosen:
+                raise CheckpointError(f"{self._root} has no checkpoint of step {step}")
+            found = await self._thread(partial(_read, self._root / chosen, pg.rank, pg.size, things))
+        except AiodistError as failed:
+            error = str(failed)
+        errors = await pg.all_gather_object(error)
+        if error:
+            raise CheckpointError(error)
+        for member, told in enumerate(errors):
+            if told:
+                raise CheckpointError(f"rank {pg.ranks[member]} could not load: {told}")
+        return found
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def aclose(self) -> None:
+        """Wait for the last write. Not collective.
+
+        Raises:
+            CheckpointError: it failed, and nobody has awaited it.
+        """
+        if self._last is not None:
+            try:
+                await self._last.ended()
+            except asyncio.CancelledError:
+                await self._cancelled()
+                raise
+            failure = self._last.failure()
+            await self._close_group()
+            if failure is not None:
+                raise failure
+
+    async def _cancelled(self) -> None:
+        """Stop writing: what was begun does not exist. It takes as long as writing a few MiB."""
+        self._stop.set()
+        if self._last is not None:
+            self._last.cancel()
+        while self._threads:
+            await asyncio.wait(self._threads)
+
+    async def _close_group(self) -> None:
+        if self._group is not None:
+            group, self._group = self._group[1], None
+            if group._core.error is None:
+                await group.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.aclose()
+        else:
+            await self._cancelled()
+
+
+def _end(path: Path, step: int, parts: list[Any]) -> None:
+    """Write the index of all ranks' parts.
+
+    Raises:
+        CheckpointError: a part is not to be seen here, or ranks had other values.
+    """
+    for rank, (_, nbytes) in enumerate(parts):
+        part = path / file_of(rank)
+        if not part.is_file() or part.stat().st_size != nbytes:
+            raise CheckpointError(
+                f"rank 0 does not see {part}, which rank {rank} has written",
+                hint="Pass a folder that all ranks see, as an absolute path",
+            )
+    finish(
+        path,
+        {
+            "step": step,
+            "files": [file_of(rank) for rank in range(len(parts))],
+            "sizes": [nbytes for _, nbytes in parts],
+            "tree": merged([node for node, _ in parts]),
+        },
+    )
+
+
+def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkpoint:
+    """Read a checkpoint, and give things what is theirs."""
+    index = index_of(path)
+    reader = Reader(path, index["files"], index["sizes"])
+    saved = dict(index["tree"][1])
+    found = Checkpoint(index["step"], path, len(index["files"]), saved)
+    for name in things:
+        found[name]  # it says what is not there
+    trees = {name: opened(node, rank, size, reader) for name, node in saved.items()}
+    for name, thing in things.items():
+        if not callable(getattr(thing, "load_state_dict", None)):
+            raise UsageError(
+                f"{name} has no load_state_dict", hint=f"Leave it out, and take checkpoint[{name!r}]"
+            )
+        try:
+            thing.load_state_dict(trees[name])
+        except AiodistError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{name} in {path} is of another model: {one_line(str(error))}") from error
+    return Checkpoint(found.step, path, found.size, trees)
+
+
+async def _failed(error: GroupBroken) -> Path:
+    raise error
+
+
+def _heard(task: asyncio.Task[Path]) -> None:
+    """Log the end of a save that failed: nobody may ask for it any more."""
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, GroupBroken | GroupClosed):
+        logger.warning("a checkpoint is not whole: %s", error)
+    elif error is not None:
+        logger.error("%s", error)

@@ -1,0 +1,134 @@
+"""Files of arrays in the format safetensors: a header in JSON, then the bytes.
+
+    8 bytes      length of the header, little-endian
+    header       {"name": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}, …}
+    bytes        of all arrays, one after the other, little-endian
+
+Source: the format's description in https://github.com/huggingface/safetensors. Dtypes that it does not have
+are stored as bytes; a checkpoint's index has the dtype.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiodist.errors import CheckpointError
+
+Array = npt.NDArray[Any]
+
+_NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+    "bool": "BOOL",
+}  # fmt: skip
+_BLOCK = 8 << 20  # bytes that are written in one go: so long a stop waits
+_MOST_HEADER = 100_000_000  # the format's limit
+
+
+class Stopped(Exception):
+    """Writing was stopped."""
+
+
+def write(path: Path, arrays: Iterable[tuple[str, Array]], stop: threading.Event) -> int:
+    """Write arrays to a new file, down to the disk.
+
+    Args:
+        path: of the file, which must not be there.
+        arrays: names, and flat, contiguous arrays.
+        stop: when it is set, writing ends.
+
+    Returns:
+        bytes of the file.
+
+    Raises:
+        Stopped: `stop` was set. The file is gone.
+        OSError: as the system says. The file is gone.
+    """
+    header: dict[str, Any] = {}
+    at = 0
+    chosen = list(arrays)
+    for name, array in chosen:
+        dtype = _NAMES.get(array.dtype.name)
+        shape = [array.size] if dtype else [array.nbytes]
+        header[name] = {"dtype": dtype or "U8", "shape": shape, "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    told = json.dumps(header, separators=(",", ":")).encode()
+    told += b" " * (-len(told) % 8)
+    try:
+        with path.open("xb", buffering=0) as file:
+            _put(file, memoryview(len(told).to_bytes(8, "little") + told), stop)
+            for _, array in chosen:
+                _put(file, array.reshape(-1).view(np.uint8).data, stop)
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return 8 + len(told) + at
+
+
+def _put(file: Any, data: memoryview, stop: threading.Event) -> None:
+    at = 0
+    while at < len(data):
+        if stop.is_set():
+            raise Stopped
+        at += file.write(data[at : at + _BLOCK])
+
+
+class Reader:
+    """A reader of the files of one checkpoint.
+
+    Args:
+        folder: where they are.
+        names: of the files, by rank.
+        sizes: bytes of each.
+    """
+
+    def __init__(self, folder: Path, names: list[str], sizes: list[int]) -> None:
+        self._folder, self._names, self._sizes = folder, names, sizes
+        self._headers: dict[int, tuple[int, dict[str, Any]]] = {}
+
+    def __call__(self, segment: list[Any], dtype: np.dtype[Any]) -> Array:
+        """Read a segment, and compare its checksum.
+
+        Raises:
+            CheckpointError: the file is damaged, or is not there.
+        """
+        _, count, rank, name, crc = segment
+        path = self._folder / self._names[rank]
+        try:
+            first, header = self._header(rank, path)
+            start, stop = header[name]["data_offsets"]
+            with path.open("rb") as file:
+                file.seek(first + start)
+                data = file.read(stop - start)
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}", hint=_OTHER) from error
+        if len(data) != count * dtype.itemsize or zlib.crc32(data) != crc:
+            raise CheckpointError(f"{path} is damaged: {name} has another checksum", hint=_OTHER)
+        return np.frombuffer(data, dtype)
+
+    def _header(self, rank: int, path: Path) -> tuple[int, dict[str, Any]]:
+        if rank not in self._headers:
+            found = path.stat().st_size
+            if found != self._sizes[rank]:
+                raise CheckpointError(
+                    f"{path} has {found} bytes, and was written with {self._sizes[rank]}", hint=_OTHER
+                )
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if length > min(found, _MOST_HEADER):
+                    raise CheckpointError(f"{path} is damaged: its header has no length", hint=_OTHER)
+                self._headers[rank] = 8 + length, json.loads(file.read(length))
+        return self._headers[rank]
+
+
+_OTHER = "Load an older checkpoint: load(step); steps() lists them"

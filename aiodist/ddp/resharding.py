@@ -1,0 +1,105 @@
+"""How ranks find out who has which shards, and bring them to where they belong now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiodist.ddp.entries import alike
+from aiodist.ddp.model import Model, flat
+from aiodist.ddp.partition import Interval, Partition, moves
+from aiodist.ddp.shares import Shares, nbytes_of
+from aiodist.errors import UsageError
+from aiodist.group import ProcessGroup
+
+Array = npt.NDArray[Any]
+Row = Mapping[str, Any]
+"""What a member has: known, lost, plan, steps, size, shards, entries, options."""
+
+
+def check(rows: Sequence[Row], pg: ProcessGroup) -> bool:
+    """Whether all members have this rank's plan.
+
+    Raises:
+        UsageError: they have not, and this rank is not in the middle of training; or they are at other steps.
+    """
+    mine, ranks = rows[pg.rank], pg.ranks
+    known = [row for row in rows if row["known"]]
+    for member, row in enumerate(rows):
+        if row["plan"] != mine["plan"] and (row["known"] or not mine["known"]):
+            raise UsageError(
+                f"rank {ranks[member]} has other arrays, or another plan, than rank {ranks[pg.rank]}",
+                hint="Construct ShardedOptimizer with the same shapes and arguments on all ranks",
+            )
+        if row["known"] and row["steps"] != known[0]["steps"]:
+            raise UsageError(
+                f"rank {ranks[member]} is at step {row['steps']}, another one at {known[0]['steps']}: they "
+                "have loaded different checkpoints",
+                hint="Load the same one on all ranks",
+            )
+    return all(row["plan"] == mine["plan"] for row in rows)
+
+
+def in_place(rows: Sequence[Row], model: Model) -> bool:
+    """Whether each member holds already what it shall hold."""
+    size = len(rows)
+    return all(
+        row["known"] and row["size"] == size and row["shards"] == model.held_by(member, size)
+        for member, row in enumerate(rows)
+    )
+
+
+async def resharded(
+    pg: ProcessGroup, model: Model, rows: Sequence[Row], source: int, own: Shares, example: Any
+) -> tuple[Shares, list[Interval]]:
+    """This rank's shares in a group, of what its members have.
+
+    Args:
+        source: the member whose arrays count where nobody has a state.
+        own: what this rank has.
+        example: of whose family the state's arrays are.
+
+    Returns:
+        new shares; and what nobody has, where something lacks: then nothing was sent.
+    """
+    known = any(row["known"] for row in rows)
+    held = [
+        Partition(model.buckets, row["size"], model.whole).intervals(row["shards"])
+        if row["known"] or (not known and member == source)
+        else []
+        for member, row in enumerate(rows)
+    ]
+    wanted = [model.partition.intervals(model.held_by(member, pg.size)) for member in range(pg.size)]
+    found, missing = moves(wanted, held)
+    if missing:
+        return own, sorted(set(missing))
+    entries = alike([row["entries"] for row in rows if row["known"]])
+    me, views = pg.rank, model.views()
+    gives, takes = [0] * pg.size, [0] * pg.size
+    outgoing: list[list[Array]] = [[] for _ in range(pg.size)]
+    for move in found:
+        listed = entries.get(move.index, [])
+        nbytes = nbytes_of(move, model.forms[move.index][0], listed)
+        if move.source == me:
+            gives[move.target] += nbytes
+            outgoing[move.target] += (
+                own.packed(move, listed)
+                if known
+                else [flat(views[move.index])[move.start : move.stop].view(np.uint8)]
+            )
+        if move.target == me:
+            takes[move.source] += nbytes
+    sent = np.concatenate([np.empty(0, np.uint8), *(part for parts in outgoing for part in parts)])
+    came = np.empty(sum(takes), np.uint8)
+    await pg.all_to_all(sent, came, gives, takes)
+    starts = np.cumsum([0, *takes])
+    streams = [came[starts[member] : starts[member + 1]] for member in range(pg.size)]
+    shares = model.shares(me, pg.empty)
+    for move in found:
+        if move.target == me:
+            listed = entries.get(move.index, [])
+            streams[move.source] = shares.take(move, listed, streams[move.source], example)
+    return shares, []

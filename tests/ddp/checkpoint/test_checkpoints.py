@@ -1,0 +1,485 @@
+"""Checkpoints: whole or absent, at any number of ranks, without stopping the loop; failures are raised."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aiodist.ddp.checkpoint.checkpoints as module
+from aiodist.ddp import Checkpoints, DiLoCo, PerRank, ShardedOptimizer
+from aiodist.ddp.checkpoint import files
+from aiodist.errors import CheckpointError, UsageError
+from aiodist.group import ProcessGroup
+from aiodist.testing.cluster import run_cluster
+from aiodist.testing.spmd import spmd
+
+Shapes = list[tuple[tuple[int, ...], str]]
+
+
+def on_all(size: int, part: Callable[[ProcessGroup], Awaitable[Any]]) -> list[Any]:
+    return asyncio.run(run_cluster(size, part))
+
+
+def adam(values: Any, gradient: Any, state: dict[str, Any]) -> None:
+    state["count"] = state.get("count", 0) + 1
+    mean = state.setdefault("mean", np.zeros_like(values))
+    mean += (gradient - mean) * values.dtype.type(0.25)
+    values -= mean * values.dtype.type(0.5 / state["count"])
+
+
+def fresh(shapes: Shapes, rank: int = 0) -> list[Any]:
+    return [np.full(shape, 1 + rank, dtype) for shape, dtype in shapes]
+
+
+def gradients(shapes: Shapes, step: int) -> list[Any]:
+    """The same on all ranks, so that any number of them has the same average."""
+    return [
+        ((np.arange(int(np.prod(shape))) % 7 + step + index) / 4).reshape(shape).astype(dtype)
+        for index, (shape, dtype) in enumerate(shapes)
+    ]
+
+
+async def train(optimizer: ShardedOptimizer, shapes: Shapes, until: int) -> None:
+    while optimizer.steps < until:
+        await optimizer.step(gradients(shapes, optimizer.steps))
+
+
+def straight(shapes: Shapes, until: int) -> list[bytes]:
+    async def part(pg: ProcessGroup) -> list[bytes]:
+        mine = fresh(shapes)
+        await train(await ShardedOptimizer(pg, mine, adam), shapes, until)
+        return [one.tobytes() for one in mine]
+
+    found: list[bytes] = on_all(1, part)[0]
+    return found
+
+
+shapes_of = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 6), max_size=3).map(tuple), st.sampled_from(["float32", "float64", "float16"])
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=15)
+@given(shapes_of, st.integers(1, 5), st.integers(1, 5), st.integers(0, 1), st.booleans(), st.booleans())
+def test_any_number_of_ranks_goes_on_from_what_another_number_saved(
+    tmp_path_factory: Any, shapes: Shapes, size: int, other: int, copies: int, whole: bool, now_whole: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    async def save(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, folder) as checkpoints:
+            optimizer = await ShardedOptimizer(pg, fresh(shapes), adam, redundancy=copies, whole=whole)
+            await train(optimizer, shapes, 3)
+            assert await checkpoints.save(3, optimizer=optimizer, epoch=7)
+            await train(optimizer, shapes, 4)  # what was saved is a copy
+
+    async def load(pg: ProcessGroup) -> list[bytes]:
+        async with Checkpoints(pg, folder) as checkpoints:
+            mine = fresh(shapes, 5 + pg.rank)
+            optimizer = ShardedOptimizer(pg, mine, adam, redundancy=1 - copies, whole=now_whole)
+            found = await checkpoints.load(optimizer=optimizer)
+            assert found is not None
+            assert (found.step, found.size, found["epoch"]) == (3, size, 7)
+            await optimizer
+            assert optimizer.steps == 3
+            await train(optimizer, shapes, 6)
+            return [one.tobytes() for one in mine]
+
+    on_all(size, save)
+    assert on_all(other, load) == [straight(shapes, 6)] * other
+
+
+@spmd(world_size=4)
+async def saves(pg: ProcessGroup, folder: Path) -> None:
+    shapes: Shapes = [((7, 5), "float32"), ((3,), "float64")]
+    async with Checkpoints(pg, folder) as checkpoints:
+        optimizer = await ShardedOptimizer(pg, fresh(shapes, pg.rank), adam)
+        await train(optimizer, shapes, 4)
+        assert await checkpoints.save(4, optimizer=optimizer)
+
+
+async def loads(pg: ProcessGroup, folder: Path) -> None:
+    shapes: Shapes = [((7, 5), "float32"), ((3,), "float64")]
+    async with Checkpoints(pg, folder) as checkpoints:
+        optimizer = ShardedOptimizer(pg, mine := fresh(shapes, 3), adam)
+        assert await checkpoints.load(optimizer=optimizer)
+        await optimizer
+        await train(optimizer, shapes, 8)
+        alone = await ShardedOptimizer(await pg.split(pg.rank), other := fresh(shapes), adam)  # type: ignore[arg-type]
+        await train(alone, shapes, 8)
+        assert [one.tobytes() for one in mine] == [one.tobytes() for one in other]
+
+
+loads_at_3, loads_at_6 = spmd(world_size=3)(loads), spmd(world_size=6)(loads)
+
+
+def test_saved_by_4_processes_loaded_by_3_and_by_6(tmp_path: Path) -> None:
+    saves(folder=tmp_path)
+    loads_at_3(folder=tmp_path)
+    loads_at_6(folder=tmp_path)
+
+
+class Gate:
+    """The writing of files, which waits until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self.reached = threading.Event(), threading.Event()
+        real = files.write
+
+        def write(path: Path, arrays: Any, stop: threading.Event) -> int:
+            self.reached.set()
+            while not self.opened.wait(0.01) and not stop.is_set():
+                pass
+            return real(path, arrays, stop)
+
+        monkeypatch.setattr(module, "write", write)
+
+
+def test_the_program_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            weights = np.arange(5.0)
+            saving = await checkpoints.save(1, weights=weights)
+            assert saving is not None and not saving.done() and saving.step == 1
+            assert await checkpoints.steps() == []
+            for _ in range(10):
+                weights += await pg.all_reduce(np.ones(5))
+            assert not saving.done()
+            await pg.barrier()
+            gate.opened.set()
+            path = await saving
+            assert (path / "index.json").is_file() and await checkpoints.steps() == [1]
+            found = await checkpoints.load()
+            assert found is not None and found["weights"].tolist() == [0, 1, 2, 3, 4]
+            assert "weights" in found and "bias" not in found
+
+    on_all(3, part)
+
+
+def test_the_next_save_waits_for_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            first = await checkpoints.save(1, x=1)
+            second = asyncio.create_task(checkpoints.save(2, x=2))
+            await pg.barrier()
+            assert first is not None and not first.done() and not second.done()
+            gate.opened.set()
+            assert await second is not None and first.done()
+
+    on_all(2, part)
+
+
+def test_the_next_save_may_be_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path, when_busy="skip") as checkpoints:
+            first = await checkpoints.save(1, x=1)
+            assert await checkpoints.save(2, x=2) is None
+            gate.opened.set()
+            assert first is not None and await first
+            await pg.barrier()
+            third = await checkpoints.save(3, x=3)
+            assert third is not None and await third
+            assert await checkpoints.steps() == [1, 3]
+
+    on_all(2, part)
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path, keep=2) as checkpoints:
+            for step in (5, 7, 7, 3):
+                saving = await checkpoints.save(step, x=np.arange(step))
+                assert saving is not None
+                await saving
+            await pg.barrier()
+            assert await checkpoints.steps() == [7, 3], "in the order in which they were written"
+            for asked, wanted in ((None, 3), (7, 7)):
+                found = await checkpoints.load(asked)
+                assert found is not None and found.step == wanted and len(found["x"]) == wanted
+
+    on_all(2, part)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["000003-step-7", "000004-step-3"]
+
+
+def test_a_checkpoint_without_its_index_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(path: Path, step: int, parts: Any) -> None:
+        assert len(list(path.iterdir())) == 3
+        raise OSError("no space left")
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            assert await checkpoints.load() is None
+            saving = await checkpoints.save(1, x=1)
+            assert saving is not None
+            await saving
+            await pg.barrier()
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "_end", end)
+                saving = await checkpoints.save(2, x=2)
+                with pytest.raises(CheckpointError, match="of step 2 was not written: no space left"):
+                    await saving  # type: ignore[misc]
+                await pg.barrier()
+            found = await checkpoints.load()
+            assert found is not None and found["x"] == 1
+            with pytest.raises(CheckpointError, match="has no checkpoint of step 2"):
+                await checkpoints.load(2)
+            saving = await checkpoints.save(3, x=3)
+            assert saving is not None
+            await saving
+            await pg.barrier()
+            assert await checkpoints.steps() == [1, 3]
+
+    on_all(3, part)
+    left = sorted(one.name for one in tmp_path.iterdir())
+    assert left == ["000001-step-1", "000003-step-3"], "what was never finished is removed"
+
+
+@pytest.mark.parametrize("where", ["await", "save", "close"])
+def test_a_failed_write_is_raised_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    real = files.write
+
+    def write(path: Path, arrays: Any, stop: threading.Event) -> int:
+        if path.name == "rank-00001.safetensors" and "step-2" in str(path):
+            raise OSError(28, "No space left on device")
+        return real(path, arrays, stop)
+
+    monkeypatch.setattr(module, "write", write)
+    match = r"of step 2 was not written: rank 1 could not write: .*No space left"
+
+    async def part(pg: ProcessGroup) -> None:
+        checkpoints = Checkpoints(pg, tmp_path)
+        await checkpoints.save(1, x=np.ones(3))
+        saving = await checkpoints.save(2, x=np.ones(3))
+        if where == "await":
+            with pytest.raises(CheckpointError, match=match):
+                await saving  # type: ignore[misc]
+        if where == "save":
+            with pytest.raises(CheckpointError, match=match):
+                await checkpoints.save(3, x=np.ones(3))
+        if where == "close":
+            with pytest.raises(CheckpointError, match=match):
+                await checkpoints.aclose()
+        else:
+            assert await checkpoints.save(3, x=np.ones(3))
+        await checkpoints.aclose()
+        await pg.barrier()
+        assert await checkpoints.steps() == ([1] if where == "close" else [1, 3])
+
+    on_all(2, part)
+
+
+def test_a_part_that_lies_elsewhere_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, arrays: Any, stop: threading.Event) -> int:
+        elsewhere = tmp_path / path.name if path.name == "rank-00001.safetensors" else path
+        return files.write(elsewhere, arrays, stop)
+
+    monkeypatch.setattr(module, "write", write)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path / "own") as checkpoints:
+            saving = await checkpoints.save(1, x=np.ones(3))
+            with pytest.raises(
+                CheckpointError, match=r"rank 0 does not see .*-00001.*Pass a folder that all"
+            ):
+                await saving  # type: ignore[misc]
+            assert await checkpoints.steps() == []
+
+    on_all(2, part)
+
+
+def test_a_cancelled_program_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            await checkpoints.save(1, x=np.ones(3))
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        task = asyncio.create_task(run_cluster(2, part))
+        await asyncio.to_thread(gate.reached.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not list(tmp_path.glob("*/*")), "neither files nor an index"
+
+    asyncio.run(main())
+
+
+def test_ranks_that_differ_are_told(tmp_path: Path) -> None:
+    async def part(pg: ProcessGroup) -> None:
+        checkpoints = Checkpoints(pg, tmp_path)
+        weights = np.arange(6.0)
+        if pg.rank == 1:
+            weights[4] += 1e-9
+        saving = await checkpoints.save(1, model={"w": [weights]})
+        with pytest.raises(CheckpointError, match=r"model\.w\.0 is not the same on all ranks. Pass PerRank"):
+            await saving  # type: ignore[misc]
+        with pytest.raises(UsageError, match="rank 1 saves step 2, and rank 0 step 1"):
+            await checkpoints.save(1 + pg.rank, x=1)
+        with pytest.raises(UsageError, match="saves other things"):
+            await checkpoints.save(1, **{f"x{pg.rank}": 1})
+        saving = await checkpoints.save(2, model=PerRank(weights))
+        assert saving is not None
+        await saving
+        found = await checkpoints.load()
+        assert found is not None and found["model"].tobytes() == weights.tobytes()
+        await checkpoints.aclose()
+
+    on_all(2, part)
+
+
+def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
+    async def part(pg: ProcessGroup) -> None:
+        for more, match in [
+            ({"keep": 0}, "keep must be at least 1"),
+            ({"when_busy": "no"}, "when_busy must be"),
+        ]:
+            with pytest.raises(UsageError, match=match):
+                Checkpoints(pg, tmp_path, **more)  # type: ignore[arg-type]
+        checkpoints = Checkpoints(pg, tmp_path)
+        issued = pg.issued_count()
+        with pytest.raises(UsageError, match="step must be at least 0"):
+            await checkpoints.save(-1, x=1)
+        with pytest.raises(UsageError, match="nothing to save"):
+            await checkpoints.save(1)
+        with pytest.raises(UsageError, match="x is an object of type object, which cannot be saved"):
+            await checkpoints.save(1, x=object())
+        assert pg.issued_count() == issued
+        saving = await checkpoints.save(1, x=1)
+        assert saving is not None
+        await saving
+        with pytest.raises(CheckpointError, match="has no 'y'; it has x"):
+            await checkpoints.load(y=None)
+        with pytest.raises(CheckpointError, match=r"x has no load_state_dict. Leave it out"):
+            await checkpoints.load(x=3)
+        found = await checkpoints.load()
+        assert found is not None
+        with pytest.raises(CheckpointError, match="has no 'y'; it has x"):
+            found["y"]
+        await checkpoints.aclose()
+
+    on_all(2, part)
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    shapes: Shapes = [((4, 3), "float32"), ((5,), "float64")]
+
+    def other_rule(values: Any, gradient: Any, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            optimizer = await ShardedOptimizer(pg, fresh(shapes), adam)
+            await train(optimizer, shapes, 1)
+            saving = await checkpoints.save(1, optimizer=optimizer)
+            assert saving is not None
+            await saving
+            for others, rule, match in [
+                (
+                    [((3, 4), "float32"), shapes[1]],
+                    adam,
+                    r"array 0 is float32\[4, 3\].*here float32\[3, 4\]",
+                ),
+                ([shapes[0], ((5,), "float32")], adam, r"array 1 is float64\[5\].*here float32\[5\]"),
+                (shapes[:1], adam, "has 2 trained arrays, and here are 1"),
+                ([*shapes, ((2,), "float32")], adam, "has 2 trained arrays, and here are 3"),
+                (shapes, other_rule, "is of adam, and the optimizer here is .*other_rule"),
+            ]:
+                unlike = ShardedOptimizer(pg, fresh(others), rule)
+                with pytest.raises(CheckpointError, match=match):
+                    await checkpoints.load(optimizer=unlike)
+                await unlike  # nothing was loaded
+                assert unlike.steps == 0
+
+    on_all(2, part)
+
+
+def test_damage_is_told_to_all_and_an_older_one_is_there(tmp_path: Path) -> None:
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            for step in (1, 2):
+                saving = await checkpoints.save(step, x=PerRank(np.arange(4.0) + pg.rank), y=np.arange(step))
+                assert saving is not None
+                await saving
+            await pg.barrier()
+            if pg.rank == 0:
+                path = tmp_path / "000002-step-2" / "rank-00001.safetensors"
+                data = bytearray(path.read_bytes())
+                data[-3] ^= 8
+                path.write_bytes(data)
+            await pg.barrier()
+            with pytest.raises(CheckpointError, match=r"rank-00001.safetensors is damaged.*load\(step\)"):
+                await checkpoints.load()
+            found = await checkpoints.load(1)
+            assert found is not None and found["x"][0] == pg.rank
+            if pg.rank == 0:
+                index = tmp_path / "000001-step-1" / "index.json"
+                index.write_text(json.dumps(json.loads(index.read_text()) | {"format": 99}))
+            await pg.barrier()
+            with pytest.raises(CheckpointError, match="has the format 99, this version reads 1"):
+                await checkpoints.load(1)
+
+    on_all(2, part)
+
+
+def test_torch_modules_and_diloco(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            torch.manual_seed(3)
+            model = torch.nn.Linear(4, 2)
+            optimizer = torch.optim.AdamW(model.parameters())
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            arrays = [p.detach().numpy() for p in model.parameters()]
+            diloco = await DiLoCo(pg, arrays, sync_every=2, codec="int8")
+            for step in range(3):
+                arrays[0] += 0.25 * (pg.rank + step)
+                await diloco.step()
+            arrays[0][...] = 0  # what is its own on each rank is saved as such, or not at all
+            state = diloco.state_dict()
+            state["feedback"] = PerRank(state["feedback"])
+            saving = await checkpoints.save(3, model=model, optimizer=optimizer, diloco=state)
+            assert saving is not None
+            await saving
+            other = torch.nn.Linear(4, 2)
+            again = torch.optim.AdamW(other.parameters())
+            found = await checkpoints.load(model=other, optimizer=again)
+            assert found is not None
+            assert torch.equal(other.weight, model.weight) and torch.equal(other.bias, model.bias)
+            assert again.state_dict()["state"].keys() == {0, 1}
+            resumed = DiLoCo(pg, [one.copy() for one in arrays], sync_every=2, codec="int8")
+            resumed.load_state_dict(found["diloco"])
+            await resumed
+            assert resumed.steps == 3 and resumed._commons[0].digest == diloco._commons[0].digest
+            with pytest.raises(CheckpointError, match=r"model in .* is of another model: .*size mismatch"):
+                await checkpoints.load(model=torch.nn.Linear(4, 3))
+
+    on_all(2, part)

@@ -1,0 +1,221 @@
+"""ShardedOptimizer over torch's optimisers: the bits of a run that is not sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.ddp import GradientSync, ShardedOptimizer
+from aiodist.errors import UsageError
+from aiodist.group import ProcessGroup
+from aiodist.testing.clock import run_virtual
+from aiodist.testing.cluster import run_cluster
+from aiodist.testing.spmd import spmd
+
+torch = pytest.importorskip("torch")
+
+ELEMENTWISE: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.1}),
+    ("Adam", {"lr": 0.01, "amsgrad": True}),
+    ("AdamW", {"lr": 0.01}),
+    ("Adagrad", {"lr": 0.01}),
+    ("Adadelta", {}),
+    ("Adamax", {}),
+    ("NAdam", {}),
+    ("RAdam", {}),
+    ("RMSprop", {"momentum": 0.5, "centered": True}),
+    ("Rprop", {}),
+    ("ASGD", {}),
+]
+
+
+def on_all(size: int, part: Callable[[ProcessGroup], Awaitable[Any]]) -> list[Any]:
+    return run_virtual(run_cluster(size, part))
+
+
+def model() -> Any:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3).double())
+
+
+def fill(parameters: Any, step: int, ranks: list[int]) -> None:
+    """Gradients of some ranks, averaged; eighths, so that the average is exact."""
+    for index, p in enumerate(parameters):
+        count = p.numel()
+        some = [(torch.arange(count) % 11 - 5 + rank + step - index) / 8 for rank in ranks]
+        p.grad = (sum(some) / len(some)).to(p.dtype).reshape(p.shape)
+
+
+def bits(parameters: Any) -> list[bytes]:
+    return [p.detach().numpy().tobytes() for p in parameters]
+
+
+@pytest.mark.parametrize(("name", "defaults"), ELEMENTWISE)
+@pytest.mark.parametrize("whole", [False, True])
+def test_it_gives_the_bits_of_the_optimizer_alone(name: str, defaults: dict[str, Any], whole: bool) -> None:
+    kind = getattr(torch.optim, name)
+    plain = list(model().parameters())
+    reference = kind(plain, **defaults)
+    for step in range(6):
+        fill(plain, step, [0, 1, 2, 3])
+        reference.step()
+
+    async def part(pg: ProcessGroup) -> list[bytes]:
+        mine = list(model().parameters())
+        optimizer = await ShardedOptimizer(pg, mine, kind, whole=whole, redundancy=1, **defaults)
+        for step in range(6):
+            fill(mine, step, [pg.rank])
+            await optimizer.step()
+        optimizer.zero_grad()
+        assert all(p.grad is None for p in mine)
+        return bits(mine)
+
+    assert all(one == bits(plain) for one in on_all(4, part))
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+def test_optimizers_of_shapes_need_whole_arrays(name: str) -> None:
+    kind = getattr(torch.optim, name)
+    shapes = [(6, 4), (3, 8), (5, 5), (2, 9)]
+
+    def fresh() -> list[Any]:
+        return [torch.nn.Parameter(torch.ones(shape).cumsum(1) / 4) for shape in shapes]
+
+    plain = fresh()
+    reference = kind(plain)
+    for step in range(4):
+        fill(plain, step, [0, 1])
+        reference.step()
+
+    async def part(pg: ProcessGroup) -> list[bytes]:
+        with pytest.raises(UsageError, match=f"{name} looks at an array's shape.*whole=True"):
+            ShardedOptimizer(pg, fresh(), kind)
+        mine = fresh()
+        optimizer = await ShardedOptimizer(pg, mine, kind, whole=True)
+        for step in range(4):
+            fill(mine, step, [pg.rank])
+            await optimizer.step()
+        return bits(mine)
+
+    assert all(one == bits(plain) for one in on_all(2, part))
+
+
+def test_groups_and_schedulers_and_frozen_parameters() -> None:
+    def groups(own: list[Any]) -> list[dict[str, Any]]:
+        return [{"params": own[:2], "lr": 0.5}, {"params": own[2:], "weight_decay": 0.1}]
+
+    def fresh() -> list[Any]:
+        own = list(model().parameters())
+        own[1].requires_grad_(False)
+        return own
+
+    plain = fresh()
+    reference = torch.optim.Adam(groups(plain), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(reference, 2, 0.5)
+    for step in range(5):
+        fill(plain, step, [0, 1, 2, 3])
+        plain[1].grad = None
+        reference.step()
+        schedule.step()
+
+    async def part(pg: ProcessGroup) -> list[bytes]:
+        mine = fresh()
+        with torch.no_grad():
+            mine[1] += pg.rank  # frozen, and the same on all ranks afterwards
+        optimizer = await ShardedOptimizer(pg, groups(mine), torch.optim.Adam, lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 2, 0.5)
+        for step in range(5):
+            fill(mine, step, [pg.rank])
+            await optimizer.step()
+            schedule.step()
+        with pytest.raises(UsageError, match="index 1 names no array that is trained"):
+            optimizer.ready(1, mine[1])
+        return bits(mine)
+
+    assert all(one == bits(plain) for one in on_all(4, part))
+
+
+def test_gradients_leave_in_the_backward_pass() -> None:
+    async def part(pg: ProcessGroup) -> list[bytes]:
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        early, late = [[p.detach().clone().requires_grad_() for p in net.parameters()] for _ in range(2)]
+        for own, hooked in ((early, True), (late, False)):
+            optimizer = await ShardedOptimizer(pg, own, torch.optim.SGD, lr=0.1, bucket_cap_mb=1e-6)
+            for index, p in enumerate(own):
+                if hooked:
+                    p.register_post_accumulate_grad_hook(lambda p, i=index, to=optimizer: to.ready(i, p.grad))
+            x = torch.full((3, 4), float(pg.rank + 1))
+            loss = (x @ own[0].T + own[1]) @ own[2].T + own[3]
+            loss.square().mean().backward()
+            if hooked:
+                assert len(optimizer._works) == 4
+            await optimizer.step()
+        return bits(early) + bits(late)
+
+    for one in on_all(2, part):
+        assert one[:4] == one[4:]
+
+
+def test_halves() -> None:
+    async def part(pg: ProcessGroup) -> list[Any]:
+        mine = [torch.nn.Parameter(torch.arange(9.0).bfloat16()), torch.nn.Parameter(torch.ones(4).half())]
+        optimizer = await ShardedOptimizer(pg, mine, torch.optim.SGD, lr=0.5, momentum=0.5, max_norm=1e3)
+        for _ in range(3):
+            mine[0].grad = torch.full((9,), float(pg.rank)).bfloat16()
+            mine[1].grad = torch.full((4,), float(pg.rank)).half()
+            await optimizer.step()
+        return [p.float().tolist() for p in mine]
+
+    # velocity 0.5, 0.75, 0.875, of gradient 0.5
+    moved = 0.5 * (0.5 + 0.75 + 0.875)
+    expected = [(torch.arange(9.0) - moved), torch.ones(4) - moved]
+    for one in on_all(2, part):
+        assert np.allclose(one[0], expected[0], atol=0.04) and np.allclose(one[1], expected[1], atol=1e-3)
+
+
+def test_classes_that_cannot_be_sharded_are_refused() -> None:
+    async def part(pg: ProcessGroup) -> None:
+        own = [torch.nn.Parameter(torch.ones(4, 4))]
+        with pytest.raises(UsageError, match="LBFGS cannot be sharded: its step needs a closure"):
+            ShardedOptimizer(pg, own, torch.optim.LBFGS, whole=True)
+        with pytest.raises(UsageError, match="SparseAdam cannot be sharded"):
+            ShardedOptimizer(pg, own, torch.optim.SparseAdam)
+        with pytest.raises(ValueError, match="Invalid learning rate"):
+            ShardedOptimizer(pg, own, torch.optim.SGD, lr=-1.0)
+        with pytest.raises(TypeError, match="speed"):
+            ShardedOptimizer(pg, own, torch.optim.SGD, speed=1.0)
+        optimizer = await ShardedOptimizer(pg, own, torch.optim.SGD)
+        with pytest.raises(UsageError, match="1 of 1 gradients are missing: 0"):
+            await optimizer.step()
+
+    on_all(2, part)
+
+
+@spmd(world_size=3)
+async def test_on_one_host_it_gives_the_bits_of_gradient_sync(pg: ProcessGroup) -> None:
+    """Also where averages are rounded."""
+
+    def fresh() -> list[Any]:
+        generator = torch.Generator().manual_seed(1)
+        return [torch.nn.Parameter(torch.randn(count, generator=generator)) for count in (7, 300_000, 1000)]
+
+    def gradients(step: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(10 * step + pg.rank)
+        return [torch.randn(p.shape, generator=generator) for p in fresh()]
+
+    plain, mine = fresh(), fresh()
+    sync = await GradientSync(pg, plain)
+    reference = torch.optim.AdamW(plain, lr=0.01)
+    optimizer = await ShardedOptimizer(pg, mine, torch.optim.AdamW, lr=0.01, redundancy=1)
+    for step in range(3):
+        for index, gradient in enumerate(gradients(step)):
+            sync.ready(index, gradient)
+        for p, average in zip(plain, await sync.finish(), strict=True):
+            p.grad = average.clone()
+        reference.step()
+        await optimizer.step(gradients(step))
+    assert bits(mine) == bits(plain)
