@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aiodist.ddp.partition import Partition, buckets_of, shards_of
 from aiodist.ddp.shares import Shares
-from aiodist.errors import UsageError
+from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.kernels import copy_cost_ns, copy_into
 from aiodist.tensors import renewal, view
@@ -128,17 +128,22 @@ class Model:
 
 async def apart(pg: ProcessGroup, cost_ns: float, job: Callable[[], None]) -> None:
     """Do a job where it does not hold the loop. What it raises is raised here; the group goes on."""
-    failed: list[Exception] = []
+    ended: list[Exception | None] = []
 
     def guarded() -> None:
         try:
             job()
+            ended.append(None)
         except Exception as error:  # of a user's function
-            failed.append(error)
+            ended.append(error)
 
-    await pg._core.apart(cost_ns, guarded)
-    if failed:
-        raise failed[0]
+    try:
+        await pg._core.apart(cost_ns, guarded)
+    except GroupBroken:
+        if not ended:
+            raise  # else the next operation raises it: what was done is done
+    if ended[0] is not None:
+        raise ended[0]
 
 
 def flat(array: Array) -> Array:

@@ -178,7 +178,7 @@ def merged(nodes: Sequence[Node], path: str = "") -> Node:
     first = nodes[0]
     kinds = {one[0] if isinstance(one, list) else None for one in nodes}
     if len(kinds) > 1 or not isinstance(first, list):
-        if any(one != first or type(one) is not type(first) for one in nodes):
+        if any(repr(one) != repr(first) for one in nodes):  # NaN is alike, and 1 is not True
             raise _differ(path)
         return first
     kind = first[0]

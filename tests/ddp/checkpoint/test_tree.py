@@ -71,6 +71,7 @@ trees = st.recursive(
 
 
 @given(trees, st.integers(1, 5), st.integers(1, 7))
+@example(float("nan"), 2, 1)
 @example({1: np.arange(3), "1": np.arange(4), "1.2": np.arange(5), "1'": [0, 1, np.arange(6)]}, 2, 3)
 def test_what_is_alike_comes_back(tree: Any, size: int, other: int) -> None:
     node, read = saved([{"": tree}] * size)
