@@ -141,7 +141,7 @@ class SimBackend:
         return False
 
     def heard_nobody(self) -> bool:
-        """Return False: a simulated collective ends when all have come to it."""
+        """Return False: members compare their calls as they issue them."""
         return False
 
     def rank_left(self, rank: int, whole: bool) -> None:
