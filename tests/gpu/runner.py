@@ -35,7 +35,7 @@ _TAIL = 14  # lines of each step that are shown
 _INI = """[pytest]
 addopts = -rfEX --strict-markers --import-mode=importlib
 xfail_strict = true
-timeout = 30
+timeout = 60
 timeout_method = signal
 limit_again = 10
 filterwarnings = default

@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("several")]
 
 BACKEND = "cpu:host,cuda:nccl"
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"}
-ONE_QUEUE = {**SHARED, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 COUNT = 100_000
 
 
@@ -91,11 +90,6 @@ async def test_one_rank_is_late_and_the_others_loop_turns(pg: ProcessGroup) -> N
 
 
 @spmd(world_size=2, backend=BACKEND, env=SHARED)
-async def test_collectives_against_messages(pg: ProcessGroup) -> None:
-    await _crossed(pg)
-
-
-@spmd(world_size=2, backend=BACKEND, env=SHARED)
 async def test_first_message_of_all_against_a_collective(pg: ProcessGroup) -> None:
     """It makes a communicator and launches a kernel that this process has not launched before, both beside a
     kernel that waits."""
@@ -131,20 +125,8 @@ async def test_first_strided_tensors_beside_a_collective_that_waits(pg: ProcessG
     assert np.array_equal(lib.get(tensor), np.full((7, 9), 3, np.int16))
 
 
-@spmd(world_size=2, backend=BACKEND, env=ONE_QUEUE)
-async def test_collectives_and_messages_in_one_order_with_one_queue_of_the_device(pg: ProcessGroup) -> None:
-    """All of a process's work is in one queue of the device then, so ranks must issue all of it alike."""
-    lib, peer = library("cupy", pg), 1 - pg.rank
-    for i in range(20):
-        word, tensor = lib.put(np.arange(COUNT) * pg.rank), lib.put(np.full(COUNT, 1.0 + pg.rank + i))
-        work = pg.all_reduce(tensor, async_op=True)
-        await (pg.recv(word, peer) if pg.rank == 0 else pg.send(word, peer))
-        await work
-        assert np.array_equal(lib.get(word), np.arange(COUNT))
-        assert np.array_equal(lib.get(tensor), np.full(COUNT, 3.0 + 2 * i))
-
-
-async def _crossed(pg: ProcessGroup) -> None:
+@spmd(world_size=2, backend=BACKEND, env=SHARED)
+async def test_collectives_against_messages(pg: ProcessGroup) -> None:
     """Rank 0 begins with the collective, rank 1 with the message. All kernels have run before."""
     lib, peer = library("cupy", pg), 1 - pg.rank
     sent, into = lib.put(np.arange(COUNT)), lib.put(np.zeros(COUNT, np.int64))

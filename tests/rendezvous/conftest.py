@@ -197,7 +197,11 @@ class Wire:
         if self.is_cut:
             writer.transport.abort()
             return
-        there = await asyncio.open_connection(HOST, self._port)
+        try:
+            there = await asyncio.open_connection(HOST, self._port)
+        except OSError:  # etcd is not up yet, or no more: the client sees that as it would without a proxy
+            writer.transport.abort()
+            return
         writers = {writer, there[1]}
         self._writers |= writers
         asks = [b""]

@@ -21,6 +21,8 @@ before it adds, MIN and MAX may pass over a NaN.
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -48,6 +50,9 @@ from aiodist.errors import GroupBroken
 
 MakeLaunch = Callable[[Task], Launch]
 
+log = logging.getLogger("aiodist.nccl")
+
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _LOOK = 0.5
 """Seconds between two questions whether NCCL has found an error by itself."""
 
@@ -353,6 +358,7 @@ class NcclEngine(Engine):
         """The lane of one direction; made at its first message, which both sides have begun then."""
         pair = self._pairs.get((peer, sends))
         if pair is None:
+            warn_of_one_queue()
             pair = self._pairs[peer, sends] = Pair()
             unique = self._ids[peer] if sends else self._theirs[peer]
             size, rank = (1, 0) if peer == self.setup.rank else (2, int(not sends))
@@ -402,6 +408,16 @@ class NcclEngine(Engine):
         self._rest()
         if self._device is not None:
             self._device.leave(self, self._lanes)
+
+
+@functools.cache
+def warn_of_one_queue() -> None:
+    """Warn where one queue of the device serves all streams: messages then wait for collectives."""
+    if os.environ.get(_QUEUES) == "1":
+        log.warning(
+            "%s=1: messages of device tensors can wait for collectives for ever (unset it, or use 8 or more)",
+            _QUEUES,
+        )
 
 
 def _nothing() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiodist.backends.foreign import Setup
-from aiodist.backends.nccl import device, engine
+from aiodist.backends.nccl import communicators, device, engine
 from tests.backends.nccl.stand_in import World
 
 
@@ -20,8 +20,9 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     for name, module in made.modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    monkeypatch.setenv("NCCL_RUNTIME_CONNECT", "")
-    monkeypatch.delenv("NCCL_RUNTIME_CONNECT")  # the first communicator sets it
+    for name in communicators._SETTINGS:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)  # the first communicator sets it
     monkeypatch.setattr(device, "_devices", {})
     monkeypatch.setattr(device, "_never_freed", [])
     begin: Callable[[Any, Setup], None] = engine.NcclEngine.__init__

@@ -193,6 +193,24 @@ async def test_scalars_on_the_device_and_on_the_host(world: World) -> None:
     await run_cluster(2, main, backend=BACKEND)
 
 
+async def test_one_queue_of_the_device_is_warned_of_at_the_first_message(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.warn_of_one_queue.cache_clear()
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+    async def main(pg: ProcessGroup) -> None:
+        await reduced(pg)
+        assert "MAX_CONNECTIONS" not in caplog.text
+        await pg.barrier()
+        word = Tensor(np.arange(3) * (pg.rank + 1))
+        await (pg.recv(word, 0) if pg.rank else pg.send(word, 1))
+
+    await run_cluster(2, main, backend=BACKEND)
+    engine.warn_of_one_queue.cache_clear()
+    assert caplog.text.count("CUDA_DEVICE_MAX_CONNECTIONS=1") == 1
+
+
 async def test_messages_both_ways_at_once(world: World) -> None:
     async def main(pg: ProcessGroup) -> None:
         peer = 1 - pg.rank
