@@ -151,7 +151,7 @@ class DiLoCo:
     async def synced(self) -> None:
         """Wait until this rank has the common values. `await diloco` does this and gives `diloco`."""
         if not self._known:
-            await self._reconcile()
+            await self._reconcile(self._admit)
 
     def __await__(self) -> Generator[Any, None, DiLoCo]:
         yield from self.synced().__await__()
@@ -255,11 +255,7 @@ class DiLoCo:
             raise bad
         feedback.keep()
         self.exchanges += 1
-        group = self.pg
-        await self._reconcile()
-        # After a change meanwhile other members may be at the next exchange already: see `_reconcile`.
-        if self._elastic and self._admit and self.pg is group:
-            await self.admit()
+        await self._reconcile(self._admit)
 
     async def _result(self, fragment: int) -> tuple[Array, NonFiniteValues | None]:
         """The average of an exchange that counts. Elastic: it is made again where it does not."""
@@ -276,8 +272,8 @@ class DiLoCo:
             if not self._elastic or await self.pg.agree(well):
                 return mean, bad
             self._feedback[fragment].undo()
-            await self._go_on(None)
-            await self._reconcile()
+            await self._rebuild(False)
+            await self._reconcile(False)
             self._under_way = self._exchange(fragment)
 
     async def admit(self) -> int:
@@ -285,41 +281,55 @@ class DiLoCo:
 
         Returns:
             how many came.
+
+        Raises:
+            UsageError: an exchange is under way, or the members never change.
         """
+        if not self._elastic:
+            raise UsageError("only with elastic=True newcomers can come")
+        if self._under_way is not None:
+            raise UsageError("an exchange is under way", hint="Call it after the step that applies it")
         before = self.pg.size
-        try:
-            waiting = await self.pg.pending_joins()
-        except GroupBroken as error:
-            await self._go_on(error)
-            await self._reconcile()
-            return 0
-        if waiting:
-            self.pg = await self.pg.rebuild(self._min_size)
-            await self._reconcile()
+        if not await self.pg.agree(not await self._newcomers()):
+            await self._rebuild(True)
+            await self._reconcile(False)
         return max(0, self.pg.size - before)
 
     # ── the common values ────────────────────────────────────────────────────────────────────────────
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self, admit: bool) -> None:
         """Have all members the same common values: those of the majority, of rank 0 at the very beginning.
 
-        Members come here from two places when one of them has died: from the end of an exchange that counts,
-        and from the next one, which some have begun before they heard of it. Both have the same number of
-        exchanges that count, and what all of them do together next is the next exchange.
+        Elastic: it ends on all members in the same epoch, by an agreement, so that what a program does after
+        it is the same on all of them.
+
+        Args:
+            admit: take newcomers in that wait now.
         """
+        asks = admit and self._elastic
         while True:
-            mine = (int(self._known), self._plan, self.exchanges, self._digest())
+            well = True
             try:
-                rows = [tuple(map(int, row)) for row in await self.pg.all_gather(np.array(mine, np.uint64))]
-                if self._check_plans(rows):
-                    source = source_of(rows)
-                    if source is not None:
-                        await self._take_over(source, differs=rows[source] != mine)
-                    return
-                error = None  # a newcomer cannot take part, and leaves
-            except GroupBroken as broken:
-                error = broken
-            await self._go_on(error)
+                well = await self._compare() and not (asks and await self._newcomers())
+            except GroupBroken as error:
+                self._check(error)
+                well = False
+            if not self._elastic or await self.pg.agree(well):
+                return
+            asks = False  # once: one that cannot come in keeps nobody from going on
+            await self._rebuild(admit)
+
+    async def _compare(self) -> bool:
+        """Compare what all members have, and have it the same → False: a newcomer cannot take part, and
+        leaves."""
+        mine = (int(self._known), self._plan, self.exchanges, self._digest())
+        rows = [tuple(map(int, row)) for row in await self.pg.all_gather(np.array(mine, np.uint64))]
+        if not self._check_plans(rows):
+            return False
+        source = source_of(rows)
+        if source is not None:
+            await self._take_over(source, differs=rows[source] != mine)
+        return True
 
     def _digest(self) -> int:
         """Of the common values of all fragments."""
@@ -394,11 +404,13 @@ class DiLoCo:
         if not self._elastic or isinstance(error, Evicted | QuorumLost):
             raise error
 
-    async def _go_on(self, error: GroupBroken | None) -> None:
-        """Go on with the members that are left; newcomers wait for the end of the exchange."""
-        if error is not None:
-            self._check(error)
-        self.pg = await self.pg.rebuild(self._min_size, admit=not self._known)
+    async def _newcomers(self) -> bool:
+        """Whether newcomers wait; rank 0 alone knows, and tells the others by its vote."""
+        return self.pg.rank == 0 and bool(await self.pg.newcomers_here())
+
+    async def _rebuild(self, admit: bool) -> None:
+        """Go on with the members that are left, and, if all say so, with newcomers."""
+        self.pg = await self.pg.rebuild(self._min_size, admit=admit)
 
     # ── what is saved ────────────────────────────────────────────────────────────────────────────────
 
