@@ -61,7 +61,7 @@ class Crew:
     """
 
     def __init__(self, context: AgentContext, nodes: Nodes) -> None:
-        self._context = context = replace(context)
+        self._context = context
         self._config = context.config
         self._nodes = nodes
         self._place = nodes.place
