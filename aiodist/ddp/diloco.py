@@ -224,13 +224,16 @@ class DiLoCo:
         assert moved is not None
         out = np.empty_like(moved)
         if self._codec is None:
-            return self.pg.all_reduce(moved, ReduceOp.AVG, out, async_op=True)
-        return self.pg.all_reduce_quantized(
-            *(moved, ReduceOp.AVG, self._codec, out),
-            feedback=self._feedback[fragment],
-            agree_on=f"DiLoCo {self._plan:x} fragment {fragment}",
-            async_op=True,
-        )
+            work = self.pg.all_reduce(moved, ReduceOp.AVG, out, async_op=True)
+        else:
+            work = self.pg.all_reduce_quantized(
+                *(moved, ReduceOp.AVG, self._codec, out),
+                feedback=self._feedback[fragment],
+                agree_on=f"DiLoCo {self._plan:x} fragment {fragment}",
+                async_op=True,
+            )
+        work._forget_failure()  # a program that ends before it is applied does not need it
+        return work
 
     async def _apply(self, fragment: int) -> None:
         """Apply an exchange that all members have; then compare the common values, and take newcomers in."""

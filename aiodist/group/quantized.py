@@ -221,8 +221,6 @@ class Run:
             result, convert = self._asked.result, self._asked.convert
             return result if convert is None else convert(result)
         finally:
-            for work in (*firsts, *seconds):
-                work._forget_failure()  # of the whole is told
             if self._feedback is not None:
                 self._feedback.busy = False
 
@@ -244,7 +242,7 @@ class Run:
         )
         asked.source_sizes = [0 if r == self._rank else piece.nbytes[r] for r in range(self._size)]
         asked.target_sizes = [0 if r == self._rank else piece.nbytes[self._rank] for r in range(self._size)]
-        return self._core.issue(asked, self._limit, True, reserved=number, line=self._line)
+        return self._part(asked, number)
 
     def _collect(self, index: int, number: int) -> Work[Any]:
         """Give this rank's sum to all, and get all sums."""
@@ -256,7 +254,13 @@ class Run:
             own=True,
         )
         asked.target_sizes = sizes
-        return self._core.issue(asked, self._limit, True, reserved=number, line=self._line)
+        return self._part(asked, number)
+
+    def _part(self, asked: Request, number: int) -> Work[Any]:
+        """Issue an operation that this one is made of."""
+        work = self._core.issue(asked, self._limit, True, reserved=number, line=self._line)
+        work._forget_failure()  # of the whole is told
+        return work
 
     # ── the jobs, off the loop ───────────────────────────────────────────────────────────────────────
 

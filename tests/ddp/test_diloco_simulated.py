@@ -27,7 +27,7 @@ Plan = dict[str, Any]
 def plan_of(drawn: random.Random) -> Plan:
     """Arguments of a run. Rates are powers of 2, so that all averages are exact for any size."""
     if drawn.random() < 0.25:
-        return {"kind": LocalSGD}
+        return {"kind": LocalSGD, "admit": drawn.random() < 0.5}
     fragments = drawn.choice((1, 1, 2))
     delay = drawn.randrange(EVERY // fragments)
     return {
@@ -53,6 +53,8 @@ async def train(pg: ProcessGroup, plan: Plan) -> tuple[int, list[bytes]]:
         for count, one in zip(COUNTS, own, strict=True):
             one += (np.arange(count) % 7 + diloco.steps) * 4
         await diloco.step()
+        if not plan.get("admit", True) and diloco.steps % EVERY == 0:
+            await diloco.admit()
     assert diloco.repairs == 0
     return diloco.steps, [one.values.tobytes() for one in diloco._commons]
 
