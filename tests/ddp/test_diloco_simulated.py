@@ -1,5 +1,4 @@
-"""DiLoCo in simulated time: a member dies at any moment, a newcomer comes at any, and the program communicates
-between steps."""
+"""DiLoCo in simulated time: members die and join at any moment, and the program communicates between steps."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def plan_of(drawn: random.Random) -> Plan:
 
 
 async def train(pg: ProcessGroup, plan: Plan) -> tuple[int, list[bytes]]:
-    """Train, and communicate before each step, as a program that saves checkpoints does → steps and values."""
+    """Train, and communicate before each step, as one that saves checkpoints does → steps and values."""
     own = [np.zeros(count) for count in COUNTS]
     more = {name: value for name, value in plan.items() if name != "kind"}
     diloco = await plan["kind"](pg, own, sync_every=EVERY, elastic=True, **more)
