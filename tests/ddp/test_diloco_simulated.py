@@ -1,4 +1,4 @@
-"""DiLoCo in simulated time: members die and join at any moment, and the program communicates between steps."""
+"""DiLoCo in simulated time: members die and join at any moment, and programs communicate between steps."""
 
 from __future__ import annotations
 
