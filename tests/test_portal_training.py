@@ -70,6 +70,23 @@ def streaming() -> None:
         print("bits", bits(weights))
 
 
+def falling(values: Any, gradient: Any, state: dict[str, Any]) -> None:
+    velocity = state.setdefault("velocity", np.zeros_like(values))
+    velocity *= np.float32(0.5)
+    velocity += gradient
+    values -= velocity
+
+
+def sharded() -> None:
+    with portal.init_process_group() as pg:
+        weights = values(pg.rank)
+        optimizer = portal.ShardedOptimizer(pg, weights, falling)
+        for step in range(STEPS):
+            optimizer.step(values(pg.rank, step))
+        assert optimizer.steps == STEPS
+        print("bits", bits(weights))
+
+
 def a_rank_dies() -> None:
     with portal.init_process_group() as pg:
         own = np.zeros(5, np.float32)
@@ -94,10 +111,15 @@ async def awaited(kind: str) -> list[str]:
         weights = values(pg.rank)
         if kind == "streaming":
             diloco = await ddp.DiLoCo(pg, weights, **STREAMING)  # type: ignore[arg-type]
+        elif kind == "sharded":
+            optimizer = await ddp.ShardedOptimizer(pg, weights, falling)
         else:
             sync = await ddp.GradientSync(pg, weights, codec="int8")
         for step in range(STEPS):
             given = values(pg.rank, step)
+            if kind == "sharded":
+                await optimizer.step(given)
+                continue
             if kind == "gradients":
                 for index, gradient in enumerate(given):
                     sync.ready(index, gradient)
@@ -111,7 +133,7 @@ async def awaited(kind: str) -> list[str]:
     return list(await run_cluster(2, part))
 
 
-@pytest.mark.parametrize("program", [gradients, streaming])
+@pytest.mark.parametrize("program", [gradients, streaming, sharded])
 def test_the_bits_are_those_of_the_awaited_class(program: Any) -> None:
     expected = asyncio.run(awaited(program.__name__))
     assert [output.split()[-1] for output in ranks(program, 2)] == expected
@@ -122,7 +144,7 @@ def test_the_others_go_on_when_a_rank_dies() -> None:
     assert "end [0, 2]" in first and "end [0, 2]" in last
 
 
-@pytest.mark.parametrize("name", ["GradientSync", "DiLoCo", "LocalSGD"])
+@pytest.mark.parametrize("name", ["GradientSync", "DiLoCo", "LocalSGD", "ShardedOptimizer"])
 def test_every_method_is_there(name: str) -> None:
     facade, original = getattr(portal, name), getattr(ddp, name)
     for method, function in inspect.getmembers(original, inspect.isfunction):

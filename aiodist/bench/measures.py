@@ -88,7 +88,7 @@ def show_size(nbytes: int) -> str:
 def show_seconds(seconds: float) -> str:
     """'1.32 µs', '12.5 ms', '3.10 s'."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
+        if seconds >= 0.9995 * scale:  # what is rounded up to it has its unit
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"
 

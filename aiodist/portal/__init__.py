@@ -12,7 +12,7 @@ A portal is a thread that runs an event loop, and the loop runs aiodist. Every m
 exists on `SyncProcessGroup`, made from the original when this package is loaded: the call crosses to the
 loop, is issued there, and the caller gets what `await` would have given.
 
-`GradientSync`, `DiLoCo` and `LocalSGD` are here, too, with methods that block.
+`GradientSync`, `ShardedOptimizer`, `DiLoCo` and `LocalSGD` are here, too, with methods that block.
 
 - Issue order is the order of the calls: a method returns after its operation was issued. Threads that share
   a group have to agree on an order as ranks do; give each a group of its own.
@@ -26,13 +26,14 @@ loop, is issued there, and the caller gets what `await` would have given.
 """
 
 from aiodist.portal.facade import Portal, SyncProcessGroup, SyncWork, init_process_group, join
-from aiodist.portal.training import DiLoCo, GradientSync, LocalSGD
+from aiodist.portal.training import DiLoCo, GradientSync, LocalSGD, ShardedOptimizer
 
 __all__ = [
     "DiLoCo",
     "GradientSync",
     "LocalSGD",
     "Portal",
+    "ShardedOptimizer",
     "SyncProcessGroup",
     "SyncWork",
     "init_process_group",

@@ -89,3 +89,13 @@ class LocalSGD(_Training):
     """`aiodist.LocalSGD` for synchronous code, as `DiLoCo` here."""
 
     _kind = ddp.LocalSGD
+
+
+class ShardedOptimizer(_Training):
+    """`aiodist.ShardedOptimizer` for synchronous code: `step` blocks until all have the new values.
+
+    Made when all ranks have rank 0's values. `pg` is a group of the portal's, or torch's, made by aiodist.
+    `restore` stays an async function; it runs on the portal's loop.
+    """
+
+    _kind = ddp.ShardedOptimizer

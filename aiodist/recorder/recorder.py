@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import takewhile
 from operator import itemgetter
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from aiodist.recorder.layout import (
@@ -90,16 +90,22 @@ class Sort:
         nbytes: of the tensor that ranks agree on.
         told: what is written of it.
         parts: says how many numbers up to one are further steps of the user's calls.
+        code, at, line: where one was issued last, as `Lines.known`, and the number of that line.
         uses, slept, failed, waited, moved: as in `layout.SUM`, as far as `flush` has seen them.
     """
 
-    __slots__ = ("failed", "mark", "moved", "nbytes", "parts", "slept", "told", "uses", "waited")
+    __slots__ = (
+        *("at", "code", "failed", "line", "mark", "moved", "nbytes", "parts", "slept", "told", "uses"),
+        "waited",
+    )
 
     def __init__(
         self, mark: int, nbytes: int, told: Sequence[Any] = (), parts: Callable[[int], int] = _no_parts
     ) -> None:
         self.mark = mark
         self.parts = parts
+        self.code: CodeType | None = None
+        self.at = self.line = 0
         self.nbytes = nbytes
         self.told = told
         self.uses = self.slept = self.failed = 0
@@ -523,13 +529,23 @@ class Track:
             frame: one that the program's line has called, or its own.
             at: the time; 0.0: now. No operation was noted since.
         """
-        try:
-            line = self.known[id(frame.f_code)][frame.f_lasti]
-        except KeyError:
-            line = self.lines.find(frame)
+        if frame.f_code is sort.code and frame.f_lasti == sort.at:  # as most often
+            line = sort.line
+        else:
+            line = self.line_of(sort, frame)
         entry = (sort, number, line, at or self._clock())  # as `note_line`, written out
         self.keep(entry)
         return entry
+
+    def line_of(self, sort: Sort, frame: FrameType) -> int:
+        """The number of the program's line that has called a frame, or is its own; remembered where it is."""
+        code, lasti = frame.f_code, frame.f_lasti
+        try:
+            line = self.known[id(code)][lasti]
+        except KeyError:
+            return self.lines.find(frame)
+        sort.code, sort.at, sort.line = code, lasti, line
+        return line
 
     def note_line(self, sort: Sort, number: int, line: int) -> Entry:
         """The same, where the number of the line is known."""

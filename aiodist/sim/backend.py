@@ -140,6 +140,10 @@ class SimBackend:
         """Do nothing."""
         return False
 
+    def heard_nobody(self) -> bool:
+        """Return False: members compare their calls as they issue them."""
+        return False
+
     def rank_left(self, rank: int, whole: bool) -> None:
         """Do nothing."""
 

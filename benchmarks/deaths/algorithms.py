@@ -13,7 +13,7 @@ import numpy as np
 
 import aiodist as dist
 from benchmarks.deaths.board import Board
-from benchmarks.deaths.model import Data, Network
+from benchmarks.deaths.model import DECAY, Data, Network
 
 BATCH = 64  # images of a step over all ranks of a full job
 RANKS = 4
@@ -84,6 +84,26 @@ async def every_step(pg: dist.ProcessGroup, task: Task, **options: Any) -> Netwo
     return network
 
 
+async def sharded(pg: dist.ProcessGroup, task: Task, **options: Any) -> Network:
+    """Train as `every_step`, with a share of the optimizer's state on each rank, and copies on others."""
+    network = Network(task.seed)
+
+    def update(values: Any, gradient: Any, state: dict[str, Any]) -> None:
+        """What `Network.step` does, to a piece."""
+        velocity = state.setdefault("velocity", np.zeros_like(values))
+        velocity *= MOMENTUM
+        velocity += gradient / BATCH + DECAY * values
+        values -= RATE * velocity
+
+    options |= {"elastic": True, "bucket_cap_mb": 0.01}
+    optimizer = await dist.ShardedOptimizer(pg, network.weights, update, **options)
+    while optimizer.steps < task.steps:
+        await task.board.turn(task.slot, optimizer.steps)
+        rank, size = optimizer.pg.rank, optimizer.pg.size
+        await optimizer.step(gradients_of(network, task, optimizer.steps, rank, size))
+    return network
+
+
 async def rarely(
     pg: dist.ProcessGroup, task: Task, kind: Callable[..., dist.DiLoCo] = dist.DiLoCo, **options: Any
 ) -> Network:
@@ -110,6 +130,7 @@ async def rarely(
 ALGORITHMS = {
     "ddp": Algorithm("GradientSync", every_step, equal=True),
     "ddp-int8": Algorithm('GradientSync(codec="int8")', every_step, {"codec": "int8"}),
+    "zero": Algorithm("ShardedOptimizer", sharded, {"redundancy": 2}, equal=True),
     "local-sgd": Algorithm("LocalSGD", rarely, {"kind": dist.LocalSGD, "sync_every": 8}),
     "diloco": Algorithm("DiLoCo", rarely, {"sync_every": 20}),
     "streaming": Algorithm(

@@ -79,8 +79,8 @@ def draw(runs: Mapping[str, Any]) -> str:
 
 
 def ticks(low: float, high: float) -> Sequence[float]:
-    """Round numbers from low to high, four to eight of them."""
-    rough = (high - low) / 5 or 1.0
+    """Round numbers from low to high, three to nine of them."""
+    rough = (high - low) / 8 or 1.0
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

@@ -10,6 +10,11 @@ from aiodist.bench.measures import show_seconds
 from aiodist.bench.table import table
 from benchmarks.language.ways import WAYS
 
+BUSY = 0.1
+"""Share of the cores' time that others may take before figures are not to be trusted."""
+
+DOUBT = "**The machine was busy, in some runs more than in others: do not trust these figures.**"
+
 Results = Mapping[str, Any]
 Curve = Sequence[Mapping[str, float]]
 
@@ -81,6 +86,8 @@ def about(results: Results) -> str:
             f"{settings['held_out']:,} held out (text {settings['text']}). "
             f"Other processes took of the cores' time: {others}."
         )
+        if max(run["others"] for run in results["runs"].values()) >= BUSY:
+            said += f" {DOUBT}"
     return said
 
 

@@ -32,12 +32,11 @@ class Way:
 WAYS = {
     "ddp": Way("DDP", 1e-3, look=2),
     "ddp-int8": Way("8-bit DDP", 1e-3, "int8", look=5),
-    "diloco": Way(
-        *("DiLoCo", 1e-3, None),
-        {"sync_every": 20, "outer_lr": 0.8, "outer_momentum": 0.3},
-    ),
+    "diloco": Way("DiLoCo", 1e-3, rare={"sync_every": 20, "outer_lr": 0.8, "outer_momentum": 0.3}),
     "streaming": Way(
-        *("Streaming DiLoCo", 1e-3, "int4"),
+        "Streaming DiLoCo",
+        1e-3,
+        "int4",
         {"sync_every": 20, "fragments": 4, "delay": 2, "mix": 0.5, "outer_lr": 0.8, "outer_momentum": 0.3},
     ),
 }

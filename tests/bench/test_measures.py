@@ -89,5 +89,6 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_figures_read_well() -> None:
     assert [show_seconds(value) for value in (1.2345e-6, 0.0125, 3.1)] == ["1.23 µs", "12.5 ms", "3.1 s"]
+    assert [show_seconds(value) for value in (0.9994, 0.9996, 0.0009996)] == ["999 ms", "1 s", "1 ms"]
     values = [(1.5, "ratio"), (1 << 20, "B"), (2, "s"), (256, "")]
     assert [show_value(value, unit) for value, unit in values] == ["1.5×", "1 MiB", "2 s", "256"]

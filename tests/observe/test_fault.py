@@ -18,6 +18,7 @@ from aiodist.observe.fault import FaultFile, catches, parse, send
 from aiodist.observe.frames import Call
 from aiodist.shm import records
 from aiodist.shm.records import FAULT, Memory
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -63,7 +64,7 @@ def test_a_thread_that_has_gone_leaves_it_to_the_process(memory: Memory, tmp_pat
     file = FaultFile(memory.name)
     send(os.getpid(), 2**22 + 1, file.signal)
     (written,) = tmp_path.glob(f"*/{memory.name}{FAULT}")
-    assert parse(written.read_text())
+    until(lambda: parse(written.read_text()), "the signal, which any thread of the process may get")
     file.close()
     with pytest.raises(ProcessLookupError):
         send(2**22 + 1, 0, 0)

@@ -14,7 +14,7 @@ from aiodist.recorder import recorder as recorder_module
 from aiodist.recorder.layout import ARRIVED, FIRST, PENDING_PLACES, RING_PLACES, SIZE
 from aiodist.recorder.recorder import LONGEST, MOST_EVENTS, MOST_SORTS, Recorder, Track
 from aiodist.roles import Kind
-from tests.recorder.made import a_call, a_recorder
+from tests.recorder.made import a_call, a_recorder, a_track
 
 
 def note(track: Track, number: int, count: int = 3, **more: Any) -> Entry:
@@ -172,6 +172,23 @@ def test_sorts_and_lines_have_an_end_and_nothing_breaks_there() -> None:
     note(another, 5)
     assert records(recorder)[-1].number == 5
     assert len(recorder._memory) == SIZE
+
+
+def test_operations_of_a_sort_that_come_from_several_lines() -> None:
+    track = a_track()
+    sort = track.sort_of(a_call())
+    wanted = []
+    for number in range(9):
+        if number % 3:
+            track.note(sort, number, sys._getframe())
+            wanted.append(sys._getframe().f_lineno - 1)
+        else:
+            track.note(sort, number, sys._getframe())
+            wanted.append(sys._getframe().f_lineno - 1)
+    track._recorder.flush()
+    found = read(track._recorder._memory).last
+    assert [record.line and record.line.number for record in found] == wanted
+    assert len(set(wanted)) == 2
 
 
 def test_the_librarys_own_lines_are_not_the_programs() -> None:

@@ -126,7 +126,7 @@ class Short:
         self._issuer = issuer
         self._numbers = numbers
         self._track = issuer.track
-        self._lines, self._keep = self._track.known, self._track.keep
+        self._keep = self._track.keep
         self._thread, self._loop_runs = issuer.thread, issuer.running
         self._board = running.board
         self._rank, self._size = rank, size
@@ -241,11 +241,12 @@ class Short:
         self._recent[slot] = exchange
         exchange.begin()  # and what `LocalGroup.run` does with one that is on the loop and not in flight
         frame = _getframe(depth + 2)  # peers have it: what follows costs no time while they are awaited
-        try:  # as `Track.note`, written out
-            line = self._lines[id(frame.f_code)][frame.f_lasti]
-        except KeyError:
-            line = self._track.lines.find(frame)
-        noted = (case.sort, seq, line, monotonic())
+        sort = case.sort  # as `Track.note`, written out
+        if frame.f_code is sort.code and frame.f_lasti == sort.at:
+            line = sort.line
+        else:
+            line = self._track.line_of(sort, frame)
+        noted = (sort, seq, line, monotonic())
         self._keep(noted)
         work: Work[Any] = Work(self._issuer, plan.call, held, exchange, result, seq, noted)
         exchange.work = work
