@@ -1,5 +1,5 @@
-"""DiLoCo in simulated time: a member dies at any moment, a newcomer comes at any, and the program communicates
-between steps."""
+"""DiLoCo in simulated time: a member dies at any moment, a newcomer comes at any, and the program communicates,
+too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plan_of(drawn: random.Random) -> Plan:
 
 
 async def train(pg: ProcessGroup, plan: Plan) -> tuple[int, list[bytes]]:
-    """Train, and communicate before each step, as a program that saves checkpoints does → steps and values."""
+    """Train, and communicate before each step, as one that saves checkpoints does → steps and values."""
     own = [np.zeros(count) for count in COUNTS]
     more = {name: value for name, value in plan.items() if name != "kind"}
     diloco = await plan["kind"](pg, own, sync_every=EVERY, elastic=True, **more)
@@ -59,7 +59,7 @@ async def train(pg: ProcessGroup, plan: Plan) -> tuple[int, list[bytes]]:
     return diloco.steps, [one.values.tobytes() for one in diloco._commons]
 
 
-@pytest.mark.parametrize("seed", few(range(200), range(8), MORE))
+@pytest.mark.parametrize("seed", few(range(200), [1, 8, 27, 53, 113, 177], MORE))
 def test_all_members_leave_a_step_together(seed: int) -> None:
     drawn = random.Random(seed)
     plan = plan_of(drawn)
