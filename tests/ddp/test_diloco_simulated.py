@@ -1,5 +1,5 @@
-"""DiLoCo in simulated time: a member dies at any moment, a newcomer comes at any, and the program communicates,
-too."""
+"""DiLoCo in simulated time: a member dies at any moment, a newcomer comes at any, and the program itself
+communicates between steps."""
 
 from __future__ import annotations
 
