@@ -24,6 +24,33 @@ TTL = 6.0
 """Seconds after which a newcomer that does not renew its place is forgotten, if its connection lives on."""
 
 
+_AGAIN, _LONGEST = 10.0, 600.0  # seconds for which a newcomer is passed over; they double up to the second
+
+
+class PassedOver:
+    """Newcomers that reached the store, and not the members: a draft with each of them came to nothing.
+
+    The first time it may have been chance, so it counts as waiting at once again. Afterwards it is passed
+    over for longer and longer. Otherwise a newcomer behind a firewall would keep the members from going on.
+    Pure.
+    """
+
+    def __init__(self) -> None:
+        self._tries: dict[bytes, int] = {}
+        self._until: dict[bytes, float] = {}
+
+    def note(self, uids: Iterable[bytes], now: float) -> None:
+        """Note that these could not come in; `now` in seconds of any clock."""
+        for uid in uids:
+            tries = self._tries.get(uid, 0)
+            self._tries[uid] = tries + 1
+            self._until[uid] = now + min(_AGAIN * (2**tries - 1), _LONGEST)
+
+    def at(self, now: float) -> set[bytes]:
+        """Those that are passed over at a time."""
+        return {uid for uid, until in self._until.items() if now < until}
+
+
 class AdmissionRequest:
     """A newcomer's request for admission: a place in the queue.
 
@@ -92,15 +119,19 @@ class WaitingList:
         self._task: asyncio.Task[None] | None = None
         self._uids: set[bytes] = set()
 
-    async def count(self) -> int:
-        """The number of waiting newcomers. The first time it asks the store; 0 where that is out of reach."""
+    async def count(self, without: Collection[bytes] = ()) -> int:
+        """The number of waiting newcomers. The first time it asks the store; 0 where that is out of reach.
+
+        Args:
+            without: uids that do not count.
+        """
         if self._task is None or self._task.done():
             try:
                 self._uids = set(await pending(self._store))
             except RendezvousError:
                 return 0
             self._task = asyncio.get_running_loop().create_task(self._watch())
-        return len(self._uids.difference(self._members))
+        return len(self._uids.difference(self._members, without))
 
     async def _watch(self) -> None:
         try:

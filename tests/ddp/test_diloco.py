@@ -226,7 +226,22 @@ def test_what_has_no_meaning_is_refused(more: dict[str, Any], match: str) -> Non
         unready = DiLoCo(pg, weights())
         with pytest.raises(UsageError, match="may not have the common values"):
             await unready.step()
+        with pytest.raises(UsageError, match="only with elastic=True"):
+            await unready.admit()
         await pg.barrier()
+
+    on_all(2, part)
+
+
+def test_newcomers_do_not_come_in_the_middle_of_an_exchange() -> None:
+    async def part(pg: ProcessGroup) -> None:
+        diloco = await DiLoCo(pg, weights(), sync_every=2, delay=1, elastic=True)
+        for _ in range(2):
+            await diloco.step()
+        with pytest.raises(UsageError, match="an exchange is under way"):
+            await diloco.admit()
+        await diloco.step()
+        assert await diloco.admit() == 0
 
     on_all(2, part)
 

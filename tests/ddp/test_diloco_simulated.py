@@ -1,4 +1,5 @@
-"""DiLoCo in simulated time: members die and join at any moment, and programs communicate between steps."""
+"""DiLoCo in simulated time: a member dies at any moment, a newcomer comes at any, and the program itself
+communicates between steps."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ async def train(pg: ProcessGroup, plan: Plan) -> tuple[int, list[bytes]]:
     return diloco.steps, [one.values.tobytes() for one in diloco._commons]
 
 
-@pytest.mark.parametrize("seed", few(range(200), range(8), MORE))
+@pytest.mark.parametrize("seed", few(range(200), [1, 8, 27, 53, 113, 177], MORE))
 def test_all_members_leave_a_step_together(seed: int) -> None:
     drawn = random.Random(seed)
     plan = plan_of(drawn)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist.ddp import ShardedOptimizer
+from aiodist.errors import RendezvousTimeout
 from aiodist.group import ProcessGroup
 from aiodist.testing import Chaos, run_cluster, run_virtual
 from aiodist.testing.chaos import Crashed
@@ -73,3 +74,24 @@ def test_values_are_those_of_a_run_without_deaths(seed: int) -> None:
     assert len(chaos.joined) == 1
     for found in (*results, chaos.joined[0].result()):
         assert isinstance(found, Crashed) or found == wanted
+
+
+def test_a_newcomer_that_does_not_reach_the_members_stops_nobody() -> None:
+    """The store hears it, so it waits there for longer than anything else takes."""
+    chaos, ends = Chaos(3), []
+
+    async def main(pg: ProcessGroup) -> list[bytes]:
+        mine, loop = fresh(), asyncio.get_running_loop()
+        optimizer = await ShardedOptimizer(pg, mine, momentum, elastic=True, redundancy=1)
+        while optimizer.steps < STEPS:
+            if optimizer.steps == 3 and pg.rank == 0 and not chaos.joined:
+                waits = chaos.join(main, 600.0)
+                chaos.cut(range(3), [waits.number])
+            await asyncio.sleep(2)
+            await optimizer.step(gradients(optimizer.steps, optimizer.pg.rank, optimizer.pg.size))
+        ends.append(loop.time())
+        return [one.tobytes() for one in mine]
+
+    assert run_virtual(run_cluster(3, main, chaos=chaos)) == [without_deaths()] * 3
+    assert isinstance(chaos.joined[0].exception(), RendezvousTimeout)
+    assert max(ends) < 300

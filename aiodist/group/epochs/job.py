@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from aiodist.group.epochs.world import Settings
+from aiodist.membership.newcomers import PassedOver
 from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
 from aiodist.services.switchboard import Switchboard
@@ -35,6 +36,7 @@ class Job:
         store_host: uid of that member. Another one may serve at the same address later.
         host: this host's name; None: what the system says.
         background: old epochs that are being closed, and calls for the next one.
+        passed_over: newcomers that could not come in.
         hasty: a member was lost in the last epoch: wait for nobody for long.
         finished: the epoch that this process has closed with all well, and how many members it had.
     """
@@ -52,6 +54,7 @@ class Job:
     host: str | None = None
     background: set[asyncio.Task[Any]] = field(default_factory=set)
     finished: tuple[int, int] | None = None
+    passed_over: PassedOver = field(default_factory=PassedOver)
     hasty: bool = False
 
     def __post_init__(self) -> None:

@@ -183,6 +183,7 @@ class Regroup:
             await self._convening.stop()
             self._check_open()
             regroup._take_over(self, candidate)
+            self.job.passed_over.note(assembly.culprits, self._loop.time())
             kept = candidate
         finally:
             await self._tidy(kept)
@@ -317,7 +318,7 @@ class Regroup:
         """The number of processes that wait at the store."""
         if self._waiting is None:  # only now is it sure where this epoch meets
             self._waiting = WaitingList(self.job.store, self._world.uids)
-        return await self._waiting.count()
+        return await self._waiting.count(self.job.passed_over.at(self._loop.time()))
 
     # ── the end of a call ────────────────────────────────────────────────────────────────────────────
 
