@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 import zlib
@@ -17,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.ddp.checkpoint.files import Reader, write
-from aiodist.ddp.checkpoint.folder import clean, file_of, finish, index_of, listed, name_of
+from aiodist.ddp.checkpoint.folder import clean, finish, index_of, is_whole, listed, name_of, next_number
+from aiodist.ddp.checkpoint.index import file_of
 from aiodist.ddp.checkpoint.tree import merged, nodes_of, opened, snapshot, unique
 from aiodist.errors import (
     AiodistError,
@@ -27,6 +29,7 @@ from aiodist.errors import (
     GroupClosed,
     QuorumLost,
     UsageError,
+    shown,
 )
 from aiodist.group import ProcessGroup
 from aiodist.group.arguments import at_least_1, integer, one_of
@@ -51,7 +54,7 @@ class Saving:
 
     def __init__(self, step: int, task: asyncio.Task[Path]) -> None:
         self.step = step
-        self.told = False  # somebody awaits it
+        self._told = 0  # awaits that are told of its end, or will be
         self._task = task
         task.add_done_callback(_heard)
 
@@ -62,12 +65,12 @@ class Saving:
     def failure(self) -> BaseException | None:
         """The failure of a write that nobody was told of; it counts as told from now on. The end of the group
         is none: it is told by the group."""
-        if self.told or not self._task.done() or self._task.cancelled():
+        if self._told or not self._task.done() or self._task.cancelled():
             return None
         error = self._task.exception()
         if isinstance(error, GroupBroken | GroupClosed):
             return None
-        self.told = error is not None
+        self._told += error is not None
         return error
 
     async def ended(self) -> None:
@@ -79,8 +82,12 @@ class Saving:
         self._task.cancel()
 
     def __await__(self) -> Generator[Any, None, Path]:
-        self.told = True
-        return asyncio.shield(self._task).__await__()
+        self._told += 1
+        try:
+            return (yield from asyncio.shield(self._task).__await__())
+        except (asyncio.CancelledError, GeneratorExit):  # `wait_for` gave up
+            self._told -= 1
+            raise
 
 
 @dataclass(frozen=True)
@@ -188,8 +195,8 @@ class Checkpoints:
                 returns: the next checkpoint may be well.
         """
         number = integer(step, "step")
-        if number < 0:
-            raise UsageError(f"step must be at least 0, got {number}")
+        if not 0 <= number < 1 << 63:
+            raise UsageError(f"step must be at least 0 and below 2**63, got {shown(number)}")
         if not things:
             raise UsageError("there is nothing to save", hint="Pass it by name: save(step, weights=weights)")
         trees = {
@@ -215,7 +222,11 @@ class Checkpoints:
         if begun is None:
             return None
         path, making = begun
-        copied = await self._thread(partial(self._copied, trees))
+        copied: dict[str, Any] | Exception
+        try:
+            copied = await self._thread(partial(self._copied, trees))
+        except Exception as error:  # of memory, say; the others are told when they write
+            copied = error
         task = asyncio.create_task(self._write(pg, path, number, copied, making))
         self._last = Saving(number, task)
         return self._last
@@ -225,14 +236,16 @@ class Checkpoints:
         last = self._last
         busy = last is not None and not last.done()
         failure = None if last is None else last.failure()
-        number = 0
+        number, unlisted = 0, None
         if pg.rank == 0:
-            number = 1 + max(
-                (one.number for one in await self._thread(partial(listed, self._root))), default=0
-            )
+            try:
+                number = await self._thread(partial(next_number, self._root))
+            except Exception as error:  # whatever it is: the others are told
+                unlisted = error
         usable = self._group is not None and self._group[0] is pg and self._group[1]._core.error is None
         digest = zlib.crc32("\n".join(names).encode())
-        row = np.array([step, digest, number, busy, failure is not None, not usable], np.int64)
+        flags = [busy, failure is not None, not usable, unlisted is not None]
+        row = np.array([step, digest, number, *flags], np.int64)
         try:
             rows, well = await pg.all_gather(row), True
         except GroupBroken as error:
@@ -244,7 +257,11 @@ class Checkpoints:
             raise GroupBroken("a member was lost when the checkpoint began") if well else broken
         if failure is not None:
             raise failure
+        if unlisted is not None:
+            raise CheckpointError(f"{self._root} cannot be listed: {_told(unlisted)}") from unlisted
         for member, other in enumerate(rows):
+            if other[6]:
+                raise CheckpointError(f"rank {pg.ranks[member]} could not list {self._root}")
             if other[0] != rows[0][0]:
                 raise UsageError(
                     f"rank {pg.ranks[member]} saves step {other[0]}, and rank {pg.ranks[0]} step {rows[0][0]}"
@@ -275,7 +292,7 @@ class Checkpoints:
         return {name: snapshot(tree, name, take) for name, tree in trees.items()}
 
     async def _write(
-        self, pg: ProcessGroup, path: Path, step: int, copied: dict[str, Any], making: Any
+        self, pg: ProcessGroup, path: Path, step: int, copied: dict[str, Any] | Exception, making: Any
     ) -> Path:
         """Write this rank's part; rank 0 then writes the index."""
         if making is not None:
@@ -284,9 +301,11 @@ class Checkpoints:
         group = self._group[1]
         part: list[Any] = []
         try:
+            if isinstance(copied, Exception):
+                raise copied
             part = await self._thread(partial(self._put, path, copied, group.rank, group.size))
         except Exception as error:  # whatever it is: the others are told
-            part = [f"rank {pg.ranks[group.rank]} could not write: {one_line(str(error))}"]
+            part = [f"rank {pg.ranks[group.rank]} could not write: {_told(error)}"]
         parts = await group.gather_object(part, 0)
         outcome = ""
         if group.rank == 0:
@@ -296,7 +315,7 @@ class Checkpoints:
                 try:
                     await self._thread(partial(_end, path, step, parts))
                 except Exception as error:  # likewise
-                    outcome = str(error)
+                    outcome = str(error) or type(error).__name__
         outcome = await group.broadcast_object(outcome, 0)
         if outcome:
             raise CheckpointError(f"the checkpoint of step {step} was not written: {outcome}")
@@ -308,11 +327,12 @@ class Checkpoints:
         return path
 
     def _put(self, path: Path, copied: dict[str, Any], rank: int, size: int) -> list[Any]:
-        """Write this rank's file → its node, and the bytes of the file."""
+        """Write this rank's file → its node, as JSON, and the bytes of the file."""
         path.mkdir(parents=True, exist_ok=True)
         out: dict[str, Array] = {}
         node = nodes_of(copied, "", rank, size, out)
-        return [node, write(path / file_of(rank), out.items(), self._stop)]
+        told = json.dumps(node)  # what JSON cannot carry fails here, where the others are told
+        return [told, write(path / file_of(rank), out.items(), self._stop)]
 
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -336,28 +356,49 @@ class Checkpoints:
                 `things` may have been loaded in part.
         """
         pg = self._pg
-        chosen = ""
-        if pg.rank == 0:
-            whole = [one for one in await self._thread(partial(listed, self._root)) if one.whole]
-            fits = [one for one in whole if step is None or one.step == step]
-            chosen = fits[-1].path.name if fits else ""
-        chosen = await pg.broadcast_object(chosen, 0)
+        chosen = await self._chosen(pg, step)
         if not chosen and step is None:
             return None
-        found, error = None, ""
-        try:
-            if not chosen:
-                raise CheckpointError(f"{self._root} has no checkpoint of step {step}")
-            found = await self._thread(partial(_read, self._root / chosen, pg.rank, pg.size, things))
-        except AiodistError as failed:
-            error = str(failed)
-        errors = await pg.all_gather_object(error)
+        if not chosen:
+            raise CheckpointError(f"{self._root} has no checkpoint of step {step}")
+        while True:
+            found, cause, path = None, None, self._root / chosen
+            try:
+                found = await self._thread(partial(_read, path, pg.rank, pg.size, things))
+            except Exception as error:  # whatever it is: the others are told
+                cause = error
+            gone = cause is not None and not is_whole(path)
+            errors = await pg.all_gather_object(["" if cause is None else _told(cause), gone])
+            if not any(told for told, _ in errors):
+                return found
+            before = chosen
+            if step is None and any(one for _, one in errors):
+                chosen = await self._chosen(pg, None)  # another job has removed it: it has a later one
+            if chosen in ("", before):
+                break
+        if cause is not None:
+            raise CheckpointError(_told(cause)) from cause
+        member = next(at for at, (told, _) in enumerate(errors) if told)
+        raise CheckpointError(f"rank {pg.ranks[member]} could not load: {errors[member][0]}")
+
+    async def _chosen(self, pg: ProcessGroup, step: int | None) -> str:
+        """The name of the folder that is loaded, as rank 0 sees it; '' where there is none.
+
+        Raises:
+            CheckpointError: rank 0 could not list the folder.
+        """
+        chosen, error = "", ""
+        if pg.rank == 0:
+            try:
+                whole = [one for one in await self._thread(partial(listed, self._root)) if one.whole]
+                fits = [one for one in whole if step is None or one.step == step]
+                chosen = fits[-1].path.name if fits else ""
+            except Exception as failed:  # whatever it is: the others are told
+                error = f"rank {pg.ranks[0]} could not list {self._root}: {_told(failed)}"
+        chosen, error = await pg.broadcast_object([chosen, error], 0)
         if error:
             raise CheckpointError(error)
-        for member, told in enumerate(errors):
-            if told:
-                raise CheckpointError(f"rank {pg.ranks[member]} could not load: {told}")
-        return found
+        return chosen
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -379,10 +420,16 @@ class Checkpoints:
                 raise failure
 
     async def _cancelled(self) -> None:
-        """Stop writing: what was begun does not exist. It takes as long as writing a few MiB."""
+        """Stop writing: what was begun does not exist. It takes as long as writing a few MiB.
+
+        The others are told: they may wait for this rank's part.
+        """
         self._stop.set()
         if self._last is not None:
             self._last.cancel()
+        if self._group is not None:
+            group, self._group = self._group[1], None
+            group.abort("a rank has left its Checkpoints by an exception")
         while self._threads:
             await asyncio.wait(self._threads)
 
@@ -423,7 +470,7 @@ def _end(path: Path, step: int, parts: list[Any]) -> None:
             "step": step,
             "files": [file_of(rank) for rank in range(len(parts))],
             "sizes": [nbytes for _, nbytes in parts],
-            "tree": merged([node for node, _ in parts]),
+            "tree": merged([json.loads(node) for node, _ in parts]),
         },
     )
 
@@ -436,7 +483,12 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
     found = Checkpoint(index["step"], path, len(index["files"]), saved)
     for name in things:
         found[name]  # it says what is not there
-    trees = {name: opened(node, rank, size, reader) for name, node in saved.items()}
+    try:
+        trees = {name: opened(node, rank, size, reader) for name, node in saved.items()}
+    except CheckpointError:
+        raise
+    except Exception as error:  # memory, say
+        raise CheckpointError(f"{path} cannot be read: {_told(error)}") from error
     for name, thing in things.items():
         if not callable(getattr(thing, "load_state_dict", None)):
             raise UsageError(
@@ -446,9 +498,14 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
             thing.load_state_dict(trees[name])
         except AiodistError:
             raise
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{name} in {path} is of another model: {one_line(str(error))}") from error
+        except Exception as error:  # whatever a class of others raises
+            raise CheckpointError(f"{name} in {path} is of another model: {_told(error)}") from error
     return Checkpoint(found.step, path, found.size, trees)
+
+
+def _told(error: Exception) -> str:
+    """What an error says, as one line; its kind where it says nothing."""
+    return (str(error) if isinstance(error, AiodistError) else one_line(str(error))) or type(error).__name__
 
 
 async def _failed(error: GroupBroken) -> Path:

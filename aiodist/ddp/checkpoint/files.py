@@ -10,18 +10,21 @@ are stored as bytes; a checkpoint's index has the dtype.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import threading
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import CheckpointError
+from aiodist.sanitize import one_line
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +54,7 @@ def write(path: Path, arrays: Iterable[tuple[str, Array]], stop: threading.Event
 
     Raises:
         Stopped: `stop` was set. The file is gone.
-        OSError: as the system says. The file is gone.
+        OSError: as the system says. The file is gone, unless it was there before: that one stays.
     """
     header: dict[str, Any] = {}
     at = 0
@@ -63,8 +66,9 @@ def write(path: Path, arrays: Iterable[tuple[str, Array]], stop: threading.Event
         at += array.nbytes
     told = json.dumps(header, separators=(",", ":")).encode()
     told += b" " * (-len(told) % 8)
+    file = path.open("xb", buffering=0)  # a file that was there is another's: it stays
     try:
-        with path.open("xb", buffering=0) as file:
+        with file:
             _put(file, memoryview(len(told).to_bytes(8, "little") + told), stop)
             for _, array in chosen:
                 _put(file, array.reshape(-1).view(np.uint8).data, stop)
@@ -81,6 +85,22 @@ def _put(file: Any, data: memoryview, stop: threading.Event) -> None:
         if stop.is_set():
             raise Stopped
         at += file.write(data[at : at + _BLOCK])
+
+
+def regular(path: Path) -> BinaryIO:
+    """Open a file to read. It must be a file: a link may lead elsewhere, and a pipe is waited for.
+
+    Raises:
+        OSError: it is no such file, or cannot be read.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "It is no regular file", str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 class Reader:
@@ -105,29 +125,37 @@ class Reader:
         _, count, rank, name, crc = segment
         path = self._folder / self._names[rank]
         try:
-            first, header = self._header(rank, path)
-            start, stop = header[name]["data_offsets"]
-            with path.open("rb") as file:
+            with regular(path) as file:
+                first, header = self._header(rank, path, file)
+                start, stop = header[name]["data_offsets"]
+                if (
+                    not 0 <= start <= stop <= self._sizes[rank] - first
+                    or stop - start != count * dtype.itemsize
+                ):
+                    raise ValueError(f"its header gives {name} another place")
                 file.seek(first + start)
                 data = file.read(stop - start)
-        except (OSError, KeyError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}", hint=_OTHER) from error
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever else is wrong with it
+            told = one_line(str(error)) or type(error).__name__
+            raise CheckpointError(f"{path} cannot be read: {told}", hint=_OTHER) from error
         if len(data) != count * dtype.itemsize or zlib.crc32(data) != crc:
             raise CheckpointError(f"{path} is damaged: {name} has another checksum", hint=_OTHER)
         return np.frombuffer(data, dtype)
 
-    def _header(self, rank: int, path: Path) -> tuple[int, dict[str, Any]]:
+    def _header(self, rank: int, path: Path, file: BinaryIO) -> tuple[int, dict[str, Any]]:
+        """Where the arrays' bytes begin, and the header."""
         if rank not in self._headers:
-            found = path.stat().st_size
+            found = os.fstat(file.fileno()).st_size
             if found != self._sizes[rank]:
                 raise CheckpointError(
                     f"{path} has {found} bytes, and was written with {self._sizes[rank]}", hint=_OTHER
                 )
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                if length > min(found, _MOST_HEADER):
-                    raise CheckpointError(f"{path} is damaged: its header has no length", hint=_OTHER)
-                self._headers[rank] = 8 + length, json.loads(file.read(length))
+            length = int.from_bytes(file.read(8), "little")
+            if length > min(found, _MOST_HEADER):
+                raise CheckpointError(f"{path} is damaged: its header has no length", hint=_OTHER)
+            self._headers[rank] = 8 + length, json.loads(file.read(length))
         return self._headers[rank]
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,11 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aiodist.ddp.checkpoint.files import regular
+from aiodist.ddp.checkpoint.index import checked, sealed
 from aiodist.errors import CheckpointError
+from aiodist.sanitize import one_line
+
+logger = logging.getLogger("aiodist.ddp.checkpoint")
 
 INDEX = "index.json"
-FORMAT = 1
-_NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_NAME = re.compile(r"([0-9]{6,18})-step-([0-9]{1,19})")  # what fits into 64 bits
 
 
 @dataclass(frozen=True, order=True)
@@ -40,16 +45,34 @@ class Found:
     whole: bool
 
 
-def listed(root: Path) -> list[Found]:
-    """All checkpoints, whole or not, in the order in which they were begun."""
+def is_whole(path: Path) -> bool:
+    """Whether a folder has an index."""
+    try:
+        return (path / INDEX).is_file()
+    except OSError:  # of a folder that may not be entered
+        return False
+
+
+def _named(root: Path) -> list[Found]:
+    """Whatever has the name of a checkpoint."""
     if not root.is_dir():
         return []
     found = []
     for path in root.iterdir():
         match = _NAME.fullmatch(path.name)
         if match is not None:
-            found.append(Found(int(match[1]), int(match[2]), path, (path / INDEX).is_file()))
+            found.append(Found(int(match[1]), int(match[2]), path, is_whole(path)))
     return sorted(found)
+
+
+def listed(root: Path) -> list[Found]:
+    """All checkpoints, whole or not, in the order in which they were begun. Links and files are none."""
+    return [one for one in _named(root) if one.path.is_dir() and not one.path.is_symlink()]
+
+
+def next_number(root: Path) -> int:
+    """A number that nothing in the folder has."""
+    return 1 + max((one.number for one in _named(root)), default=0)
 
 
 def name_of(number: int, step: int) -> str:
@@ -57,16 +80,11 @@ def name_of(number: int, step: int) -> str:
     return f"{number:06d}-step-{step}"
 
 
-def file_of(rank: int) -> str:
-    """The name of a rank's file."""
-    return f"rank-{rank:05d}.safetensors"
-
-
 def finish(path: Path, index: dict[str, Any]) -> None:
     """Write the index, all at once: the checkpoint is whole then."""
     early = path / f"{INDEX}.early"
     with early.open("w") as file:
-        json.dump({"format": FORMAT, **index}, file)
+        json.dump(sealed(index), file)
         file.flush()
         os.fsync(file.fileno())
     early.replace(path / INDEX)
@@ -82,27 +100,30 @@ def index_of(path: Path) -> dict[str, Any]:
     """The index of a checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read, or is of another format.
+        CheckpointError: it cannot be read, is damaged, or is of another format.
     """
     try:
-        index = json.loads((path / INDEX).read_text())
-        version = index["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / INDEX} cannot be read: {error}") from error
-    if version != FORMAT:
-        raise CheckpointError(
-            f"{path} has the format {version}, this version reads {FORMAT}",
-            hint="Read it with its own version",
-        )
-    found: dict[str, Any] = index
-    return found
+        with regular(path / INDEX) as file:
+            return checked(json.loads(file.read()))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path / INDEX} cannot be used: {error}") from error
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        told = one_line(str(error)) or type(error).__name__
+        raise CheckpointError(f"{path / INDEX} cannot be read: {told}") from error
 
 
 def clean(root: Path, keep: int) -> None:
-    """Remove all whole checkpoints but the last ones, and what was begun before them and never finished."""
-    whole = [one for one in listed(root) if one.whole]
-    kept = whole[-keep:]
-    for one in listed(root):
-        if one not in kept and one.number < kept[-1].number:
+    """Remove all whole checkpoints but the last ones, and what was begun before them and never finished.
+
+    What cannot be removed is logged, and tried again by the next one.
+    """
+    found = listed(root)
+    kept = [one for one in found if one.whole][-keep:]
+    for one in found:
+        if one in kept or not kept or one.number >= kept[-1].number:
+            continue
+        try:
             (one.path / INDEX).unlink(missing_ok=True)  # from here on it does not exist
             shutil.rmtree(one.path)
+        except OSError as error:
+            logger.warning("an old checkpoint could not be removed: %s", one_line(str(error)))

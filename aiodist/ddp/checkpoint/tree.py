@@ -34,6 +34,8 @@ Array = npt.NDArray[Any]
 Node = Any
 
 ARRAY, TENSOR, SCALAR = "array", "tensor", "scalar"
+MOST_DEPTH = 45
+"""Levels of what is saved by a name; all that walks a tree or its nodes calls itself for each."""
 _PLAIN = (bool, int, float, str)
 
 
@@ -62,29 +64,39 @@ class Copied:
     array: Array
 
 
-def snapshot(tree: Any, path: str, take: Callable[[str, Array], Array]) -> Any:
+def snapshot(
+    tree: Any, path: str, take: Callable[[str, Array], Array], depth: int = MOST_DEPTH, alone: bool = False
+) -> Any:
     """The tree with a copy of each array.
 
     Args:
         path: the tree's name, for errors and for `take`.
         take: copies an array, given its path.
+        depth: levels that may come.
+        alone: it is within a PerRank.
 
     Raises:
         UsageError: something in it cannot be saved.
     """
+    if isinstance(tree, PerRank | Mapping | list | tuple) and depth <= 0:
+        raise UsageError(
+            f"{path[:40]}… has more than {MOST_DEPTH} levels", hint="Save what is in it by names of their own"
+        )
     if isinstance(tree, Parts):
         parts = [(at, take(f"{path}[{at}]", one)) for at, one in tree.parts]
         return Parts(tree.dtype, tree.shape, parts)
     if isinstance(tree, PerRank):
-        return PerRank(snapshot(tree.value, path, take))
+        if alone:
+            raise UsageError(f"{path} is a PerRank within a PerRank", hint="Take the inner one away")
+        return PerRank(snapshot(tree.value, path, take, depth - 1, True))
     if isinstance(tree, Mapping):
         for key in tree:
             if not isinstance(key, str | int) or isinstance(key, bool):
                 raise UsageError(f"{path} has the key {shown(key)}: a checkpoint takes texts and integers")
-        items = {key: snapshot(value, f"{path}.{key}", take) for key, value in tree.items()}
+        items = {key: snapshot(value, f"{path}.{key}", take, depth - 1, alone) for key, value in tree.items()}
         return Some(items) if isinstance(tree, Some) else items
     if isinstance(tree, list | tuple):
-        found = [snapshot(value, f"{path}.{i}", take) for i, value in enumerate(tree)]
+        found = [snapshot(value, f"{path}.{i}", take, depth - 1, alone) for i, value in enumerate(tree)]
         return tuple(found) if isinstance(tree, tuple) else found
     if tree is None or type(tree) in _PLAIN:
         return tree
@@ -225,7 +237,12 @@ def opened(node: Node, rank: int, size: int, read: Callable[[list[Any], np.dtype
         _, form, name, shape, whole, segments = node
         dtype = dtype_named(name)
         stored = Stored(dtype, tuple(shape), [(s[0], s[1], partial(read, s, dtype)) for s in segments])
-        return stored if whole is None else _formed(form, stored.array())
+        if whole is None:
+            return stored
+        array = stored.array()
+        if checksum(array) != whole:
+            raise CheckpointError("an array has another checksum than was saved")
+        return _formed(form, array)
     if kind == "ranks":
         mine = dict(map(tuple, node[1])).get(rank) if len(node[1]) == size else None
         return opened(mine, rank, size, read)

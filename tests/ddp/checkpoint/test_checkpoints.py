@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import aiodist.ddp.checkpoint.checkpoints as module
 from aiodist.ddp import Checkpoints, DiLoCo, PerRank, ShardedOptimizer
 from aiodist.ddp.checkpoint import files
-from aiodist.errors import CheckpointError, UsageError
+from aiodist.errors import CheckpointError, GroupAborted, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.cluster import run_cluster
 from aiodist.testing.spmd import spmd
@@ -481,5 +482,257 @@ def test_torch_modules_and_diloco(tmp_path: Path) -> None:
             assert resumed.steps == 3 and resumed._commons[0].digest == diloco._commons[0].digest
             with pytest.raises(CheckpointError, match=r"model in .* is of another model: .*size mismatch"):
                 await checkpoints.load(model=torch.nn.Linear(4, 3))
+
+    on_all(2, part)
+
+
+def test_a_folder_that_cannot_be_listed_is_told_to_all(tmp_path: Path) -> None:
+    root = tmp_path / ("x" * 300)  # no system takes such a name
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, root) as checkpoints:
+            with pytest.raises(CheckpointError, match=r"rank 0 could not list .*name too long"):
+                await checkpoints.load()
+            match = "cannot be listed: .*name too long" if pg.rank == 0 else "rank 0 could not list"
+            with pytest.raises(CheckpointError, match=match):
+                await checkpoints.save(1, x=1)
+
+    on_all(3, part)
+
+
+class Moody:
+    """Something that can be saved, and fails to load on one rank."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"a": 1}
+
+    def load_state_dict(self, saved: Any) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("a"), MemoryError(), IndexError("i"), AssertionError("x"), OSError(5, "io")]
+)
+def test_whatever_loading_raises_on_one_rank_is_told_to_all(tmp_path: Path, error: Exception) -> None:
+    async def part(pg: ProcessGroup) -> None:
+        thing = Moody(error if pg.rank == 1 else None)
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            await (await checkpoints.save(1, thing=thing))  # type: ignore[misc]
+            match = "thing in .* is of another model" if pg.rank == 1 else "rank 1 could not load: thing in"
+            with pytest.raises(CheckpointError, match=match):
+                await checkpoints.load(thing=thing)
+
+    on_all(2, part)
+
+
+def test_a_copy_that_fails_on_one_rank_is_told_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Checkpoints._copied
+
+    def copied(self: Checkpoints, trees: Any) -> Any:
+        if self._first.rank == 1:
+            raise MemoryError
+        return real(self, trees)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            with monkeypatch.context() as patch:
+                patch.setattr(Checkpoints, "_copied", copied)
+                saving = await checkpoints.save(1, x=1)
+                with pytest.raises(CheckpointError, match="rank 1 could not write: MemoryError"):
+                    await saving  # type: ignore[misc]
+                await pg.barrier()
+
+    on_all(2, part)
+
+
+def test_a_step_that_does_not_fit_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            issued = pg.issued_count()
+            with pytest.raises(UsageError, match=r"below 2\*\*63"):
+                await checkpoints.save(1 << 63, x=1)
+            assert pg.issued_count() == issued
+            await (await checkpoints.save((1 << 63) - 1, x=1))  # type: ignore[misc]
+            found = await checkpoints.load()
+            assert found is not None and found.step == (1 << 63) - 1
+
+    on_all(2, part)
+
+
+def test_what_only_has_the_name_of_a_checkpoint_is_let_be(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "c", tmp_path / "elsewhere"
+    (root / ("9" * 25 + "-step-1")).mkdir(parents=True)
+    elsewhere.mkdir()
+    (elsewhere / "index.json").write_text("{}")
+    (root / "000001-step-1").symlink_to(elsewhere)
+    (root / "000002-step-1").write_text("a file")
+    (root / "000003-step-1").mkdir()
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, root, keep=1) as checkpoints:
+            for step in (5, 6):
+                await (await checkpoints.save(step, x=1))  # type: ignore[misc]
+                await pg.barrier()
+            assert await checkpoints.steps() == [6]
+
+    on_all(2, part)
+    assert sorted(one.name for one in root.iterdir()) == [
+        "000001-step-1", "000002-step-1", "000005-step-6", "9" * 25 + "-step-1",
+    ]  # fmt: skip
+    assert (elsewhere / "index.json").is_file()
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_holds_up_none_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.rmtree
+
+    def rmtree(path: Path) -> None:
+        if path.name == "000001-step-1":
+            raise PermissionError(13, "Permission denied")
+        real(path)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path, keep=3) as checkpoints:
+            for step in (1, 2, 3):
+                await (await checkpoints.save(step, x=1))  # type: ignore[misc]
+        await pg.barrier()
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", rmtree)
+            async with Checkpoints(pg, tmp_path, keep=1) as checkpoints:
+                await (await checkpoints.save(4, x=1))  # type: ignore[misc]
+            await pg.barrier()
+
+    on_all(1, part)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["000001-step-1", "000004-step-4"]
+
+
+def test_a_whole_array_is_compared_with_its_own_checksum(tmp_path: Path) -> None:
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            path = await (await checkpoints.save(1, x=np.arange(6.0)))  # type: ignore[misc]
+            index = json.loads((path / "index.json").read_text())
+            index["tree"][1][0][1][4] ^= 1
+            plain = {key: index[key] for key in ("step", "files", "sizes", "tree")}
+            (path / "index.json").unlink()
+            module.finish(path, plain)
+            with pytest.raises(CheckpointError, match="an array has another checksum"):
+                await checkpoints.load()
+
+    on_all(1, part)
+
+
+def test_an_exception_on_one_rank_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = threading.Event()
+    real = files.write
+
+    def write(path: Path, arrays: Any, stop: threading.Event) -> int:
+        while path.name == "rank-00001.safetensors" and "step-2" in str(path) and not stop.is_set():
+            opened.wait(0.01)
+        return real(path, arrays, stop)
+
+    monkeypatch.setattr(module, "write", write)
+
+    async def part(pg: ProcessGroup) -> None:
+        try:
+            async with Checkpoints(pg, tmp_path) as checkpoints:
+                await (await checkpoints.save(1, x=1))  # type: ignore[misc]
+                saving = await checkpoints.save(2, x=2)
+                if pg.rank == 1:
+                    raise LookupError("of the program")
+                with pytest.raises(GroupAborted, match="has left its Checkpoints"):
+                    await saving  # type: ignore[misc]
+        except LookupError:
+            assert pg.rank == 1
+        await pg.barrier()  # the program's own group goes on
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            assert await checkpoints.steps() == [1]
+            await (await checkpoints.save(3, x=3))  # type: ignore[misc]
+            await pg.barrier()
+            assert await checkpoints.steps() == [1, 3]
+
+    on_all(3, part)
+
+
+def test_an_await_that_gave_up_was_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+
+    def end(path: Path, step: int, parts: Any) -> None:
+        raise OSError(28, "no space")
+
+    async def part(pg: ProcessGroup) -> None:
+        with monkeypatch.context() as patch:
+            checkpoints = Checkpoints(pg, tmp_path)
+            patch.setattr(module, "_end", end)
+            saving = await checkpoints.save(1, x=1)
+            assert saving is not None
+            awaiting = asyncio.ensure_future(asyncio.wait_for(saving, 60))
+            await pg.barrier()
+            awaiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await awaiting
+            gate.opened.set()
+            with pytest.raises(CheckpointError, match="no space"):
+                await checkpoints.aclose()
+            await pg.barrier()
+
+    on_all(2, part)
+
+
+def test_loading_the_last_one_goes_on_with_a_later_one_when_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module._read
+    removed: list[Path] = []
+
+    def read(path: Path, rank: int, *more: Any) -> Any:
+        if path.name == "000001-step-1" and rank == 1:
+            (tmp_path / "later").rename(tmp_path / "000002-step-2")
+            shutil.rmtree(path)
+            removed.append(path)
+        return real(path, rank, *more)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            for step in (1, 2):
+                await (await checkpoints.save(step, x=step))  # type: ignore[misc]
+            await pg.barrier()
+            if pg.rank == 0:
+                (tmp_path / "000002-step-2").rename(tmp_path / "later")
+                monkeypatch.setattr(module, "_read", read)
+            await pg.barrier()
+            found = await checkpoints.load()
+            assert found is not None and found.step == 2 and found["x"] == 2
+            await pg.barrier()
+            assert len(removed) == 1
+            with pytest.raises(CheckpointError, match="has no checkpoint of step 1"):
+                await checkpoints.load(1)
+
+    on_all(2, part)
+
+
+def test_as_deep_as_is_allowed_is_saved_and_loaded(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(44):
+        deep = {"a": deep}
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            own = PerRank(deep)
+            await (await checkpoints.save(1, deep={"a": deep}, own=own))  # type: ignore[misc]
+            found = await checkpoints.load()
+            assert found is not None and found["deep"] == {"a": deep} and found["own"] == deep
+            issued = pg.issued_count()
+            with pytest.raises(UsageError, match="has more than 45 levels"):
+                await checkpoints.save(2, deep={"a": {"a": deep}})
+            assert pg.issued_count() == issued
 
     on_all(2, part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import zlib
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_a_file_that_is_short_or_gone(tmp_path: Path) -> None:
         Reader(tmp_path, [path.name], [nbytes])(floats, np.dtype(np.float32))
 
 
-def test_a_stop_and_a_failure_leave_no_file(tmp_path: Path) -> None:
+def test_a_stop_and_a_failure_leave_no_file_of_their_own(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Stopped):
@@ -95,4 +96,41 @@ def test_a_stop_and_a_failure_leave_no_file(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("another's")
     with pytest.raises(FileExistsError):
         write(tmp_path / "b", ARRAYS.items(), threading.Event())
-    assert [one.name for one in tmp_path.iterdir()] == []
+    assert (tmp_path / "b").read_text() == "another's"
+    assert [one.name for one in tmp_path.iterdir()] == ["b"]
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    path, real = tmp_path / "a.safetensors", tmp_path / "real"
+    nbytes = write(real, ARRAYS.items(), threading.Event())
+    floats = segment("floats", ARRAYS["floats"])
+    path.symlink_to(real)
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*symbolic links"):
+        Reader(tmp_path, [path.name], [nbytes])(floats, np.dtype(np.float32))
+    path.unlink()
+    os.mkfifo(path)  # nobody writes it: opening it must not wait
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*no regular file"):
+        Reader(tmp_path, [path.name], [0])(floats, np.dtype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "span", [[-1000, 28], [28, 0], [0, 1 << 62], [0, 1 << 36], [1 << 80, 1 << 80], [0, 1, 2], [4, 32], "ab"]
+)
+def test_a_header_that_names_other_bytes_is_refused_before_they_are_read(tmp_path: Path, span: Any) -> None:
+    path = tmp_path / "a.safetensors"
+    header = json.dumps({"floats": {"dtype": "F32", "shape": [7], "data_offsets": span}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + ARRAYS["floats"].tobytes())
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Reader(tmp_path, [path.name], [path.stat().st_size])(
+            segment("floats", ARRAYS["floats"]), np.dtype(np.float32)
+        )
+
+
+def test_a_deep_header_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    header = b"[" * 100_000 + b"]" * 100_000
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Reader(tmp_path, [path.name], [path.stat().st_size])(
+            segment("floats", ARRAYS["floats"]), np.dtype(np.float32)
+        )

@@ -33,6 +33,20 @@ def saved(trees: list[Any]) -> tuple[Any, Any]:
     return whole, lambda segment, _dtype: written[segment[2]][segment[3]]
 
 
+def deep(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+def test_a_tree_that_holds_itself_is_refused() -> None:
+    tree: dict[str, Any] = {}
+    tree["again"] = tree
+    with pytest.raises(UsageError, match="has more than 45 levels"):
+        snapshot(tree, "x", lambda _, array: array)
+
+
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return (
@@ -146,6 +160,8 @@ def test_ranks_that_differ_are_found(tree: Any, other: Any, path: str) -> None:
         ({(1, 2): 3}, "x has the key"),
         ({"a": b"bytes"}, "x.a is b'bytes', which cannot be saved"),
         ([{"a": {True: 1}}], "x.0.a has the key True"),
+        ({"a": PerRank([PerRank(3)])}, "x.a.0 is a PerRank within a PerRank"),
+        (deep(46), r"x\.0\.0.* has more than 45 levels"),
     ],
 )
 def test_what_cannot_be_saved_is_refused(tree: Any, match: str) -> None:
