@@ -70,6 +70,11 @@ class Model:
             views.append(one)
         return views
 
+    def written(self) -> list[tuple[str, Array]]:
+        """What errors call the trained arrays that are written in place, and their values."""
+        named = zip(self.trained, self.views(), self._renewals, strict=True)
+        return [(f"parameters[{index}]", one) for index, one, renew in named if renew is None]
+
     def begin(self, pg: ProcessGroup) -> None:
         """Make buckets in a group's memory."""
         self.partition = Partition(self.buckets, pg.size, self.whole)

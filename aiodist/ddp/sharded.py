@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.ddp import kept, resharding
-from aiodist.ddp.arguments import number
+from aiodist.ddp.arguments import check_disjoint, number
 from aiodist.ddp.buckets import cap_of
 from aiodist.ddp.model import Model, apart
 from aiodist.ddp.shares import Shares
@@ -147,6 +147,7 @@ class ShardedOptimizer:
         self._common = [
             view(one, writable=True, what=f"state[{i}]") for i, one in enumerate([*frozen, *state])
         ]
+        check_disjoint([*model.written(), *((f"state[{i}]", one) for i, one in enumerate(self._common))])
         others = [(one.dtype.name, one.shape) for one in self._common]
         plan = f"{kept.shapes_of(model)} {others} {self._update.name} {self._update.options} {model.buckets}"
         plan += f" {model.whole} {self._max_norm} {copies} {self._elastic} {restore is not None}"

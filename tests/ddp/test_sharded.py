@@ -244,7 +244,7 @@ def test_state_that_cannot_be_divided_is_refused() -> None:
         optimizer = await ShardedOptimizer(pg, [np.zeros((4, 2))], total)
         with pytest.raises(UsageError, match=r"state 'rows' has the shape \[3\].*Pass whole=True"):
             await optimizer.step([np.ones((4, 2))])
-        optimizer = await ShardedOptimizer(pg, [np.zeros((4, 2))] * 2, texts)
+        optimizer = await ShardedOptimizer(pg, [np.zeros((4, 2)), np.zeros((4, 2))], texts)
         with pytest.raises(UsageError, match="state 'name' is 'x': keep numbers and arrays there"):
             await optimizer.step([np.ones((4, 2))] * 2)
 
@@ -256,5 +256,25 @@ def test_what_a_rule_raises_is_raised() -> None:
         optimizer = await ShardedOptimizer(pg, [np.zeros(4)], lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await optimizer.step([np.ones(4)])
+
+    on_all(2, part)
+
+
+def test_arrays_that_share_memory_are_refused() -> None:
+    async def part(pg: ProcessGroup) -> None:
+        weights, other = np.ones((4, 6), np.float32), np.ones(5)
+        given: list[Any]
+        for given, names in [
+            ([weights, other, weights], r"parameters\[0\] and parameters\[2\]"),
+            ([weights[:3], weights[2:]], r"parameters\[0\] and parameters\[1\]"),
+            ([other, weights[:, ::2], weights[::-1, 1:3]], r"parameters\[1\] and parameters\[2\]"),
+            ([weights, weights.reshape(-1)[5:7]], r"parameters\[0\] and parameters\[1\]"),
+        ]:
+            with pytest.raises(UsageError, match=f"{names} share memory"):
+                ShardedOptimizer(pg, given, adam)
+        with pytest.raises(UsageError, match=r"parameters\[0\] and state\[0\] share memory"):
+            ShardedOptimizer(pg, [weights, other], adam, state=[weights[1]])
+        apart = [weights[:, ::2], weights[:, 1::2], other[:2], other[2:], other[:0], other[1:1]]
+        await ShardedOptimizer(pg, apart, adam)
 
     on_all(2, part)

@@ -213,26 +213,25 @@ class Checkpoints:
         """Agree with the others that a checkpoint begins, copy what it holds, and begin to write it."""
         pg = self._pg
         try:
-            begun = await self._agree(pg, number, sorted(trees))
+            path = await self._agree(pg, number, sorted(trees))
         except GroupBroken as error:
             if isinstance(error, Evicted | QuorumLost) or pg._core.family.regroup is None:
                 raise
             logger.warning("the checkpoint of step %d was not taken: %s", number, error)
             return Saving(number, asyncio.create_task(_failed(error)))
-        if begun is None:
+        if path is None:
             return None
-        path, making = begun
         copied: dict[str, Any] | Exception
         try:
             copied = await self._thread(partial(self._copied, trees))
         except Exception as error:  # of memory, say; the others are told when they write
             copied = error
-        task = asyncio.create_task(self._write(pg, path, number, copied, making))
+        task = asyncio.create_task(self._write(pg, path, number, copied))
         self._last = Saving(number, task)
         return self._last
 
-    async def _agree(self, pg: ProcessGroup, step: int, names: list[str]) -> tuple[Path, Any] | None:
-        """The new checkpoint's folder, and the making of the writers' group; None where it is skipped."""
+    async def _agree(self, pg: ProcessGroup, step: int, names: list[str]) -> Path | None:
+        """The new checkpoint's folder, and the writers' group made; None where it is skipped."""
         last = self._last
         busy = last is not None and not last.done()
         failure = None if last is None else last.failure()
@@ -273,8 +272,11 @@ class Checkpoints:
         if rows[:, 3].any():
             logger.info("the checkpoint of step %d is skipped: the one before is still being written", step)
             return None
-        making = pg.new_group(name="checkpoints") if rows[:, 5].any() else None
-        return self._root / name_of(int(rows[0][2]), step), making
+        if rows[:, 5].any():  # not in the task that writes: an exception must not leave the others waiting
+            made = await pg.new_group(name="checkpoints")
+            assert made is not None
+            self._group = (pg, made)
+        return self._root / name_of(int(rows[0][2]), step)
 
     def _copied(self, trees: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of all that is saved, in the memory of the last ones."""
@@ -292,11 +294,9 @@ class Checkpoints:
         return {name: snapshot(tree, name, take) for name, tree in trees.items()}
 
     async def _write(
-        self, pg: ProcessGroup, path: Path, step: int, copied: dict[str, Any] | Exception, making: Any
+        self, pg: ProcessGroup, path: Path, step: int, copied: dict[str, Any] | Exception
     ) -> Path:
         """Write this rank's part; rank 0 then writes the index."""
-        if making is not None:
-            self._group = (pg, await making)
         assert self._group is not None
         group = self._group[1]
         part: list[Any] = []
@@ -395,10 +395,10 @@ class Checkpoints:
                 chosen = fits[-1].path.name if fits else ""
             except Exception as failed:  # whatever it is: the others are told
                 error = f"rank {pg.ranks[0]} could not list {self._root}: {_told(failed)}"
-        chosen, error = await pg.broadcast_object([chosen, error], 0)
-        if error:
-            raise CheckpointError(error)
-        return chosen
+        found: list[str] = await pg.broadcast_object([chosen, error], 0)
+        if found[1]:
+            raise CheckpointError(found[1])
+        return found[0]
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.ddp.checkpoint.index import OTHER
 from aiodist.errors import CheckpointError
 from aiodist.sanitize import one_line
 
@@ -139,9 +140,9 @@ class Reader:
             raise
         except Exception as error:  # whatever else is wrong with it
             told = one_line(str(error)) or type(error).__name__
-            raise CheckpointError(f"{path} cannot be read: {told}", hint=_OTHER) from error
+            raise CheckpointError(f"{path} cannot be read: {told}", hint=OTHER) from error
         if len(data) != count * dtype.itemsize or zlib.crc32(data) != crc:
-            raise CheckpointError(f"{path} is damaged: {name} has another checksum", hint=_OTHER)
+            raise CheckpointError(f"{path} is damaged: {name} has another checksum", hint=OTHER)
         return np.frombuffer(data, dtype)
 
     def _header(self, rank: int, path: Path, file: BinaryIO) -> tuple[int, dict[str, Any]]:
@@ -150,13 +151,10 @@ class Reader:
             found = os.fstat(file.fileno()).st_size
             if found != self._sizes[rank]:
                 raise CheckpointError(
-                    f"{path} has {found} bytes, and was written with {self._sizes[rank]}", hint=_OTHER
+                    f"{path} has {found} bytes, and was written with {self._sizes[rank]}", hint=OTHER
                 )
             length = int.from_bytes(file.read(8), "little")
             if length > min(found, _MOST_HEADER):
-                raise CheckpointError(f"{path} is damaged: its header has no length", hint=_OTHER)
+                raise CheckpointError(f"{path} is damaged: its header has no length", hint=OTHER)
             self._headers[rank] = 8 + length, json.loads(file.read(length))
         return self._headers[rank]
-
-
-_OTHER = "Load an older checkpoint: load(step); steps() lists them"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.ddp.checkpoint.files import regular
-from aiodist.ddp.checkpoint.index import checked, sealed
+from aiodist.ddp.checkpoint.index import OTHER, checked, sealed
 from aiodist.errors import CheckpointError
 from aiodist.sanitize import one_line
 
@@ -109,7 +109,7 @@ def index_of(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / INDEX} cannot be used: {error}") from error
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         told = one_line(str(error)) or type(error).__name__
-        raise CheckpointError(f"{path / INDEX} cannot be read: {told}") from error
+        raise CheckpointError(f"{path / INDEX} cannot be read: {told}", hint=OTHER) from error
 
 
 def clean(root: Path, keep: int) -> None:

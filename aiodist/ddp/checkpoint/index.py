@@ -19,6 +19,8 @@ from aiodist.errors import CheckpointError
 from aiodist.types import DTYPES
 
 FORMAT = 1
+OTHER = "Load an older checkpoint: load(step); steps() lists them"
+"""The hint of what is damaged."""
 _MOST = 1 << 63
 _MOST_DIMENSIONS = 64  # NumPy's limit
 _ITEMSIZES = {dtype.name: dtype.itemsize for dtype in DTYPES}
@@ -71,7 +73,7 @@ def checked(index: Any) -> dict[str, Any]:
 
 def _need(holds: bool, what: str) -> None:
     if not holds:
-        raise CheckpointError(f"it is damaged: {what}")
+        raise CheckpointError(f"it is damaged: {what}", hint=OTHER)
 
 
 def _whole(value: Any) -> bool:

@@ -57,6 +57,9 @@ def test_a_checksum_guards_what_nothing_else_does() -> None:
     assert checked(resealed(index)) == resealed(index)
 
 
+Change = Callable[[dict[str, Any]], None]
+
+
 def place(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
     def change(index: dict[str, Any]) -> None:
         below: Any = index
@@ -75,7 +78,7 @@ def of_segment(at: int, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda index: array_in(index)[5][0].__setitem__(at, value)
 
 
-HOSTILE = [
+HOSTILE: list[Change] = [
     *(place(key, value=value) for key in ("step", "files", "sizes", "tree") for value in (None, "5", [], {})),
     *(place("step", value=value) for value in (-1, 2**63, 1.0, True)),
     *(place("files", 0, value=name) for name in ("../../other", "/etc/passwd", 5, "a\0b", file_of(1))),
