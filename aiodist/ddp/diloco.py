@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.ddp.arguments import listed, number
+from aiodist.ddp.awaited import each_awaited
 from aiodist.ddp.outer import Common, Outer
 from aiodist.ddp.rhythm import Rhythm, parts
 from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, UsageError, shown
@@ -159,6 +160,7 @@ class DiLoCo:
 
     # ── each step ────────────────────────────────────────────────────────────────────────────────────
 
+    @each_awaited
     async def step(self, values: Iterable[Any] | None = None) -> list[Any]:
         """Count a step of this rank; begin and apply the exchanges that are due.
 
