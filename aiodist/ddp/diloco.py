@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.ddp.arguments import listed, number
+from aiodist.ddp.awaited import each_awaited
 from aiodist.ddp.outer import Common, Outer
 from aiodist.ddp.rhythm import Rhythm, parts
 from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, UsageError, shown
@@ -151,7 +152,7 @@ class DiLoCo:
     async def synced(self) -> None:
         """Wait until this rank has the common values. `await diloco` does this and gives `diloco`."""
         if not self._known:
-            await self._reconcile(self._admit)
+            await self.pg.together(self._reconcile(self._admit))
 
     def __await__(self) -> Generator[Any, None, DiLoCo]:
         yield from self.synced().__await__()
@@ -159,6 +160,7 @@ class DiLoCo:
 
     # ── each step ────────────────────────────────────────────────────────────────────────────────────
 
+    @each_awaited
     async def step(self, values: Iterable[Any] | None = None) -> list[Any]:
         """Count a step of this rank; begin and apply the exchanges that are due.
 
@@ -180,11 +182,15 @@ class DiLoCo:
         self._take(values)
         self.steps += 1
         begins, applies = self._rhythm.begins(self.steps), self._rhythm.applies(self.steps)
+        if begins is not None or applies is not None:
+            await self.pg.together(self._exchanges(begins, applies))  # a half of them would be no step at all
+        return list(self._arrays)
+
+    async def _exchanges(self, begins: int | None, applies: int | None) -> None:
         if begins is not None:
             await self._begin(begins)
         if applies is not None and self._under_way is not None:
             await self._apply(applies)
-        return list(self._arrays)
 
     def _take(self, values: Iterable[Any] | None) -> None:
         if values is None:
@@ -293,10 +299,13 @@ class DiLoCo:
         if self._under_way is not None:
             raise UsageError("an exchange is under way", hint="Call it after the step that applies it")
         before = self.pg.size
+        await self.pg.together(self._take_in())
+        return max(0, self.pg.size - before)
+
+    async def _take_in(self) -> None:
         if not await self.pg.agree(not await self._newcomers()):
             await self._rebuild(True)
             await self._reconcile(False)
-        return max(0, self.pg.size - before)
 
     # ── the common values ────────────────────────────────────────────────────────────────────────────
 

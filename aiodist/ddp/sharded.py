@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from aiodist.ddp import kept, resharding
 from aiodist.ddp.arguments import check_disjoint, number
+from aiodist.ddp.awaited import each_awaited
 from aiodist.ddp.buckets import cap_of
 from aiodist.ddp.model import Model, apart
 from aiodist.ddp.shares import Shares
@@ -217,6 +218,7 @@ class ShardedOptimizer:
         self._missing[self._model.bucket_of[place]].remove(place)
         self._start_full_buckets()
 
+    @each_awaited
     async def step(self, gradients: Iterable[Any] | None = None) -> list[Any]:
         """Average the gradients over all ranks, update the values, and give them to all ranks.
 

@@ -141,7 +141,7 @@ def _way(ending: Ending, culprit: Ending | None) -> str:
     ):  # perhaps it was still on its way out
         return f" noticed: {_noticed(ending.error)}"
     if ending.failed:
-        again = "; it was started again" if ending.restarted else ""
+        again = "; started again" if ending.restarted else ""
         same = culprit is not None and ending.error == culprit.error
         error = ", by the same error" if same else f" · {ending.error}"
         return f": {how_it_ended(ending)}{error if ending.error else ''}{again}"

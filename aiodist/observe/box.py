@@ -27,4 +27,5 @@ _TITLES = {
     "slow link": "one connection is slower than the others",
     "straggler": "one rank is slower than the others",
     "moving": "an operation takes long",
+    "crowded": "calls take long",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ class Calls:
         to: its calls, by rank and handler.
         room: by rank, calls that wait until earlier ones are answered; without names.
         full: by handler, calls that wait here since it runs as often as it may; the rank is its own.
+        within: those of `to` that handlers have asked which run here.
     """
 
     asked: int = 0
@@ -43,6 +45,7 @@ class Calls:
     to: tuple[Pending, ...] = ()
     room: tuple[Pending, ...] = ()
     full: tuple[Pending, ...] = ()
+    within: tuple[Pending, ...] = ()
 
 
 def calls_of(view: RankView) -> Calls:
@@ -57,6 +60,7 @@ def calls_of(view: RankView) -> Calls:
             tuple(_pending(*one) for one in told["to"]),
             tuple(_pending(rank, "", *rest) for rank, *rest in told["room"]),
             tuple(_pending(view.rank, *one) for one in told["full"]),
+            tuple(_pending(*one) for one in told["within"]),
         )
     except (KeyError, TypeError, ValueError):
         return Calls()
@@ -67,6 +71,7 @@ def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
 
     A call waits for a place where its handler runs as often as it may. So no answer comes before one of the
     calls that run there ends, and those that have not ended have themselves asked for what does not come.
+    Calls that no handler has asked hold up nobody.
 
     Args:
         ranks: by number.
@@ -75,13 +80,9 @@ def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
     Returns:
         circles without a rank in common; of each the calls, of the lowest rank first.
     """
-    told = {rank: calls_of(view) for rank, view in ranks.items()}
     waits: dict[int, list[Pending]] = {}
-    for rank, calls in told.items():
-        for call in calls.to:
-            full = told[call.rank].full if call.rank in told else ()
-            if ranks[rank].now - call.since >= after and any(one.name == call.name for one in full):
-                waits.setdefault(rank, []).append(call)
+    for rank, call in _for_a_place(ranks, after, within=True):
+        waits.setdefault(rank, []).append(call)
     found: list[list[Pending]] = []
     seen: set[int] = set()
     for start in sorted(waits):
@@ -90,6 +91,23 @@ def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
         if path:
             found.append(path)
     return found
+
+
+def crowds(ranks: dict[int, RankView], after: float) -> dict[tuple[int, str], list[tuple[int, Pending]]]:
+    """By rank and handler which runs there as often as it may, who has waited for that long, and in what."""
+    found: dict[tuple[int, str], list[tuple[int, Pending]]] = {}
+    for rank, call in _for_a_place(ranks, after, within=False):
+        found.setdefault((call.rank, call.name), []).append((rank, call))
+    return found
+
+
+def _for_a_place(ranks: dict[int, RankView], after: float, *, within: bool) -> Iterator[tuple[int, Pending]]:
+    told = {rank: calls_of(view) for rank, view in ranks.items()}
+    for rank, calls in told.items():
+        for call in calls.within if within else calls.to:
+            full = told[call.rank].full if call.rank in told else ()
+            if ranks[rank].now - call.since >= after and any(one.name == call.name for one in full):
+                yield rank, call
 
 
 def _path(start: int, waits: dict[int, list[Pending]], without: set[int]) -> list[Pending]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from aiodist.errors import name_ranks
 from aiodist.observe import words
-from aiodist.observe.calls import calls_of, circles
+from aiodist.observe.calls import calls_of, circles, crowds
 from aiodist.observe.figures import size, span
 from aiodist.observe.links import SlowLink, find_slow_link
 from aiodist.observe.straggler import find_straggler
@@ -44,6 +44,7 @@ _ADVICE = {
     "moving": "All are there and data moves: the network between them is slow, or a peer reads slowly.",
     "unseen": "Look on its host, by 'aiodist stacks'. On this host, its log says why it keeps no record.",
     "calls": "A handler that waits for a call keeps its place: raise its limit=, or do not call back.",
+    "crowded": "See what these handlers do for so long, or raise their limit=.",
     "unanswered": "Give calls a shorter timeout=, ask fewer at once, or see what the handlers wait for.",
     "slow link": "Look at the network between the two hosts: its rate, its losses, other traffic.",
     "straggler": "It computes for longer than the others: look at its data, its host and its clock rate.",
@@ -109,7 +110,9 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
 
 def _on_calls(ranks: dict[int, RankView], after: float) -> Iterator[Verdict]:
     """The verdicts on calls that wait for each other, and on ranks that answer so few that others wait."""
+    standing: set[int] = set()
     for circle in circles(ranks, after):
+        standing.update(call.rank for call in circle)
         names = sorted({call.rank for call in circle})
         seconds = min(max(0.0, ranks[call.rank].now - call.since) for call in circle)
         who = f"{name_ranks(names)} wait" if len(names) > 1 else f"rank {names[0]} waits for itself"
@@ -120,6 +123,18 @@ def _on_calls(ranks: dict[int, RankView], after: float) -> Iterator[Verdict]:
         ]
         about = f"calls {names} {sorted(call.name for call in circle)}"
         found = _verdict("calls", names, f"{who}{how}, for {span(seconds)}", "\n".join(rest), ranks)
+        yield replace(found, about=about, place=about, seconds=seconds)
+    for (rank, name), those in crowds(ranks, after).items():
+        if rank in standing:
+            continue
+        seconds = max(ranks[caller].now - call.since for caller, call in those)
+        who = name_ranks(sorted(caller for caller, _ in those))
+        title = (
+            f"{who} {'wait' if len(those) > 1 else 'waits'} for {name!r} of rank {rank}, "
+            f"which runs there as often as it may, and slowly, for {span(seconds)}"
+        )
+        about = f"crowded {rank} {name}"
+        found = _verdict("crowded", [rank], title, "", ranks)
         yield replace(found, about=about, place=about, seconds=seconds)
     for rank, view in ranks.items():
         for one in calls_of(view).room:

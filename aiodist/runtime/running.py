@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
@@ -30,10 +28,10 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     """
     tracebacks.install()
     _check(main)
-    before, interrupts = signal.getsignal(signal.SIGINT), Interrupts()
+    interrupts = Interrupts()
     try:
         with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
-            return runner.run(_guarded(main, partial(interrupts.begin, before)))
+            return runner.run(_guarded(main, interrupts.begin))
     finally:
         interrupts.end()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiodist.errors import WireError
+from aiodist.services.serving import SERVED
 from aiodist.services.under_way import PART_COST, PARTS, Call, UnderWay
 from aiodist.wire.calls import Says
 
@@ -25,9 +26,10 @@ class Asked(Call):
 
     Attributes:
         name: of the handler; b"": of a message.
+        by: the call of another process for which a handler of this one asks; None: no handler does.
     """
 
-    __slots__ = ("name", "untold", "waiter")
+    __slots__ = ("by", "name", "untold", "waiter")
 
     def __init__(self, number: int, kind: Says, nbytes: int, deadline: float, waiter: Any) -> None:
         self.number = number  # not by `super`: each call passes here
@@ -38,6 +40,7 @@ class Asked(Call):
         self.credit = PARTS
         self.waiter = waiter
         self.name = b""
+        self.by = SERVED.get()
         self.untold = 0  # bytes of parts that were taken, and not granted anew yet
 
     def took(self, nbytes: int) -> int:

@@ -37,13 +37,14 @@ class Overview:
             'asked' and 'served': calls without an answer, of this process and of others here. 'to': for each
             rank and handler the time at which the oldest was first seen, and how many there are. 'room': for
             each rank the same of the calls that wait until earlier ones are answered. 'full': for each
-            handler that runs as often as it may the same of the calls that wait for a place.
+            handler that runs as often as it may the same of the calls that wait for a place. 'within': as
+            'to', of the calls that handlers have asked that run here.
 
         Raises:
             RuntimeError: something has changed meanwhile.
         """
         seen: dict[tuple[Any, ...], float] = {}
-        told: dict[str, Any] = {"asked": 0, "served": 0, "to": [], "room": [], "full": []}
+        told: dict[str, Any] = {"asked": 0, "served": 0, "to": [], "room": [], "full": [], "within": []}
 
         def since(*key: Any) -> float:
             seen[key] = self._since.get(key, now)
@@ -56,18 +57,22 @@ class Overview:
             if peer.caller is None or peer.caller.over:
                 continue
             names: dict[bytes, list[int]] = {}
+            within: dict[bytes, list[int]] = {}
             for asked in peer.caller.asking:
                 names.setdefault(asked.name, []).append(asked.number)
+                if asked.by is not None and asked.by.slot is not None:
+                    within.setdefault(asked.name, []).append(asked.number)
             told["asked"] += sum(map(len, names.values()))
-            for name, numbers in names.items():
-                at = since("to", uid, name, numbers[0])
-                told["to"].append([rank, name.decode() or A_MESSAGE, at, len(numbers)])
+            for line, those in (("to", names), ("within", within)):
+                for name, numbers in those.items():
+                    at = since(line, uid, name, numbers[0])
+                    told[line].append([rank, name.decode() or A_MESSAGE, at, len(numbers)])
             if waiting := peer.caller.waiting:
                 told["room"].append([rank, since("room", uid), waiting])
         for handler in list(self._handlers.by_name.values()):
             if waiting := handler.slots.waiting:
                 told["full"].append([handler.name, since("full", handler.name), waiting])
         self._since = seen
-        for lines in ("to", "room", "full"):
+        for lines in ("to", "room", "full", "within"):
             del told[lines][MOST:]
         return told

@@ -11,7 +11,7 @@ from typing import Any
 from aiodist.services.answers import Answers, ends_here, told
 from aiodist.services.codec import LARGE, decoded, encode, encoded
 from aiodist.services.handlers import Handler, Handlers
-from aiodist.services.serving import Served, Serving
+from aiodist.services.serving import SERVED, Served, Serving
 from aiodist.wire import objects
 from aiodist.wire.calls import Request, Says
 
@@ -84,6 +84,7 @@ class Running:
 
     def _start(self, served: Served, work: Coroutine[Any, Any, None]) -> None:
         context, loop = self._context.copy(), self._loop
+        context.run(SERVED.set, served)
         if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
             served.work = asyncio.Task(work, loop=loop, context=context, eager_start=True)
             if served.stopped:  # in its first step

@@ -10,6 +10,7 @@ kept. Each call is answered once, cancelled or not, also one that is cancelled b
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from aiodist.errors import WireError
@@ -51,6 +52,10 @@ class Served(Call):
     def spend(self, nbytes: int) -> None:
         """Note that a part was sent. The last one may be larger than the credit."""
         self.credit -= nbytes + PART_COST
+
+
+SERVED: ContextVar[Served | None] = ContextVar("aiodist.served", default=None)
+"""The call for which a handler's task runs, and the tasks that it makes."""
 
 
 class Serving(UnderWay[Served]):

@@ -269,7 +269,7 @@ class _Encoder:
         elif kind is _torch_tensor():
             self.tensor(x)
         else:
-            self.pickle(x, f"is a {_name(kind)}")
+            self.pickle(x, f"is of type {_name(kind)}")
 
     def leaf(self, code: _Ext, payload: bytes) -> None:
         """Write an extension."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -310,3 +311,41 @@ def test_several_awaits_of_it() -> None:
         await asyncio.sleep(0)
 
     on_all(2, part)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+@pytest.mark.parametrize("who", [{1}, {0, 1, 2}])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_cancelled_step_is_done_all_the_same(turns: int, who: set[int], delay: int) -> None:
+    """A part of an exchange on one rank would be a mismatch for all."""
+
+    async def part(pg: ProcessGroup) -> Any:
+        arrays = weights()
+        diloco = await DiLoCo(pg, arrays, sync_every=2, delay=delay, outer_lr=0.7, outer_momentum=0.9)
+        cancelled = 0
+        for step in range(1, 9):
+            move(arrays, pg.rank, step)
+            task = asyncio.ensure_future(diloco.step())
+            if step in (4, 5) and pg.rank in who:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                cancelled += task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        assert cancelled or pg.rank not in who
+        return [one.values.tobytes() for one in diloco._commons]
+
+    plain = on_all(3, _undisturbed(delay))
+    assert on_all(3, part) == plain
+
+
+def _undisturbed(delay: int) -> Callable[[ProcessGroup], Awaitable[Any]]:
+    async def part(pg: ProcessGroup) -> Any:
+        arrays = weights()
+        diloco = await DiLoCo(pg, arrays, sync_every=2, delay=delay, outer_lr=0.7, outer_momentum=0.9)
+        for step in range(1, 9):
+            move(arrays, pg.rank, step)
+            await diloco.step()
+        return [one.values.tobytes() for one in diloco._commons]
+
+    return part

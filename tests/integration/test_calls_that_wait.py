@@ -27,8 +27,39 @@ dist.run(main())
 """
 
 
+SLOW = """
+import asyncio
+import aiodist as dist
+
+async def main():
+    async with dist.init_process_group() as pg:
+        @pg.handler(limit=1)
+        async def slow():
+            await asyncio.sleep(100)
+
+        await pg.barrier()
+        await asyncio.gather(*(pg.call(1 - pg.rank, slow) for _ in range(2)))
+
+dist.run(main())
+"""
+
+
 def test_a_circle_of_calls_is_told_while_it_stands(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(JOB)
+    told = first_box(tmp_path, JOB)
+    assert "ranks 0 and 1 wait for each other's answers" in told
+    assert "rank 0 waits for 'back' of rank 1, which runs there as often as it may" in told
+    assert "job.py:8 in back" in told
+
+
+def test_handlers_that_are_only_slow_are_no_circle(tmp_path: Path) -> None:
+    told = first_box(tmp_path, SLOW)
+    assert "wait for each other" not in told and "stands still" not in told
+    assert "waits for 'slow' of rank" in told
+    assert "job.py:9 in slow" in told
+
+
+def first_box(tmp_path: Path, job: str) -> str:
+    (tmp_path / "job.py").write_text(job)
     command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node=2", "--standalone", "job.py"]
     environ = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "AIODIST_STALL_AFTER": "1"}
     with subprocess.Popen(
@@ -42,7 +73,4 @@ def test_a_circle_of_calls_is_told_while_it_stands(tmp_path: Path) -> None:
                 break
         process.terminate()
         process.communicate()
-    told = "".join(said)
-    assert "ranks 0 and 1 wait for each other's answers" in told
-    assert "rank 0 waits for 'back' of rank 1, which runs there as often as it may" in told
-    assert "job.py:8 in back" in told
+    return "".join(said)

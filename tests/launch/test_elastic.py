@@ -125,7 +125,7 @@ def test_restarts_of_one_worker_are_used_up(start: Start) -> None:
     assert "restart 2 of 2, into the running group, in 0.5 s\n" in err
     box = err[err.index("╭─") :]
     assert "rank 1 failed first" in box and "│ no 2\n" in box
-    assert "│ rank 1: exit code 3; it was started again\n" in box
+    assert "│ rank 1: exit code 3; started again\n" in box
     assert "│ 2 of 2 restarts were used\n│ exit code 3\n" in box
 
 

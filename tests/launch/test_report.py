@@ -137,7 +137,7 @@ def test_restarts_in_the_box() -> None:
     again = replace(ending(1, 7), restarted=True)
     verdict = judge([NodeReport(0, "box", (again, again, ending(1, 8), ending(0, 0)), turn=1)])
     rows = render(replace(verdict, restarts=2, limit=2)).splitlines()
-    assert "│ rank 1: exit code 7; it was started again" in rows
+    assert "│ rank 1: exit code 7; started again" in rows
     assert rows[-3:-1] == ["│ 2 of 2 restarts were used", "│ exit code 8"]
 
 

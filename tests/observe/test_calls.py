@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.observe.calls import Calls, calls_of, circles
+from aiodist.observe.calls import Calls, calls_of, circles, crowds
 from aiodist.observe.view import RankView
 from tests.observe.made import a_rank
 
@@ -23,6 +23,7 @@ def a_caller(rank: int, to: list[list[Any]] = (), full: list[str] = (), **more: 
         "to": [[*call, 1] for call in to],
         "room": [],
         "full": [[name, LONG_AGO, 2] for name in full],
+        "within": [[*call, 1] for call in to],
     }
     return a_rank(rank, now=NOW, about={"calls": told | more})
 
@@ -41,6 +42,18 @@ def test_two_that_wait_for_each_other() -> None:
         "its handler is free: the call just takes long"
     )
     assert ways(zero, a_caller(1, [[0, "other", LONG_AGO]], ["up"])) == []
+
+
+def test_calls_that_no_handler_has_asked_hold_up_nobody() -> None:
+    zero = a_caller(0, [[1, "up", LONG_AGO]], ["down"], within=[])
+    one = a_caller(1, [[0, "down", LONG_AGO]], ["up"])
+    assert ways(zero, one) == []
+    found = crowds({0: zero, 1: one}, 30.0)
+    assert {key: [rank for rank, _ in those] for key, those in found.items()} == {
+        (1, "up"): [0],
+        (0, "down"): [1],
+    }
+    assert crowds({0: zero, 1: one}, 90.1) == {}
 
 
 def test_a_rank_that_waits_for_itself_and_a_circle_that_others_lead_to() -> None:
@@ -68,9 +81,15 @@ def test_a_circle_is_a_way_that_ends_where_it_begins(edges: list[tuple[int, int]
 
 @pytest.mark.parametrize(
     "told",
-    [None, 3, {}, {"asked": "many"}, {"asked": 1, "served": 0, "to": [3], "room": [], "full": []}]
+    [
+        None,
+        3,
+        {},
+        {"asked": "many"},
+        {"asked": 1, "served": 0, "to": [3], "room": [], "full": [], "within": []},
+    ]
     + [
-        {"asked": 1, "served": 0, "to": [call], "room": [], "full": []}
+        {"asked": 1, "served": 0, "to": [call], "room": [], "full": [], "within": []}
         for call in ([0, "x", float("nan"), 1], ["0", "x", 1.0, 1], [0, "x", 1.0, -1], [0, "x", 1.0])
     ],
 )

@@ -51,9 +51,14 @@ CAUSE = PROGRAM.splitlines().index("        ctypes.PyDLL(None).pause()  # the ca
 def test_a_rank_without_room_in_shared_memory_is_seen(room: str) -> None:
     """Jobs that are started by hand: a held interpreter is told with its line, wherever its record lies."""
     limit = "nr_inodes=1" if room == "0" else f"size={room}"
-    mounts = (
-        f"mount -t tmpfs -o {limit} tmpfs /dev/shm && mount -t tmpfs tmpfs /tmp && cd /tmp && cat > held.py"
-    )
+    needed = {path for path in (ROOT, Path(sys.prefix)) if path.is_relative_to("/tmp")}
+    steps = [f"mount -t tmpfs -o {limit} tmpfs /dev/shm", "mount -t tmpfs tmpfs /mnt"]
+    for number, path in enumerate(needed):  # what the ranks run stays where it is
+        steps.append(f"mkdir /mnt/{number} && mount --bind '{path}' /mnt/{number}")
+    steps.append("mount -t tmpfs tmpfs /tmp")
+    for number, path in enumerate(needed):
+        steps.append(f"mkdir -p '{path}' && mount --bind /mnt/{number} '{path}'")
+    mounts = " && ".join([*steps, "cd /tmp", "cat > held.py"])
     together = f'{mounts} && (RANK=1 "$@" & RANK=0 "$@" & wait)'
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),

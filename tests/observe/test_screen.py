@@ -124,7 +124,7 @@ def test_nothing_that_ranks_say_moves_the_cursor(text: str, width: int, height: 
 
 
 def test_calls_without_an_answer_have_a_column_where_there_are_any() -> None:
-    told = {"calls": {"asked": 12, "served": 3, "to": [], "room": [], "full": []}}
+    told = {"calls": {"asked": 12, "served": 3, "to": [], "room": [], "full": [], "within": []}}
     text = plain(summary(None, a_job(a_rank(0, about=told), a_rank(1))), 160)
     assert "12 calls without an answer" in text
     assert "asks/serves" in text and "12/3" in text and "0/0" in text

@@ -28,7 +28,7 @@ def test_calls_without_an_answer_and_who_waits_for_a_place() -> None:
         await pg.barrier()
         calls: list[asyncio.Task[Any]] = []
         if pg.rank == 0:
-            assert overview(pg) == {"asked": 0, "served": 0, "to": [], "room": [], "full": []}
+            assert overview(pg) == {"asked": 0, "served": 0, "to": [], "room": [], "full": [], "within": []}
             calls = [asyncio.create_task(pg.call(1, waits, timeout=50)) for _ in range(5)]
         await asyncio.sleep(1)
         began = overview(pg)
@@ -46,6 +46,45 @@ def test_calls_without_an_answer_and_who_waits_for_a_place() -> None:
         for one in calls:
             one.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main))
+
+
+def test_calls_that_running_handlers_have_asked() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        left: list[asyncio.Task[Any]] = []
+
+        @pg.handler
+        async def waits() -> None:
+            await asyncio.Event().wait()
+
+        @pg.handler
+        async def asks() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(pg.call(0, waits, timeout=50))
+
+        @pg.handler
+        async def leaves() -> None:
+            left.append(asyncio.create_task(pg.call(0, waits, timeout=50)))
+
+        await pg.barrier()
+        calls: list[asyncio.Task[Any]] = []
+        if pg.rank == 0:
+            await pg.call(1, leaves)
+            calls = [asyncio.create_task(pg.call(1, asks, timeout=50)) for _ in range(2)]
+        await asyncio.sleep(1)
+        told = overview(pg)
+        if pg.rank == 0:
+            assert told["within"] == [] and told["asked"] == 2
+        else:
+            (to,), (within,) = told["to"], told["within"]
+            assert (to[:2], to[3]) == ([0, "waits"], 3), "that of a handler that has ended, too"
+            assert (within[:2], within[3]) == ([0, "waits"], 2)
+        await pg.barrier()
+        for one in (*calls, *left):
+            one.cancel()
+        await asyncio.gather(*calls, *left, return_exceptions=True)
         await pg.barrier()
 
     run_virtual(run_cluster(2, main))

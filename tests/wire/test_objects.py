@@ -257,11 +257,11 @@ def test_a_tensor_is_an_array_where_torch_is_missing(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("obj", "words"),
     [
-        ({"model": [1, 2, 3, Fraction(1, 2)]}, r"^obj\['model'\]\[3\] is a fractions\.Fraction, which"),
-        (Colour.red, r"^obj is a .*Colour"),
-        ([(1, Point(1, 2))], r"^obj\[0\]\[1\] is a .*Point"),
-        ({(1, Colour.red): 2}, r"^obj key \[\(1, <Colour.red: 1>\)\]\[1\] is a .*Colour"),
-        ({1, Colour.red + 1, Fraction(1, 2)}, r"is a fractions\.Fraction"),
+        ({"model": [1, 2, 3, Fraction(1, 2)]}, r"^obj\['model'\]\[3\] is of type fractions\.Fraction, which"),
+        (Colour.red, r"^obj is of type .*Colour"),
+        ([(1, Point(1, 2))], r"^obj\[0\]\[1\] is of type .*Point"),
+        ({(1, Colour.red): 2}, r"^obj key \[\(1, <Colour.red: 1>\)\]\[1\] is of type .*Colour"),
+        ({1, Colour.red + 1, Fraction(1, 2)}, r"is of type fractions\.Fraction"),
         (np.array([object()]), "^obj is an array of dtype object"),
         ([np.zeros(2, ">f4")], r"^obj\[0\] is an array of dtype >f4"),
         (np.longdouble(1), "longdouble"),
@@ -298,7 +298,7 @@ def test_depth_is_bounded() -> None:
 
 def test_pickle_needs_both_sides() -> None:
     obj = {"a": [Fraction(1, 2)], "b": np.arange(3), "c": Point(1, [2])}
-    with pytest.raises(UsageError, match=r"obj\['a'\]\[0\] is a fractions\.Fraction"):
+    with pytest.raises(UsageError, match=r"obj\['a'\]\[0\] is of type fractions\.Fraction"):
         encode(obj)
     data = encode(obj, allow_pickle=True)
     with pytest.raises(
