@@ -263,13 +263,13 @@ def test_what_a_rule_raises_is_raised() -> None:
 def test_arrays_that_share_memory_are_refused() -> None:
     async def part(pg: ProcessGroup) -> None:
         weights, other = np.ones((4, 6), np.float32), np.ones(5)
-        given: list[Any]
-        for given, names in [
+        cases: list[tuple[list[Any], str]] = [
             ([weights, other, weights], r"parameters\[0\] and parameters\[2\]"),
             ([weights[:3], weights[2:]], r"parameters\[0\] and parameters\[1\]"),
             ([other, weights[:, ::2], weights[::-1, 1:3]], r"parameters\[1\] and parameters\[2\]"),
             ([weights, weights.reshape(-1)[5:7]], r"parameters\[0\] and parameters\[1\]"),
-        ]:
+        ]
+        for given, names in cases:
             with pytest.raises(UsageError, match=f"{names} share memory"):
                 ShardedOptimizer(pg, given, adam)
         with pytest.raises(UsageError, match=r"parameters\[0\] and state\[0\] share memory"):

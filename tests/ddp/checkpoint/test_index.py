@@ -78,8 +78,10 @@ def of_segment(at: int, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda index: array_in(index)[5][0].__setitem__(at, value)
 
 
+NONE: list[Any] = [None, "5", [], {}]
+NODES: list[Any] = [[], ["list"], ["weird", []], ["list", 3], {}, [[], []]]
 HOSTILE: list[Change] = [
-    *(place(key, value=value) for key in ("step", "files", "sizes", "tree") for value in (None, "5", [], {})),
+    *(place(key, value=value) for key in ("step", "files", "sizes", "tree") for value in NONE),
     *(place("step", value=value) for value in (-1, 2**63, 1.0, True)),
     *(place("files", 0, value=name) for name in ("../../other", "/etc/passwd", 5, "a\0b", file_of(1))),
     place("files", value=[file_of(0)]),
@@ -87,10 +89,7 @@ HOSTILE: list[Change] = [
     place("tree", 0, value="list"),
     place("tree", 1, 0, 0, value=5),
     place("tree", 1, 1, 0, value="w"),
-    *(
-        place("tree", 1, 1, 1, value=value)
-        for value in ([], ["list"], ["weird", []], ["list", 3], {}, [[], []])
-    ),
+    *(place("tree", 1, 1, 1, value=value) for value in NODES),
     *(place("tree", 1, 1, 1, value=["dict", items]) for items in ([1], [[1]], [[None, 1]], [[1, 2], [1, 3]])),
     *(place("tree", 1, 2, 1, value=["ranks", items]) for items in ([[2, 1]], [["0", 1]], [[0, 1], [0, 2]])),
     *(of_array(1, value) for value in ("other", None)),
