@@ -59,7 +59,7 @@ def test_handlers_that_are_only_slow_are_no_circle(tmp_path: Path) -> None:
 
 
 def boxes(tmp_path: Path, job: str, last: str) -> str:
-    """What a job says until the end of the first box with certain words: there may be one before, as a rank can
+    """The words of a job until the end of the first box with certain ones. There may be one before: a rank can
     be seen before the other one has asked."""
     (tmp_path / "job.py").write_text(job)
     command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node=2", "--standalone", "job.py"]
