@@ -230,7 +230,7 @@ def open_folder() -> Folders:
             found.append(Folder.open(path))
         except OSError as error:
             error.filename = str(path)
-            wrong.append(error)
+            wrong.append(error.with_traceback(None))  # else it keeps the frames of all callers alive
     if found:
         return Folders(found)
     raise next((error for error in wrong if not isinstance(error, FileNotFoundError)), wrong[0])
