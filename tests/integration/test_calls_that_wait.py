@@ -59,8 +59,8 @@ def test_handlers_that_are_only_slow_are_no_circle(tmp_path: Path) -> None:
 
 
 def boxes(tmp_path: Path, job: str, last: str) -> str:
-    """The words of a job until the end of the first box with certain ones. There may be one before: a rank can
-    be seen before the other one has asked."""
+    """The words of a job until the end of the first box with certain ones. One may come before: a rank may be
+    seen before the other has asked."""
     (tmp_path / "job.py").write_text(job)
     command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node=2", "--standalone", "job.py"]
     environ = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "AIODIST_STALL_AFTER": "1"}
