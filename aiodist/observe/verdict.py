@@ -105,7 +105,14 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
         link = find_slow_link(job)
         if link is not None:
             return (_on_link(link, ranks),)
-    return (*_on_calls(ranks, after), *told.values()) or judge_speed(job)
+    return (*_on_calls(ranks, after), *told.values()) or _on_speed(job, ranks)
+
+
+def judge_quickly(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
+    """The verdicts for which a part of the last operations will do: on calls that wait, else on what makes a
+    job slow in which nothing stands still."""
+    ranks = {rank.rank: rank for rank in job.ranks}
+    return tuple(_on_calls(ranks, after)) or _on_speed(job, ranks)
 
 
 def _on_calls(ranks: dict[int, RankView], after: float) -> Iterator[Verdict]:
@@ -151,12 +158,8 @@ def _on_calls(ranks: dict[int, RankView], after: float) -> Iterator[Verdict]:
             yield replace(found, about=about, place=about, seconds=seconds)
 
 
-def judge_speed(job: JobView) -> tuple[Verdict, ...]:
-    """The verdict on what makes a job slow in which nothing stands still; () where nothing does.
-
-    A part of the last operations will do for it.
-    """
-    ranks = {rank.rank: rank for rank in job.ranks}
+def _on_speed(job: JobView, ranks: dict[int, RankView]) -> tuple[Verdict, ...]:
+    """The verdict on what makes a job slow in which nothing stands still; () where nothing does."""
     link = find_slow_link(job)
     if link is not None:
         return (_on_link(link, ranks),)

@@ -24,14 +24,14 @@ from aiodist.observe.box import render
 from aiodist.observe.clocks import place
 from aiodist.observe.exchange import Exchange
 from aiodist.observe.host import look
-from aiodist.observe.verdict import Verdict, judge, judge_speed
+from aiodist.observe.verdict import Verdict, judge, judge_quickly
 from aiodist.observe.view import SIGN, Doing, RankView, jobs
 from aiodist.recorder import Recorder
 from aiodist.recorder.reading import Glance, glance
 from aiodist.shm.records import Memory, glance_at, glances, open_folder
 
 EVERY = 1.0  # seconds from look to look at the others
-SLOWLY = 60.0  # seconds from look to look for a rank that is always late
+SLOWLY = 60.0  # seconds from look to look for a rank that is always late, and for other ranks' calls
 SOME = 512  # places of each recorder that are read for it; all, once there is something to say
 
 MOST_TOLD = 1000
@@ -140,21 +140,23 @@ class Watcher:
             if stands:
                 self.judge(me)
             else:
-                self._judge_speed(me)
+                self._judge_quickly(me)
         except Exception:  # it is no reason to disturb the job
             _log.debug("whether the job stands still cannot be said", exc_info=True)
 
-    def _judge_speed(self, me: int) -> None:
-        """Look quickly whether something makes a job slow in which nothing stands still, and say so. Of other
-        hosts the host of rank 0 asks, for all."""
+    def _judge_quickly(self, me: int) -> None:
+        """Look quickly whether calls of any ranks wait for each other, or something makes the job slow.
+
+        Of other hosts the host of rank 0 asks, for all.
+        """
         views = look(self._key, most=SOME)
         if not views:
             return
-        if self._fresh(judge_speed(jobs(views)[0])):
+        if self._fresh(judge_quickly(jobs(views)[0], self._after)):
             self.judge(me)
         elif _has_others(views) and any(view.rank == 0 for view in views):
             views = self._exchange.gather(views, SOME, stacks=False)
-            self._tell(self._fresh(judge_speed(place(jobs(views)[0]))), speaks=True)
+            self._tell(self._fresh(judge_quickly(place(jobs(views)[0]), self._after)), speaks=True)
 
     def judge(self, me: int) -> None:
         """Look closely, and say what is the matter where that has not been said.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Collection
 from typing import Protocol
 
 from aiodist.errors import WireError
@@ -58,9 +59,9 @@ class Caller:
         return self._connection.over
 
     @property
-    def waiting(self) -> int:
-        """How many wait for room."""
-        return len(self._rooms)
+    def waiting(self) -> Collection[object]:
+        """The calls that wait for room, in order."""
+        return self._rooms
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a call may be sent now, before nobody who waits."""

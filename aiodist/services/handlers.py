@@ -7,7 +7,7 @@ import inspect
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
@@ -79,9 +79,9 @@ class Slots:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
-    def waiting(self) -> int:
-        """How many wait for one."""
-        return len(self._waiting)
+    def waiting(self) -> Collection[object]:
+        """The calls that wait for one, in order."""
+        return self._waiting
 
     def take(self) -> bool:
         """Take one now; False where none is free."""

@@ -1,10 +1,11 @@
-"""What is under way at the services of one process, as plain values, for those who look at its job.
+"""An overview of the calls under way at one process, as plain values, for those who look at its job.
 
 It is looked at once a second, from another thread: calls themselves note nothing for it but their names.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from aiodist.errors import A_MESSAGE
@@ -28,7 +29,7 @@ class Overview:
         self._since: dict[tuple[Any, ...], float] = {}
 
     def look(self, now: float) -> dict[str, Any]:
-        """What there is.
+        """The overview at a time.
 
         Args:
             now: the time, of the clock of all times in what is told.
@@ -36,9 +37,9 @@ class Overview:
         Returns:
             'asked' and 'served': calls without an answer, of this process and of others here. 'to': for each
             rank and handler the time at which the oldest was first seen, and how many there are. 'room': for
-            each rank the same of the calls that wait until earlier ones are answered. 'full': for each
-            handler that runs as often as it may the same of the calls that wait for a place. 'within': as
-            'to', of the calls that handlers have asked that run here.
+            each rank the same of the calls that wait until earlier ones are answered: since when the one
+            whose turn is next. 'full': for each handler that runs as often as it may the same of the calls
+            that wait for a place. 'within': as 'to', of the calls that handlers have asked that run here.
 
         Raises:
             RuntimeError: something has changed meanwhile.
@@ -67,11 +68,13 @@ class Overview:
                 for name, numbers in those.items():
                     at = since(line, uid, name, numbers[0])
                     told[line].append([rank, name.decode() or A_MESSAGE, at, len(numbers)])
-            if waiting := peer.caller.waiting:
-                told["room"].append([rank, since("room", uid), waiting])
+            waiting = peer.caller.waiting
+            for first in islice(waiting, 1):  # another one, where calls pass: then nobody waits for long
+                told["room"].append([rank, since("room", uid, id(first)), len(waiting)])
         for handler in list(self._handlers.by_name.values()):
-            if waiting := handler.slots.waiting:
-                told["full"].append([handler.name, since("full", handler.name), waiting])
+            waiting = handler.slots.waiting
+            for first in islice(waiting, 1):
+                told["full"].append([handler.name, since("full", handler.name, id(first)), len(waiting)])
         self._since = seen
         for lines in ("to", "room", "full", "within"):
             del told[lines][MOST:]

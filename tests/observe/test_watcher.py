@@ -281,3 +281,24 @@ def test_a_folder_that_has_gone_and_files_that_are_none(make: Make, tmp_path: Pa
         entry.unlink()
     folder.rmdir()
     look(watching)
+
+
+def test_calls_of_other_ranks_that_wait_for_each_other_are_told(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rank that judges has none, and waits for nothing."""
+    judging, *others = (make(rank, 3) for rank in range(3))
+    long_ago = time.monotonic() - 100
+    for rank, to in zip(others, (2, 1), strict=True):
+        to_it = [[to, "back", long_ago, 1]]
+        told = {"asked": 1, "served": 1, "room": [], "full": [["back", long_ago, 1]]}
+        rank.recorder.tell(calls={**told, "to": to_it, "within": to_it})
+        rank.flush()
+    judging.flush()
+    watching = watch(judging)
+    look(watching)
+    assert boxes(caplog) == []
+    watching._slow_due = time.monotonic()
+    look(watching)
+    (box,) = boxes(caplog)
+    assert "ranks 1 and 2 wait for each other's answers" in box

@@ -113,3 +113,33 @@ def test_a_call_beyond_256_says_why_it_was_not_sent() -> None:
         await pg.barrier()
 
     run_virtual(run_cluster(2, main))
+
+
+def test_calls_that_others_pass_do_not_grow_old() -> None:
+    """A service that is busy without a break: always somebody waits, and nobody for long."""
+
+    async def main(pg: ProcessGroup) -> None:
+        @pg.handler(limit=1)
+        async def takes() -> None:
+            await asyncio.sleep(1)
+
+        async def asks() -> None:
+            while not over:
+                await pg.call(1, takes)
+
+        await pg.barrier()
+        over: list[int] = []
+        calls = [asyncio.create_task(asks()) for _ in range(3)] if pg.rank == 0 else []
+        for _ in range(20):
+            await asyncio.sleep(1.3)
+            now = asyncio.get_running_loop().time()
+            told = overview(pg)
+            if pg.rank:
+                assert told["full"][0][2] == 2
+            assert all(now - since <= 4 for _, _, since, _ in told["to"])
+            assert all(now - since <= 4 for _, since, _ in told["full"])
+        over.append(1)
+        await asyncio.gather(*calls)
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main))
