@@ -94,6 +94,15 @@ _FLOATING = FLOATS | {np.dtype(np.complex64), np.dtype(np.complex128)}
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The dtype of a name that `dtype.name` gave; NumPy does not know that of bfloat16.
+
+    Raises:
+        TypeError: there is none of that name.
+    """
+    return BFLOAT16 if name == BFLOAT16.name else np.dtype(name)
+
+
 def check_dtype(dtype: np.dtype[np.generic]) -> int:
     """The wire code of a dtype; `UsageError` names the dtypes that exist where it has none."""
     code = DTYPE_CODES.get(dtype)

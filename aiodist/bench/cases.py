@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.types import BFLOAT16
+from aiodist.types import dtype_named
 
 Array = npt.NDArray[Any]
 
@@ -61,7 +61,7 @@ class Case:
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype, bfloat16 included."""
-        return BFLOAT16 if self.dtype == "bfloat16" else np.dtype(self.dtype)
+        return dtype_named(self.dtype)
 
     def lengths(self, size: int, rank: int = 0) -> tuple[int, int]:
         """Elements of a rank's tensor, and of its separate output (0: in place, or nothing).

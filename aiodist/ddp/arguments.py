@@ -42,7 +42,7 @@ def number(value: Any, name: str, least: float = 0.0, most: float = math.inf) ->
 
 
 def check_disjoint(arrays: Iterable[tuple[str, Array]]) -> None:
-    """Arrays that are written must not share memory: each would undo what the other was given.
+    """Check that arrays which are written share no memory: each would undo what the other was given.
 
     Args:
         arrays: what errors call them, and they.

@@ -50,7 +50,7 @@ class Numbers:
         last.append(seq)
 
     def parts_before(self, seq: int) -> int:
-        """How many numbers up to this one are further steps of calls. From any thread."""
+        """The count of numbers up to this one that are further steps of calls. From any thread."""
         before, last = self._parts
         return before + bisect_right(last, seq)
 

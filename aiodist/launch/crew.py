@@ -215,7 +215,7 @@ class Crew:
     # -- one worker -----------------------------------------------------------------------------
 
     def _prefix_of(self, ranks: Sequence[int]) -> bytes:
-        """What stands before a line that several workers have written."""
+        """The prefix of a line that several workers have written."""
         place = self._place
         local = ranges([rank - place.first_rank for rank in ranks])
         prefix = self._config.prefix_of(

@@ -1,4 +1,4 @@
-"""What ranks say of calls between them (`services.overview`), and which of these wait in a circle. Pure."""
+"""Calls between ranks, as these tell of them (`services.overview`), and which wait in a circle. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What a rank says of calls.
+    """The calls that one rank tells of.
 
     Args:
         asked: calls of its own without an answer; served: those of others that it has not answered.
@@ -49,7 +49,7 @@ class Calls:
 
 
 def calls_of(view: RankView) -> Calls:
-    """What a rank says of calls; nothing where it says none, or what cannot be read."""
+    """The calls that a rank tells of; none where it tells nothing, or nothing that can be read."""
     told = view.recording.about.get("calls")
     try:
         if not isinstance(told, dict):

@@ -8,7 +8,6 @@ the loop: so it does not interrupt a call of the program's.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import re
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from aiodist.environment.threads import send_to_thread
 from aiodist.observe.frames import Call
 from aiodist.shm.records import FAULT, open_folder
 
@@ -103,11 +103,8 @@ def send(pid: int, thread: int, number: int) -> None:
     Raises:
         OSError: the process has gone, or is another user's.
     """
-    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
-    for one in filter(None, [thread, *_others(pid)]):
-        if tgkill is not None and not tgkill(pid, one, number):
-            return
-    os.kill(pid, number)
+    if not any(send_to_thread(pid, one, number) for one in filter(None, [thread, *_others(pid)])):
+        os.kill(pid, number)
 
 
 def _others(pid: int) -> list[int]:

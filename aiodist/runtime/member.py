@@ -241,7 +241,7 @@ class Member:
             await self._meeting.store.set(ELASTIC, b"over")
 
     def _calls(self, now: float) -> dict[str, Any] | None:
-        """What is under way at the services; None before there are any."""
+        """The overview of the services' calls; None before there are services."""
         job: Job | None = getattr(self, "job", None)
         services = None if job is None else job.settings.services
         return None if services is None else services.overview.look(now)

@@ -72,7 +72,7 @@ class Callee:
 
     @property
     def served(self) -> int:
-        """How many calls have come that are not answered."""
+        """The count of calls that have come and are not answered."""
         return len(self._serving.calls)
 
     def running(self) -> set[asyncio.Task[None]]:

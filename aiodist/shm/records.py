@@ -32,9 +32,8 @@ from aiodist.recorder.reading import GLANCE, Glance, Recording, glance, read
 from aiodist.shm.mapping import make_own, mapped
 
 SHARED_MEMORY = Path("/dev/shm")
-ELSEWHERE = Path(
-    "/tmp"
-)  # where there is no room: a container may have 64 MiB of shared memory, and NCCL fills it
+ELSEWHERE = Path("/tmp")
+"""The place of files for which shared memory has no room: containers may have 64 MiB, which NCCL fills."""
 KEPT = 600.0  # seconds for which the file of a killed process is left to others
 STACKS, FAULT, ASKED = ".stacks", ".fault", ".asked"  # the ends of the names of the files beside a recorder's
 
@@ -213,7 +212,7 @@ class Folders:
 
 
 def _paths() -> list[Path]:
-    """Where recorders' files may lie, the better place first."""
+    """The folders in which recorders' files may lie, the better one first."""
     return [place / f"aiodist-{os.geteuid()}" for place in (SHARED_MEMORY, ELSEWHERE)]
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from aiodist.errors import UsageError
-from aiodist.types import BFLOAT16, check_dtype
+from aiodist.types import BFLOAT16, check_dtype, dtype_named
 
 _KDL_CUDA = 2
 _NULL_STAND_IN = 256  # an address for tensors without elements, which have none
@@ -153,7 +153,11 @@ def _of_torch(torch: Any, tensor: Any, what: str) -> DeviceArray | None:
         return None
     check_torch(torch, tensor, what)
     name = str(tensor.dtype).removeprefix("torch.")
-    dtype = BFLOAT16 if name == "bfloat16" else _dtype_named(name, what)
+    try:
+        dtype = dtype_named(name)
+        check_dtype(dtype)
+    except (TypeError, UsageError):
+        raise UsageError(f"{what} of torch.{name} cannot be communicated", hint="Convert it first") from None
     strides = tuple(stride * dtype.itemsize for stride in tensor.stride())
     return geometry(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, tensor.device.index, tensor)
 
@@ -173,15 +177,6 @@ def check_torch(torch: Any, tensor: Any, what: str) -> None:
             f"{what} is a lazy conjugate or negative: its memory holds other values than it shows",
             hint=f"Pass {what}.resolve_conj().resolve_neg()",
         )
-
-
-def _dtype_named(name: str, what: str) -> np.dtype[Any]:
-    try:
-        dtype: np.dtype[Any] = np.dtype(name)
-        check_dtype(dtype)
-    except (TypeError, UsageError):
-        raise UsageError(f"{what} of torch.{name} cannot be communicated", hint="Convert it first") from None
-    return dtype
 
 
 def _of_interface(obj: Any, interface: Mapping[str, Any], what: str) -> DeviceArray:

@@ -185,7 +185,7 @@ async def _ask(processes: list[Process]) -> tuple[list[str], list[str]]:
 
 
 async def _doing_now(processes: list[Process], watches: list[asyncio.Task[Outcome]]) -> list[str]:
-    """What the ranks do, as lines; of those that do not say it, what they have printed."""
+    """The tasks of the ranks, as lines; of those that do not tell them, what they have printed."""
     cause, doing = await _ask(processes)
     if not doing:
         await asyncio.wait(watches, timeout=3.0)

@@ -92,7 +92,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was loaded.
+    """A checkpoint that was loaded: by name, the things that it holds.
 
     Attributes:
         step: that was saved.
@@ -106,7 +106,7 @@ class Checkpoint:
     _things: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        """What was saved by that name."""
+        """The thing that was saved by a name."""
         if name not in self._things:
             raise CheckpointError(f"{self.path} has no {name!r}; it has {', '.join(sorted(self._things))}")
         return self._things[name]
@@ -504,7 +504,7 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
 
 
 def _told(error: Exception) -> str:
-    """What an error says, as one line; its kind where it says nothing."""
+    """The text of an error, as one line; its kind where it has none."""
     return (str(error) if isinstance(error, AiodistError) else one_line(str(error))) or type(error).__name__
 
 

@@ -146,7 +146,7 @@ class Reader:
         return np.frombuffer(data, dtype)
 
     def _header(self, rank: int, path: Path, file: BinaryIO) -> tuple[int, dict[str, Any]]:
-        """Where the arrays' bytes begin, and the header."""
+        """The place in the file at which the arrays' bytes begin, and the header."""
         if rank not in self._headers:
             found = os.fstat(file.fileno()).st_size
             if found != self._sizes[rank]:

@@ -54,7 +54,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _named(root: Path) -> list[Found]:
-    """Whatever has the name of a checkpoint."""
+    """All entries that have the name of a checkpoint, whole or not."""
     if not root.is_dir():
         return []
     found = []

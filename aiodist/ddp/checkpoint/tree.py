@@ -1,4 +1,4 @@
-"""What a checkpoint holds: trees of dicts, lists, numbers, texts and arrays, as plain nodes. Pure.
+"""The contents of a checkpoint: trees of dicts, lists, numbers, texts and arrays, as plain nodes. Pure.
 
 Each rank writes some elements of each array, and describes its tree by nodes that JSON can carry. Merged, the
 nodes of all ranks are the index of the checkpoint. A node is None, a boolean, a number, a text, or one of
@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.ddp.checkpoint.parts import Parts, Stored
-from aiodist.ddp.entries import dtype_named
 from aiodist.errors import CheckpointError, UsageError, shown
 from aiodist.tensors import view, wrap
 from aiodist.tensors.device import torch_of
+from aiodist.types import dtype_named
 
 Array = npt.NDArray[Any]
 Node = Any

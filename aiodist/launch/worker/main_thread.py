@@ -6,11 +6,10 @@ takes it, and a sleep or a read of the main thread goes on until it ends by itse
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 
-_tgkill = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None) if sys.platform == "linux" else None
+from aiodist.environment.threads import send_to_thread
 
 
 def send_to_main_thread(pid: int, signum: int) -> None:
@@ -23,7 +22,7 @@ def send_to_main_thread(pid: int, signum: int) -> None:
     Raises:
         OSError: the process has ended, or is another user's.
     """
-    if _tgkill is None or not _takes(pid, signum) or _tgkill(pid, pid, signum) != 0:
+    if sys.platform != "linux" or not _takes(pid, signum) or not send_to_thread(pid, pid, signum):
         os.kill(pid, signum)
 
 

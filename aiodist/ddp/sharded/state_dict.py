@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a rank's shares, and how shares are made of what any number of ranks kept."""
+"""The saved form of a rank's shares, and shares made from what any number of ranks saved."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from aiodist.ddp.checkpoint.parts import Parts
 from aiodist.ddp.checkpoint.tree import Some
-from aiodist.ddp.entries import ELEMENTS, SCALAR, WHOLE
-from aiodist.ddp.model import Model
-from aiodist.ddp.shares import Shares
+from aiodist.ddp.sharded.entries import ELEMENTS, SCALAR, WHOLE
+from aiodist.ddp.sharded.model import Model
+from aiodist.ddp.sharded.shares import Shares
 from aiodist.errors import CheckpointError
 from aiodist.tensors import view
 

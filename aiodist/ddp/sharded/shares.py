@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.ddp.entries import ELEMENTS, SCALAR, Entry, described, dtype_named, length_of, scalar_of
-from aiodist.ddp.partition import Move, Partition
-from aiodist.ddp.updates import Held
+from aiodist.ddp.sharded.entries import ELEMENTS, SCALAR, Entry, described, length_of, scalar_of
+from aiodist.ddp.sharded.partition import Move, Partition
+from aiodist.ddp.sharded.updates import Held
 from aiodist.tensors import view, wrap
+from aiodist.types import dtype_named
 
 Array = npt.NDArray[Any]
 Allocate = Callable[[int, np.dtype[Any]], Array]
@@ -69,7 +70,7 @@ class Shares:
             self._of.setdefault(held.index, []).append(held)
 
     def entries(self) -> dict[str, list[Entry]]:
-        """What the optimiser keeps, by array."""
+        """The descriptions of the optimiser's state, by array."""
         return {str(one.index): described(one.state, one.values.shape, self._whole) for one in self.pieces}
 
     def packed(self, move: Move, entries: Sequence[Entry]) -> list[Array]:

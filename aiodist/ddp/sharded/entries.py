@@ -1,4 +1,4 @@
-"""What an optimiser keeps for a piece of an array, as plain descriptions and as bytes.
+"""The state that an optimiser keeps for a piece of an array, as plain descriptions and as bytes.
 
 An optimiser's state of a piece is a dict. Its entries are of three kinds: `elements`, an array shaped like
 the piece, of which a part belongs to each element; `whole`, any other array, which belongs to the whole array
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from aiodist.errors import UsageError, shown
 from aiodist.tensors import view, wrap
-from aiodist.types import BFLOAT16
+from aiodist.types import dtype_named
 
 Array = npt.NDArray[Any]
 
@@ -70,11 +70,6 @@ def scalar_of(entry: Entry, example: Any) -> Any:
 def length_of(entry: Entry, count: int) -> int:
     """Elements of an entry, of which a move of `count` elements takes so many."""
     return int(np.prod(entry[3], dtype=np.int64)) if entry[1] == WHOLE else count
-
-
-def dtype_named(name: str) -> np.dtype[Any]:
-    """The dtype of a name that `dtype.name` gave."""
-    return BFLOAT16 if name == BFLOAT16.name else np.dtype(name)
 
 
 def alike(described_by: Sequence[Mapping[str, list[Entry]]]) -> dict[int, list[Entry]]:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.ddp import kept, resharding
 from aiodist.ddp.arguments import check_disjoint, number
 from aiodist.ddp.awaited import each_awaited
 from aiodist.ddp.buckets import cap_of
-from aiodist.ddp.model import Model, apart
-from aiodist.ddp.shares import Shares
-from aiodist.ddp.updates import parameter_groups, update_of
+from aiodist.ddp.sharded import resharding, state_dict
+from aiodist.ddp.sharded.model import Model, apart
+from aiodist.ddp.sharded.shares import Shares
+from aiodist.ddp.sharded.updates import parameter_groups, update_of
 from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, StateLost, UsageError, shown
 from aiodist.group import ProcessGroup
 from aiodist.group.arguments import integer
@@ -34,7 +34,7 @@ _BLOCK = 1 << 16  # elements whose squares are added up at once
 
 @dataclass
 class _Met:
-    """What members have found when they met: it counts when all of them have it."""
+    """The result of a meeting of all members; it counts when all of them have it."""
 
     shares: Shares
     steps: int
@@ -150,8 +150,9 @@ class ShardedOptimizer:
         ]
         check_disjoint([*model.written(), *((f"state[{i}]", one) for i, one in enumerate(self._common))])
         others = [(one.dtype.name, one.shape) for one in self._common]
-        plan = f"{kept.shapes_of(model)} {others} {self._update.name} {self._update.options} {model.buckets}"
-        plan += f" {model.whole} {self._max_norm} {copies} {self._elastic} {restore is not None}"
+        plan = f"{state_dict.shapes_of(model)} {others} {self._update.name} {self._update.options}"
+        plan += f" {model.buckets} {model.whole} {self._max_norm} {copies} {self._elastic}"
+        plan += f" {restore is not None}"
         self._plan = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
         self._held = False  # this rank has its share of a state
         self._synced = False  # all ranks have the same values
@@ -473,7 +474,7 @@ class ShardedOptimizer:
         return _Met(shares, rows[source]["steps"], options, commons)
 
     async def _rows(self) -> list[dict[str, Any]]:
-        """What each member has."""
+        """The row of each member (`resharding.Row`)."""
         if self._complete:
             nbytes = sum(run.nbytes for run in self._shares.values[0])
             await apart(self.pg, copy_cost_ns(nbytes), partial(self._model.refresh, self._shares))
@@ -505,8 +506,8 @@ class ShardedOptimizer:
             "optimizer": self._update.name,
             "steps": self.steps,
             "options": self._update.options,
-            "shapes": kept.shapes_of(self._model),
-            "arrays": kept.kept(self._model, self._shares),
+            "shapes": state_dict.shapes_of(self._model),
+            "arrays": state_dict.kept(self._model, self._shares),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -518,8 +519,8 @@ class ShardedOptimizer:
         Raises:
             CheckpointError: it is of other arrays, or of another optimiser. Nothing has changed.
         """
-        kept.check(self._model, self._update.name, saved)
-        shares = kept.restored(self._model, self.pg.rank, saved["arrays"], self._update.example)
+        state_dict.check(self._model, self._update.name, saved)
+        shares = state_dict.restored(self._model, self.pg.rank, saved["arrays"], self._update.example)
         self._shares, self.steps = shares, int(saved["steps"])
         if saved["options"]:
             self._update.options = saved["options"]

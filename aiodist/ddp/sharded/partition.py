@@ -112,7 +112,7 @@ def shards_of(rank: int, size: int, redundancy: int) -> list[int]:
 def moves(
     wanted: Sequence[Iterable[Interval]], held: Sequence[Iterable[Interval]]
 ) -> tuple[list[Move], list[Interval]]:
-    """Who sends what to whom, so that each member has what it wants.
+    """The moves of elements between members after which each has what it wants.
 
     A member that has an element itself moves it to itself; else the first that has it sends it.
 

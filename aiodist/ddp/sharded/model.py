@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.ddp.partition import Partition, buckets_of, shards_of
-from aiodist.ddp.shares import Shares
+from aiodist.ddp.sharded.partition import Partition, buckets_of, shards_of
+from aiodist.ddp.sharded.shares import Shares
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.kernels import copy_cost_ns, copy_into
@@ -71,7 +71,7 @@ class Model:
         return views
 
     def written(self) -> list[tuple[str, Array]]:
-        """What errors call the trained arrays that are written in place, and their values."""
+        """The trained arrays that are written in place: their names, for errors, and their values."""
         named = zip(self.trained, self.views(), self._renewals, strict=True)
         return [(f"parameters[{index}]", one) for index, one, renew in named if renew is None]
 

@@ -1,4 +1,4 @@
-"""How ranks find out who has which shards, and bring them to where they belong now."""
+"""Resharding: ranks find out who has which shards, and bring them to where they belong now."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.ddp.entries import alike
-from aiodist.ddp.model import Model, flat
-from aiodist.ddp.partition import Interval, Partition, moves
-from aiodist.ddp.shares import Shares, nbytes_of
+from aiodist.ddp.sharded.entries import alike
+from aiodist.ddp.sharded.model import Model, flat
+from aiodist.ddp.sharded.partition import Interval, Partition, moves
+from aiodist.ddp.sharded.shares import Shares, nbytes_of
 from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
 
 Array = npt.NDArray[Any]
 Row = Mapping[str, Any]
-"""What a member has: known, lost, plan, steps, size, shards, entries, options."""
+"""One member's state: known, lost, plan, steps, size, shards, entries, options."""
 
 
 def check(rows: Sequence[Row], pg: ProcessGroup) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.ddp.partition import Partition, buckets_of, moves, shards_of
+from aiodist.ddp.sharded.partition import Partition, buckets_of, moves, shards_of
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16)]
 arrays = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 40)), min_size=1, max_size=8)
