@@ -13,6 +13,7 @@ import sys
 import unittest
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--docs", action="store_true", help=f"write {PAGE.name} and {FIGURE.name}, too")
     options = parser.parse_args(argv)
     options.only = options.only or list(WAYS)
+    if find_spec("torch") is None and not options.again:
+        parser.error("it needs torch: pip install torch")
     return options
 
 

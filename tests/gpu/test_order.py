@@ -89,39 +89,38 @@ async def test_one_rank_is_late_and_the_others_loop_turns(pg: ProcessGroup) -> N
     assert np.array_equal(lib.get(tensor), np.arange(COUNT) * 3)
 
 
+async def _crossed(pg: ProcessGroup, tensor: Any, word: Any, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
+    """Reduce, and send a word to rank 1. Rank 0 begins with the collective, rank 1 with the message."""
+    if pg.rank == 0:
+        work = pg.all_reduce(tensor, op, async_op=True)
+        await pg.send(word, 1)
+        await work
+    else:
+        await pg.recv(word, 0)
+        await pg.all_reduce(tensor, op)
+
+
 @spmd(world_size=2, backend=BACKEND, env=SHARED)
 async def test_first_message_of_all_against_a_collective(pg: ProcessGroup) -> None:
     """It makes a communicator and launches a kernel that this process has not launched before, both beside a
     kernel that waits."""
-    lib, peer = library("cupy", pg), 1 - pg.rank
+    lib = library("cupy", pg)
     sent, into = lib.put(np.arange(COUNT)), lib.put(np.zeros(COUNT, np.int64))
     tensor = lib.put(np.full(COUNT, 1.0 + pg.rank))
-    if pg.rank == 0:
-        work = pg.all_reduce(tensor, async_op=True)
-        await pg.send(sent, peer)
-        await work
-    else:
-        await pg.recv(into, peer)
-        await pg.all_reduce(tensor)
-        assert np.array_equal(lib.get(into), np.arange(COUNT))
+    await _crossed(pg, tensor, into if pg.rank else sent)
+    assert not pg.rank or np.array_equal(lib.get(into), np.arange(COUNT))
     assert np.array_equal(lib.get(tensor), np.full(COUNT, 3.0))
 
 
 @spmd(world_size=2, backend=BACKEND, env=SHARED)
 async def test_first_strided_tensors_beside_a_collective_that_waits(pg: ProcessGroup) -> None:
     """The driver loads a kernel only while the device is idle: what copies is loaded when a group opens."""
-    lib, peer = library("cupy", pg), 1 - pg.rank
+    lib = library("cupy", pg)
     base = np.arange(3 * COUNT, dtype=np.int16).reshape(3, COUNT) % 1000
     sent, into = lib.put(base, "strided"), lib.put(np.zeros_like(base), "F")
     tensor = lib.put(np.full((7, 9), 1 + pg.rank, np.int16), "F")
-    if pg.rank == 0:
-        work = pg.all_reduce(tensor, dist.ReduceOp.BOR, async_op=True)
-        await pg.send(sent, peer)
-        await work
-    else:
-        await pg.recv(into, peer)
-        await pg.all_reduce(tensor, dist.ReduceOp.BOR)
-        assert np.array_equal(lib.get(into), base)
+    await _crossed(pg, tensor, into if pg.rank else sent, dist.ReduceOp.BOR)
+    assert not pg.rank or np.array_equal(lib.get(into), base)
     assert np.array_equal(lib.get(tensor), np.full((7, 9), 3, np.int16))
 
 
@@ -135,14 +134,8 @@ async def test_collectives_against_messages(pg: ProcessGroup) -> None:
     await (pg.recv(into, peer) if pg.rank else pg.send(sent, peer))
     for i in range(20):
         into, tensor = lib.put(np.zeros(COUNT, np.int64)), lib.put(np.full(COUNT, 1.0 + pg.rank + i))
-        if pg.rank == 0:
-            work = pg.all_reduce(tensor, async_op=True)
-            await pg.send(sent, peer)
-            await work
-        else:
-            await pg.recv(into, peer)
-            await pg.all_reduce(tensor)
-            assert np.array_equal(lib.get(into), np.arange(COUNT))
+        await _crossed(pg, tensor, into if pg.rank else sent)
+        assert not pg.rank or np.array_equal(lib.get(into), np.arange(COUNT))
         assert np.array_equal(lib.get(tensor), np.full(COUNT, 3.0 + 2 * i))
 
 

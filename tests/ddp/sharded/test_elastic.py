@@ -13,6 +13,7 @@ import aiodist as dist
 from aiodist.ddp import ShardedOptimizer
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.ddp.sharded.rules import adam
 from tests.levels import MORE, few
 
 STEPS, ITEMS = 12, 60
@@ -30,15 +31,6 @@ def gradients(step: int, rank: int, size: int) -> list[np.ndarray]:
         np.array(np.full(shape, mine) + size * (rank == 0) * np.arange(np.prod(shape)).reshape(shape), dtype)
         for shape, dtype in SHAPES
     ]
-
-
-def adam(values: np.ndarray, gradient: np.ndarray, state: dict[str, Any]) -> None:
-    state["count"] = state.get("count", 0) + 1
-    mean = state.setdefault("mean", np.zeros_like(values))
-    square = state.setdefault("square", np.zeros_like(values))
-    mean += (gradient - mean) * values.dtype.type(0.25)
-    square += (gradient * gradient - square) * values.dtype.type(0.125)
-    values -= (mean / (np.sqrt(square) + 1)).astype(values.dtype) * values.dtype.type(0.5 / state["count"])
 
 
 def without_deaths(steps: int = STEPS) -> list[bytes]:

@@ -14,6 +14,7 @@ from aiodist.errors import NonFiniteValues, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
+from tests.ddp.sharded.rules import adam
 
 SHAPES: list[tuple[tuple[int, ...], Any]] = [
     ((4, 3), np.float32),
@@ -47,16 +48,6 @@ def average(step: int, index: int, size: int) -> Any:
     dtype = SHAPES[index][1]
     total = sum(gradient(step, index, rank).astype(np.float64) for rank in range(size))
     return np.array(total / size, dtype)
-
-
-def adam(values: Any, gradient: Any, state: dict[str, Any]) -> None:
-    """A rule with arrays and a number in its state."""
-    state["count"] = state.get("count", 0) + 1
-    mean = state.setdefault("mean", np.zeros_like(values))
-    square = state.setdefault("square", np.zeros_like(values))
-    mean += (gradient - mean) * values.dtype.type(0.25)
-    square += (gradient * gradient - square) * values.dtype.type(0.125)
-    values -= (mean / (np.sqrt(square) + 1)).astype(values.dtype) * values.dtype.type(0.5 / state["count"])
 
 
 def alone(size: int, rule: Any, steps: int = STEPS) -> list[Any]:
