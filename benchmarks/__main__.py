@@ -8,18 +8,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from aiodist.bench.measures import parse_size
 from aiodist.errors import UsageError
 from benchmarks import peers
 from benchmarks.bars import bars_table, evaluate
 from benchmarks.curves import draw
+from benchmarks.ending import run_main
 from benchmarks.goals import BARS
 from benchmarks.machine import facts
 from benchmarks.report import doubts, processor, report
@@ -74,7 +73,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"without {line}", file=sys.stderr)
         results.note(f"without {line}")
     run = Run(found, settings, results)
-    signal.signal(signal.SIGTERM, _interrupt)
     code = 0
     try:
         run.carry_out(steps(run))
@@ -100,13 +98,9 @@ def write(results: Results, found: peers.Found, folder: Path) -> None:
     (folder / "results.json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
 
 
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def _names() -> str:
     return ", ".join(SUITES)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
+from benchmarks.ending import run_main
 from benchmarks.machine import facts
 
 STEPS, AT, TICK = 8, 3, 0.001
@@ -174,4 +175,4 @@ def show(options: argparse.Namespace, found: dict[str, dict[str, list[float]]]) 
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

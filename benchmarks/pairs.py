@@ -21,6 +21,7 @@ from pathlib import Path
 
 from aiodist.bench.cases import SWEPT, Case
 from aiodist.bench.measures import show_size
+from benchmarks.ending import run_main
 from benchmarks.machine import facts
 from benchmarks.peers import AIODIST_CALLS, ROOT, Found, Peer, environment
 from benchmarks.report import processor
@@ -158,4 +159,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

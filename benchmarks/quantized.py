@@ -28,6 +28,7 @@ from aiodist.group.pieces import pieces
 from aiodist.group.quantized import codec_named
 from aiodist.testing.hosts import Hosts
 from benchmarks.counters import crossed
+from benchmarks.ending import run_main
 from benchmarks.machine import facts
 
 WAYS = ("float32", "int8", "int4")
@@ -132,4 +133,4 @@ def _print(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

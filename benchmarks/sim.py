@@ -33,6 +33,7 @@ from aiodist.sim.network import Link, Network
 from aiodist.testing.hosts import Hosts
 from aiodist.types import Kind
 from benchmarks.crew import Crew, free_port
+from benchmarks.ending import run_main
 from benchmarks.machine import facts
 from benchmarks.peers import AIODIST
 from benchmarks.turns import check, slowest
@@ -174,4 +175,4 @@ def report(lines: Sequence[Line], machine: dict[str, object]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiodist.observe.view import RankView
@@ -20,12 +20,16 @@ class Pending:
         name: of the handler.
         since: time at which the oldest was first seen, in seconds of the host's monotonic clock.
         count: how many there are.
+        by: the handler that has asked them, of the rank that waits; '': none has.
+        full: their handler runs as often as it may, so that some wait for a place.
     """
 
     rank: int
     name: str
     since: float
     count: int
+    by: str = ""
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +64,36 @@ def calls_of(view: RankView) -> Calls:
             tuple(_pending(*one) for one in told["to"]),
             tuple(_pending(rank, "", *rest) for rank, *rest in told["room"]),
             tuple(_pending(view.rank, *one) for one in told["full"]),
-            tuple(_pending(*one) for one in told["within"]),
+            tuple(replace(_pending(*one), by=one_line(str(by))) for by, *one in told["within"]),
         )
     except (KeyError, TypeError, ValueError):
         return Calls()
 
 
 def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
-    """Calls that wait for each other: each for a place at the rank of the next one, which waits itself.
+    """Calls that wait for each other: each asks a handler that has itself asked the next one.
 
-    A call waits for a place where its handler runs as often as it may. So no answer comes before one of the
-    calls that run there ends, and those that have not ended have themselves asked for what does not come.
-    Calls that no handler has asked hold up nobody.
+    At least one of them waits for a place, since its handler runs as often as it may. So no answer comes
+    before one of the calls that run there ends, and those wait themselves for what does not come. Without
+    such a handler calls that go around are a recursion, which may end. Calls that no handler has asked hold
+    up nobody.
 
     Args:
         ranks: by number.
         after: seconds for which a call has to wait before it counts.
 
     Returns:
-        circles without a rank in common; of each the calls, of the lowest rank first.
+        circles without a handler in common; of each the calls, of the lowest rank's handler first.
     """
-    waits: dict[int, list[Pending]] = {}
-    for rank, call in _for_a_place(ranks, after, within=True):
-        waits.setdefault(rank, []).append(call)
+    waits: dict[_Handler, list[Pending]] = {}
+    for rank, call in _late(ranks, after, within=True):
+        waits.setdefault((rank, call.by), []).append(call)
+    full = {(call.rank, call.name) for calls in waits.values() for call in calls if call.full}
     found: list[list[Pending]] = []
-    seen: set[int] = set()
-    for start in sorted(waits):
+    seen: set[_Handler] = set()
+    for start in sorted(full & waits.keys()):
         path = _path(start, waits, seen)
-        seen |= {start, *(call.rank for call in path)}
+        seen |= {(call.rank, call.name) for call in path}
         if path:
             found.append(path)
     return found
@@ -96,26 +102,32 @@ def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
 def crowds(ranks: dict[int, RankView], after: float) -> dict[tuple[int, str], list[tuple[int, Pending]]]:
     """By rank and handler which runs there as often as it may, who has waited for that long, and in what."""
     found: dict[tuple[int, str], list[tuple[int, Pending]]] = {}
-    for rank, call in _for_a_place(ranks, after, within=False):
-        found.setdefault((call.rank, call.name), []).append((rank, call))
+    for rank, call in _late(ranks, after, within=False):
+        if call.full:
+            found.setdefault((call.rank, call.name), []).append((rank, call))
     return found
 
 
-def _for_a_place(ranks: dict[int, RankView], after: float, *, within: bool) -> Iterator[tuple[int, Pending]]:
+_Handler = tuple[int, str]
+"""A rank, and the name of a handler there."""
+
+
+def _late(ranks: dict[int, RankView], after: float, *, within: bool) -> Iterator[tuple[int, Pending]]:
+    """Who has waited for that long, and in what: of all calls, or of those that handlers have asked."""
     told = {rank: calls_of(view) for rank, view in ranks.items()}
     for rank, calls in told.items():
         for call in calls.within if within else calls.to:
             full = told[call.rank].full if call.rank in told else ()
-            if ranks[rank].now - call.since >= after and any(one.name == call.name for one in full):
-                yield rank, call
+            if ranks[rank].now - call.since >= after:
+                yield rank, replace(call, full=any(one.name == call.name for one in full))
 
 
-def _path(start: int, waits: dict[int, list[Pending]], without: set[int]) -> list[Pending]:
-    """The shortest way from a rank back to it; [] where there is none."""
+def _path(start: _Handler, waits: dict[_Handler, list[Pending]], without: set[_Handler]) -> list[Pending]:
+    """The shortest way from a handler back to it; [] where there is none."""
     ways: list[list[Pending]] = [[call] for call in waits[start] if start not in without]
     reached = {start} | without
     for way in ways:
-        last = way[-1].rank
+        last = way[-1].rank, way[-1].name
         if last == start:
             return way
         if last not in reached:

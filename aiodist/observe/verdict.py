@@ -125,7 +125,8 @@ def _on_calls(ranks: dict[int, RankView], after: float) -> Iterator[Verdict]:
         who = f"{name_ranks(names)} wait" if len(names) > 1 else f"rank {names[0]} waits for itself"
         how = " for each other's answers" if len(names) > 1 else ""
         rest = [
-            f"rank {caller} waits for {call.name!r} of rank {call.rank}, which runs there as often as it may"
+            f"{call.by!r} of rank {caller} waits for {call.name!r} of rank {call.rank}"
+            f"{', which runs there as often as it may' if call.full else ''}"
             for caller, call in zip([circle[-1].rank, *(one.rank for one in circle)], circle, strict=False)
         ]
         about = f"calls {names} {sorted(call.name for call in circle)}"

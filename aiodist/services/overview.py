@@ -39,7 +39,8 @@ class Overview:
             rank and handler the time at which the oldest was first seen, and how many there are. 'room': for
             each rank the same of the calls that wait until earlier ones are answered: since when the one
             whose turn is next. 'full': for each handler that runs as often as it may the same of the calls
-            that wait for a place. 'within': as 'to', of the calls that handlers have asked that run here.
+            that wait for a place. 'within': as 'to', of the calls that handlers have asked that run here; the
+            handler's name comes first.
 
         Raises:
             RuntimeError: something has changed meanwhile.
@@ -51,6 +52,8 @@ class Overview:
             seen[key] = self._since.get(key, now)
             return seen[key]
 
+        handlers = list(self._handlers.by_name.values())
+        named = {id(handler.slots): handler.name for handler in handlers}
         for uid, peer in list(self._peers.by_uid.items()):
             rank = self._peers.rank_of(uid)
             if peer.callee is not None:
@@ -58,20 +61,22 @@ class Overview:
             if peer.caller is None or peer.caller.over:
                 continue
             names: dict[bytes, list[int]] = {}
-            within: dict[bytes, list[int]] = {}
+            within: dict[tuple[str, bytes], list[int]] = {}
             for asked in peer.caller.asking:
                 names.setdefault(asked.name, []).append(asked.number)
-                if asked.by is not None and asked.by.slot is not None:
-                    within.setdefault(asked.name, []).append(asked.number)
+                if asked.by is not None and (by := named.get(id(asked.by.slot))):
+                    within.setdefault((by, asked.name), []).append(asked.number)
             told["asked"] += sum(map(len, names.values()))
-            for line, those in (("to", names), ("within", within)):
-                for name, numbers in those.items():
-                    at = since(line, uid, name, numbers[0])
-                    told[line].append([rank, name.decode() or A_MESSAGE, at, len(numbers)])
+            for name, numbers in names.items():
+                at = since("to", uid, name, numbers[0])
+                told["to"].append([rank, name.decode() or A_MESSAGE, at, len(numbers)])
+            for (by, name), numbers in within.items():
+                at = since("within", uid, by, name, numbers[0])
+                told["within"].append([by, rank, name.decode() or A_MESSAGE, at, len(numbers)])
             waiting = peer.caller.waiting
             for first in islice(waiting, 1):  # another one, where calls pass: then nobody waits for long
                 told["room"].append([rank, since("room", uid, id(first)), len(waiting)])
-        for handler in list(self._handlers.by_name.values()):
+        for handler in handlers:
             waiting = handler.slots.waiting
             for first in islice(waiting, 1):
                 told["full"].append([handler.name, since("full", handler.name, id(first)), len(waiting)])

@@ -21,6 +21,7 @@ from benchmarks.deaths.compare import Comparison, table
 from benchmarks.deaths.figure import draw
 from benchmarks.deaths.plan import plan
 from benchmarks.deaths.training import Outcome, train
+from benchmarks.ending import run_main
 from benchmarks.machine import facts
 from benchmarks.marks import put_into
 
@@ -93,4 +94,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

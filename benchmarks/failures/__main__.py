@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ending import run_main
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.rows import ROWS
 from benchmarks.failures.scale import Scale
@@ -94,4 +95,4 @@ def run_row(number: int, scale: Scale) -> list[Figures] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

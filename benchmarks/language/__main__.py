@@ -19,6 +19,7 @@ from typing import Any
 
 from aiodist.environment.busy import family, look, meanwhile
 from aiodist.testing.hosts import Hosts
+from benchmarks.ending import run_main
 from benchmarks.language import curves, predict, tables, text
 from benchmarks.language.job import ROOT, JobError, run
 from benchmarks.language.ways import WAYS
@@ -133,4 +134,4 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

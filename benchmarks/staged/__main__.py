@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from benchmarks.ending import run_main
 from benchmarks.staged.problem import PROBLEMS
 from benchmarks.staged.stage import ALL, AbsentError, stage
 
@@ -32,4 +33,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

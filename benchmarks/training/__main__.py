@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.ending import run_main
 from benchmarks.machine import facts
 
 _CALLS = ["-m", "benchmarks.training.calls", "4;1024;65536"]
@@ -104,4 +105,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -16,11 +16,11 @@ NOW, LONG_AGO = 100.0, 10.0
 
 
 def a_caller(rank: int, to: list[list[Any]] = (), full: list[str] = (), **more: Any) -> RankView:  # type: ignore[assignment]
-    """A rank that says of its calls: [rank, handler, since]."""
+    """A rank that says of its calls: [the handler there that has asked, rank, handler, since]."""
     told = {
         "asked": len(to),
         "served": 7,
-        "to": [[*call, 1] for call in to],
+        "to": [[*call[1:], 1] for call in to],
         "room": [],
         "full": [[name, LONG_AGO, 2] for name in full],
         "within": [[*call, 1] for call in to],
@@ -34,19 +34,28 @@ def ways(*views: RankView, after: float = 30.0) -> list[list[int]]:
 
 
 def test_two_that_wait_for_each_other() -> None:
-    zero = a_caller(0, [[1, "up", LONG_AGO]], ["down"])
-    one = a_caller(1, [[0, "down", LONG_AGO]], ["up"])
+    zero = a_caller(0, [["down", 1, "up", LONG_AGO]], ["down"])
+    one = a_caller(1, [["up", 0, "down", LONG_AGO]], ["up"])
     assert ways(zero, one) == [[1, 0]]
     assert ways(zero, one, after=90.1) == []
-    assert ways(zero, a_caller(1, [[0, "down", LONG_AGO]])) == [], (
-        "its handler is free: the call just takes long"
-    )
-    assert ways(zero, a_caller(1, [[0, "other", LONG_AGO]], ["up"])) == []
+    assert ways(zero, a_caller(1, [["up", 0, "other", LONG_AGO]], ["up"])) == []
+    assert ways(zero, a_caller(1, [["other", 0, "down", LONG_AGO]], ["up"])) == [], "it asks nothing itself"
+
+
+def test_one_place_that_is_taken_is_enough_for_a_circle() -> None:
+    zero = a_caller(0, [["down", 1, "up", LONG_AGO]])
+    one = a_caller(1, [["up", 0, "down", LONG_AGO]], ["up"])
+    (circle,) = circles({0: zero, 1: one}, 30.0)
+    assert [(call.by, call.rank, call.name, call.full) for call in circle] == [
+        ("up", 0, "down", False),
+        ("down", 1, "up", True),
+    ]
+    assert ways(zero, a_caller(1, [["up", 0, "down", LONG_AGO]])) == [], "a recursion, which may end"
 
 
 def test_calls_that_no_handler_has_asked_hold_up_nobody() -> None:
-    zero = a_caller(0, [[1, "up", LONG_AGO]], ["down"], within=[])
-    one = a_caller(1, [[0, "down", LONG_AGO]], ["up"])
+    zero = a_caller(0, [["", 1, "up", LONG_AGO]], ["down"], within=[])
+    one = a_caller(1, [["up", 0, "down", LONG_AGO]], ["up"])
     assert ways(zero, one) == []
     found = crowds({0: zero, 1: one}, 30.0)
     assert {key: [rank for rank, _ in those] for key, those in found.items()} == {
@@ -57,16 +66,16 @@ def test_calls_that_no_handler_has_asked_hold_up_nobody() -> None:
 
 
 def test_a_rank_that_waits_for_itself_and_a_circle_that_others_lead_to() -> None:
-    own = a_caller(2, [[2, "own", LONG_AGO]], ["own"])
+    own = a_caller(2, [["own", 2, "own", LONG_AGO]], ["own"])
     assert ways(own) == [[2]]
-    leads = a_caller(0, [[2, "own", LONG_AGO], [7, "gone", LONG_AGO]])
+    leads = a_caller(0, [["h", 2, "own", LONG_AGO], ["h", 7, "gone", LONG_AGO]])
     assert ways(leads, own) == [[2]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=15))
 def test_a_circle_is_a_way_that_ends_where_it_begins(edges: list[tuple[int, int]]) -> None:
     views = [
-        a_caller(rank, [[to, "h", LONG_AGO] for start, to in edges if start == rank], ["h"])
+        a_caller(rank, [["h", to, "h", LONG_AGO] for start, to in edges if start == rank], ["h"])
         for rank in range(6)
     ]
     found = ways(*views)
@@ -98,5 +107,5 @@ def test_what_cannot_be_read_says_nothing(told: Any) -> None:
 
 
 def test_text_of_others_is_one_line() -> None:
-    (call,) = calls_of(a_caller(0, [[1, "a\nb\x1b[31m", LONG_AGO]])).to
+    (call,) = calls_of(a_caller(0, [["h", 1, "a\nb\x1b[31m", LONG_AGO]])).to
     assert "\n" not in call.name and "\x1b" not in call.name

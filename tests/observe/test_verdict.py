@@ -242,15 +242,16 @@ def test_it_is_the_same_trouble_while_the_cause_works_in_another_group(op: str) 
 
 def test_calls_that_wait_for_each_other_and_calls_beyond_the_most() -> None:
     def told(to: list[Any], full: list[Any], room: list[Any], within: Any = None) -> dict[str, Any]:
-        within = to if within is None else within
+        if within is None:
+            within = [[name, *one] for one, (name, *_) in zip(to, full, strict=False)]
         return {"calls": {"asked": 1, "served": 1, "to": to, "room": room, "full": full, "within": within}}
 
     zero = seen(0, about=told([[1, "up", 60.0, 3]], [["down", 60.0, 1]], []))
     verdict = one(zero, seen(1, about=told([[0, "down", 61.0, 1]], [["up", 60.0, 3]], [])))
     assert (verdict.kind, verdict.ranks) == ("calls", (0, 1))
     assert verdict.title == "ranks 0 and 1 wait for each other's answers, for 39 s"
-    assert "rank 0 waits for 'up' of rank 1, which runs there as often as it may" in verdict.lines
-    assert "rank 1 waits for 'down' of rank 0, which runs there as often as it may" in verdict.lines
+    assert "'down' of rank 0 waits for 'up' of rank 1, which runs there as often as it may" in verdict.lines
+    assert "'up' of rank 1 waits for 'down' of rank 0, which runs there as often as it may" in verdict.lines
     zero = seen(0, about=told([[1, "up", 60.0, 3]], [["down", 60.0, 1]], [], []))
     one_too = seen(1, about=told([[0, "down", 61.0, 1]], [["up", 60.0, 3]], [], []))
     slow = judge(a_job(zero, one_too))  # no handler calls: they are only slow

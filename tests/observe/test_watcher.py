@@ -292,7 +292,7 @@ def test_calls_of_other_ranks_that_wait_for_each_other_are_told(
     for rank, to in zip(others, (2, 1), strict=True):
         to_it = [[to, "back", long_ago, 1]]
         told = {"asked": 1, "served": 1, "room": [], "full": [["back", long_ago, 1]]}
-        rank.recorder.tell(calls={**told, "to": to_it, "within": to_it})
+        rank.recorder.tell(calls={**told, "to": to_it, "within": [["back", *to_it[0]]]})
         rank.flush()
     judging.flush()
     watching = watch(judging)

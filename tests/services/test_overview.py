@@ -80,7 +80,7 @@ def test_calls_that_running_handlers_have_asked() -> None:
         else:
             (to,), (within,) = told["to"], told["within"]
             assert (to[:2], to[3]) == ([0, "waits"], 3), "that of a handler that has ended, too"
-            assert (within[:2], within[3]) == ([0, "waits"], 2)
+            assert (within[:3], within[4]) == (["asks", 0, "waits"], 2)
         await pg.barrier()
         for one in (*calls, *left):
             one.cancel()
