@@ -58,7 +58,7 @@ def matrix(job: JobView) -> Matrix:
     counted = np.zeros_like(implied)
     for view in job.ranks:
         for one in view.recording.sums:
-            if one.uses and one.nbytes and one.group is not None:
+            if one.total and one.group is not None:
                 _imply(view, one, places, implied)
         for link in view.recording.links:
             if link.rank in places and link.rank != view.rank:
@@ -74,7 +74,7 @@ def _imply(view: RankView, one: Sum, places: dict[int, int], implied: Table) -> 
     if view.rank not in members or one.op not in Kind.__members__:
         return
     roles, row = ROLES[Kind[one.op]], implied[places[view.rank]]
-    nbytes, size = float(one.uses * one.nbytes), len(members)
+    nbytes, size = float(one.total), len(members)
     root = members[one.root] if 0 <= one.root < size else -1
     if not roles.gives(view.rank, root):
         return

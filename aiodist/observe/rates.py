@@ -216,7 +216,7 @@ def _speed(before: RankView | None, view: RankView) -> tuple[float | None, float
 
 
 def _moved(view: RankView) -> int:
-    return sum(one.uses * one.nbytes for one in view.recording.sums)
+    return sum(one.total for one in view.recording.sums)
 
 
 def _waited(view: RankView) -> float:

@@ -93,13 +93,15 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
             verdict = _on_wait(wait, waits, ranks)
             told.setdefault((verdict.kind, verdict.ranks), verdict)
             blamed.update(verdict.ranks)
+    moving = any(kind == "moving" for kind, _ in told)
+    least = after / 2 if moving else after  # what all have come to may wait for one that has stopped after that
     for rank in job.ranks:
-        stuck = rank.doing in (Doing.blocked, Doing.held, Doing.stopped) and rank.since >= after
+        stuck = rank.doing in (Doing.blocked, Doing.held, Doing.stopped) and rank.since >= least
         if stuck and rank.rank not in blamed:
             verdict = _on_stuck(rank, waits, ranks)
             told.setdefault((verdict.kind, verdict.ranks), verdict)
-    moving = [key for key in told if key[0] == "moving"]
-    for key in moving if len(moving) < len(told) else moving[1:]:
+    keys = [key for key in told if key[0] == "moving"]
+    for key in keys if len(keys) < len(told) else keys[1:]:
         del told[key]  # what others say is more
     if told and all(kind == "moving" for kind, _ in told):
         link = find_slow_link(job)

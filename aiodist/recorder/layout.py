@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 
-MAGIC = b"aiodist record 4"
+MAGIC = b"aiodist record 5"
 
 HEADER = struct.Struct("<16sQQQQdQdd")
 """Magic; process id, rank, number of ranks, epoch; wall clock minus monotonic clock, in seconds; bytes of
@@ -52,14 +52,15 @@ failure is below 0.0. Last, how many numbers up to its own are further steps of 
 
 SORT, NUMBER, LINE, ISSUED, PENDING, ARRIVED, FIRST, ENDED = range(8)
 
-SUM = struct.Struct("<QQQdd")
+SUM = struct.Struct("<QQQddQ")
 """Of one sort of operations: how many were issued; how many the loop has slept for, and how many of these
-failed; seconds that these waited for peers; seconds that they took from then on."""
+failed; seconds that these waited for peers; seconds that they took from then on; bytes of all that were
+issued."""
 
 PENDING_AT, PENDING_PLACES = 4096, 64
 RING_AT, RING_PLACES = 8192, 2048
 SUMS_AT = RING_AT + RING_PLACES * PLACE.size
-SUM_PLACES = 600
+SUM_PLACES = 512
 TEXT_AT, TEXT_BYTES = 160 * 1024, 128 * 1024
 
 LINK = struct.Struct("<QQddQd")

@@ -151,6 +151,7 @@ class Sum:
         failed: how many of these failed.
         waited: seconds until all peers had arrived.
         moved: seconds from then on; of an operation that nobody saw the peers of, all of its time.
+        total: bytes of the tensors of all that were issued.
     """
 
     group: Group | None
@@ -166,6 +167,7 @@ class Sum:
     failed: int
     waited: float
     moved: float
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +482,7 @@ def _sums(memory: bytes, texts: _Texts) -> Iterator[Sum]:
     for mark, (group, op, _called, *sort) in sorted(texts.sorts.items()):
         if 0 < mark < SUM_PLACES:
             numbers = SUM.unpack_from(memory, SUMS_AT + mark * SUM.size)
-            if not sound(*numbers[-2:]):
+            if not sound(*numbers[3:5]):
                 continue
             yield Sum(texts.groups.get(group), op, *sort, *numbers)
 

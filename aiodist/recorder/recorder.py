@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from aiodist.types import Call
 
 MOST_SORTS = 500  # of one group that are told apart
+OTHERS = 1  # the number of the group by which operations are counted that have no sum of their own
+MOST_OTHERS = 16  # their sorts, one for each kind
 MOST_AT_ONCE = 256  # operations that `flush` writes: it holds the interpreter meanwhile
 MOST_EVENTS = 200  # that are kept, the first ones; and as many troubles
 WASTE = TEXT_BYTES // 4  # bytes of closed groups for which the text is written anew
@@ -91,12 +93,13 @@ class Sort:
         told: what is written of it.
         parts: says how many numbers up to one are further steps of the user's calls.
         code, at, line: where one was issued last, as `Lines.known`, and the number of that line.
-        uses, slept, failed, waited, moved: as in `layout.SUM`, as far as `flush` has seen them.
+        counted: the sort by which it is counted; itself, where there is room for its own sum.
+        uses, slept, failed, waited, moved, total: as in `layout.SUM`, as far as `flush` has seen them.
     """
 
     __slots__ = (
-        *("at", "code", "failed", "line", "mark", "moved", "nbytes", "parts", "slept", "told", "uses"),
-        "waited",
+        *("at", "code", "counted", "failed", "line", "mark", "moved", "nbytes", "parts", "slept", "told"),
+        *("total", "uses", "waited"),
     )
 
     def __init__(
@@ -108,7 +111,8 @@ class Sort:
         self.at = self.line = 0
         self.nbytes = nbytes
         self.told = told
-        self.uses = self.slept = self.failed = 0
+        self.counted = self
+        self.uses = self.slept = self.failed = self.total = 0
         self.waited = self.moved = 0.0
 
     def end(self, record: Pending) -> None:
@@ -127,6 +131,17 @@ class Sort:
         self.failed += other.failed
         self.waited += other.waited
         self.moved += other.moved
+        self.total += other.total
+
+    @property
+    def has_sum(self) -> bool:
+        """Whether there is a place for its sum."""
+        return 0 < self.mark < SUM_PLACES
+
+    def sum(self) -> bytes:
+        """That place's content."""
+        times = self.waited, self.moved
+        return SUM.pack(self.uses, self.slept, self.failed, *times, self.total)
 
 
 _NO_CLOCK = (0, 0.0, 0.0, 0.0, 0.0)
@@ -153,7 +168,8 @@ class Recorder:
     def __init__(self, memory: Any, pid: int, clock: Callable[[], float], wall: float) -> None:
         self.clock = clock
         self.lines = Lines(lambda *line: self._write("line", *line))
-        self.sorts = 0
+        self.sorts = MOST_OTHERS  # the first numbers are kept for these
+        self._others: dict[str, Sort] = {}
         self.kept: deque[Entry] = deque(maxlen=RING_PLACES)
         self.pending: dict[int, Pending] = {}
         self._over: deque[Pending] = deque(maxlen=RING_PLACES)
@@ -171,7 +187,7 @@ class Recorder:
         self._next = 0
         self._flushed = self._flushed_end = 0.0
         self._shown = self._linked = 0
-        self._groups = 0
+        self._groups = OTHERS
         self._text = 0
         self._issued = self._failed = 0
         self._events = [0, 0]
@@ -254,7 +270,7 @@ class Recorder:
         ended = list(takewhile(lambda one: abs(one[ENDED]) > self._flushed_end, reversed(over)))[::-1]
         self._count(fresh)
         for record in ended:
-            record[SORT].end(record)
+            record[SORT].counted.end(record)
             self._failed += record[ENDED] < 0
         known = {(record[ISSUED], record[NUMBER]) for record in ended}
         others = [
@@ -272,10 +288,8 @@ class Recorder:
             self._flushed = fresh[-1][3]
         if ended:
             self._flushed_end = abs(ended[-1][ENDED])
-        for sort in {entry[0] for entry in fresh} | {record[SORT] for record in ended}:
-            if 0 < sort.mark < SUM_PLACES:
-                at = SUMS_AT + sort.mark * SUM.size
-                SUM.pack_into(self._memory, at, sort.uses, sort.slept, sort.failed, sort.waited, sort.moved)
+        for sort in {entry[0].counted for entry in fresh} | {record[SORT].counted for record in ended}:
+            self._put_sum(sort)
         late = max((late for _, late in self._late), default=0.0)
         vitals = (self.clock(), self._turns, self._turned, late, self._issued, self._failed)
         VITALS.pack_into(self._memory, VITALS_AT, *vitals)
@@ -289,12 +303,19 @@ class Recorder:
             first, last = fresh[0][3], fresh[-1][3]  # when issued: as many in a second before as since
             more += (first - self._flushed) / max(last - first, 1e-6)
         for sort, seen in Counter(entry[0] for entry in fresh).items():
-            sort.uses += round(seen * more)
+            uses = round(seen * more)
+            sort.counted.uses += uses
+            sort.counted.total += uses * sort.nbytes
         self._issued += round(len(fresh) * more)
 
     def _put(self, at: int, record: Pending) -> None:
         sort, *rest = record  # packed apart: so it changes at once, or nearly so
         self._memory[at : at + PLACE.size] = PLACE.pack(sort.mark, *rest, sort.parts(record[NUMBER]))
+
+    def _put_sum(self, sort: Sort) -> None:
+        if sort.has_sum:
+            at = SUMS_AT + sort.mark * SUM.size
+            self._memory[at : at + SUM.size] = sort.sum()
 
     def leave(self) -> None:
         """Note that the process has left its job in good order."""
@@ -310,6 +331,21 @@ class Recorder:
         if not self._write("sort", mark, group, *told, owner=track):
             sort.mark = 0
             heappush(self._free, mark)
+        if not sort.has_sum:
+            sort.counted = self._of_others(told[0])
+        return sort
+
+    def _of_others(self, op: str) -> Sort:
+        """The sort by which operations are counted that have no sum of their own, whatever their group."""
+        sort = self._others.get(op)
+        if sort is None:
+            if not self._others:
+                (rank,) = _get_count(self._memory, RANK_AT)
+                self._write("group", OTHERS, "others", 0, "span", [rank, 1], 0, reserved=0)
+            mark = 1 + len(self._others)
+            sort = self._others[op] = Sort(mark if mark <= MOST_OTHERS else 0, 0)
+            told = [op, "", "", [], "", -1, 0, 0]
+            self._write("sort", sort.mark, OTHERS, *told, reserved=0)
         return sort
 
     def _write(self, *entry: Any, reserved: int = RESERVED, owner: Track | None = None) -> bool:
@@ -404,14 +440,13 @@ class Recorder:
         for sort in sorts:
             mark, sort.mark = sort.mark, 0
             if mark < SUM_PLACES:
-                SUM.pack_into(self._memory, SUMS_AT + mark * SUM.size, 0, 0, 0, 0.0, 0.0)
+                at = SUMS_AT + mark * SUM.size
+                self._memory[at : at + SUM.size] = bytes(SUM.size)
             heappush(self._free, mark)
         for sort in sorts:
             self._of_the_past(sort).add(sort)
         for past in self._past.values():
-            if 0 < past.mark < SUM_PLACES:
-                at = SUMS_AT + past.mark * SUM.size
-                SUM.pack_into(self._memory, at, past.uses, past.slept, past.failed, past.waited, past.moved)
+            self._put_sum(past)
 
     def _of_the_past(self, sort: Sort) -> Sort:
         """The sort of no group by which one of a closed group is counted."""
@@ -506,18 +541,20 @@ class Track:
         if sort is None:
             reduce = "" if call.reduce is None else call.reduce.name
             told: list[Any] = [called, call.dtype.name, list(call.shape), reduce, call.root, tag, call.nbytes]
-            if len(self._sorts) >= MOST_SORTS:
-                key = call.kind
-                told = ["", "", [], "", -1, 0, 0]
-                sort = self._sorts.get(key)
-            if sort is None:
-                sort = self._new_sort(key, call.kind.name, told)
-                if call.message:  # whose numbers are apart
-                    sort.parts = _no_parts
+            if len(self._sorts) < MOST_SORTS:
+                sort = self._new_sort(key, call, told)
+            else:
+                others = self._sorts.get(call.kind)
+                if others is None:
+                    others = self._new_sort(call.kind, call, ["", "", [], "", -1, 0, 0])
+                sort = Sort(others.mark, call.nbytes, others.told, others.parts)
+                sort.counted = others.counted
         return sort
 
-    def _new_sort(self, key: Any, op: str, told: list[Any]) -> Sort:
-        sort = self._sorts[key] = self._recorder.new_sort(self, self._group, [op, *told])
+    def _new_sort(self, key: Any, call: Call, told: list[Any]) -> Sort:
+        sort = self._sorts[key] = self._recorder.new_sort(self, self._group, [call.kind.name, *told])
+        if call.message:  # whose numbers are apart
+            sort.parts = _no_parts
         return sort
 
     def note(self, sort: Sort, number: int, frame: FrameType, at: float = 0.0) -> Entry:

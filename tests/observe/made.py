@@ -39,7 +39,9 @@ def a_record(op: str = "all_reduce", number: int = 0, issued: float = 10.0, **mo
 
 def a_sum(uses: int = 1, nbytes: int = 12, waited: float = 0.0) -> Sum:
     """All operations of a sort."""
-    return Sum(WORLD, "all_reduce", "float32", (3,), "SUM", -1, 0, nbytes, uses, uses, 0, waited, 0.0)
+    return Sum(
+        WORLD, "all_reduce", "float32", (3,), "SUM", -1, 0, nbytes, uses, uses, 0, waited, 0.0, uses * nbytes
+    )
 
 
 def a_rank(

@@ -18,7 +18,7 @@ a_rank = partial(at_twenty, now=10.0, began=0.0)
 
 
 def a_sum(op: str, nbytes: int, uses: int = 1, root: int = -1, group: Group | None = WORLD) -> Sum:
-    return Sum(group, op, "uint8", (nbytes,), "", root, 0, nbytes, uses, 0, 0, 0.0, 0.0)
+    return Sum(group, op, "uint8", (nbytes,), "", root, 0, nbytes, uses, 0, 0, 0.0, 0.0, nbytes * uses)
 
 
 def job(*sums: Sum) -> JobView:

@@ -126,6 +126,11 @@ def test_a_send_that_nobody_receives() -> None:
     assert one(seen(0), seen(1, last=[received]), seen(2, waits=[send]), seen(3)).kind == "moving"
     anybody = a_record("recv", 3, 61.0, root=-1, tag=5)
     assert one(seen(0), seen(1, last=[anybody]), seen(2, waits=[send]), seen(3)).kind == "moving"
+    receiver = seen(1, last=[received])
+    held = replace(receiver.recording.vitals, flushed=80.0)  # for less than 30 s, and as long as it matters
+    receiver = replace(receiver, recording=replace(receiver.recording, vitals=held))
+    cause = one(seen(0), receiver, seen(2, waits=[send]), seen(3))
+    assert (cause.kind, cause.ranks) == ("held", (1,))
     other = a_record("recv", 0, 61.0, root=2, tag=4)
     assert one(seen(0), seen(1, last=[other]), seen(2, waits=[send]), seen(3)).kind == "unreceived"
 

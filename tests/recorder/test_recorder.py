@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.recorder import Entry, Line, Pending, Record, read
+from aiodist.recorder import reading as reading_module
 from aiodist.recorder import recorder as recorder_module
 from aiodist.recorder.layout import ARRIVED, FIRST, PENDING_PLACES, RING_PLACES, SIZE
-from aiodist.recorder.recorder import LONGEST, MOST_EVENTS, MOST_SORTS, Recorder, Track
+from aiodist.recorder.recorder import LONGEST, MOST_EVENTS, MOST_OTHERS, MOST_SORTS, Recorder, Track
 from aiodist.roles import Kind
 from tests.recorder.made import a_call, a_recorder, a_track
 
@@ -161,7 +162,7 @@ def test_sorts_and_lines_have_an_end_and_nothing_breaks_there() -> None:
     last = records(recorder)[-2:]
     assert [(record.op, record.number) for record in last] == [("all_reduce", MOST_SORTS + 299)] * 2
     assert (last[0].shape, last[0].nbytes, last[1].shape) == ((), 0, (3,))
-    assert recorder.sorts <= MOST_SORTS + 2
+    assert recorder.sorts <= MOST_OTHERS + MOST_SORTS + 2
     for number in range(2100):  # lines of programs that make code as they go
         exec(
             compile("track.note(sort, number, sys._getframe(0))", f"made{number}.py" * 5, "exec"),
@@ -172,6 +173,41 @@ def test_sorts_and_lines_have_an_end_and_nothing_breaks_there() -> None:
     note(another, 5)
     assert records(recorder)[-1].number == 5
     assert len(recorder._memory) == SIZE
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from([Kind.all_reduce, Kind.broadcast]), st.integers(1, 9)),
+        max_size=80,
+    )
+)
+def test_each_operation_is_counted_once_also_where_its_sort_has_no_sum(
+    issued: list[tuple[int, Kind, int]],
+) -> None:
+    """Four sorts of a group are told apart here, and there is room for the sums of six of all groups."""
+    with pytest.MonkeyPatch.context() as limits:
+        limits.setattr(recorder_module, "MOST_SORTS", 4)
+        for module in (recorder_module, reading_module):
+            limits.setattr(module, "SUM_PLACES", MOST_OTHERS + 7)
+        recorder = a_recorder()
+        tracks = [recorder.track(f"group{number}", 0, range(8)) for number in range(4)]
+        for number, (group, kind, count) in enumerate(issued):
+            track = tracks[group]
+            entry = track.note(track.sort_of(a_call(number, count, kind)), number, sys._getframe(0))
+            if number % 3 == 0:
+                track.end(track.enter(entry))
+            if number % 7 == 0:
+                recorder.flush()
+        recorder.flush()
+        sums = read(recorder._memory).sums
+    for kind in Kind:
+        mine = [one for one in sums if one.op == kind.name]
+        wanted = [4 * count for _, issued_kind, count in issued if issued_kind is kind]
+        assert (sum(one.uses for one in mine), sum(one.total for one in mine)) == (len(wanted), sum(wanted))
+    assert sum(one.slept for one in sums) == -(-len(issued) // 3)
+    assert all(one.group is not None for one in sums), "what has no group is of those that are gone"
+    elsewhere = [one for one in sums if one.group is not None and one.group.name == "others"]
+    assert {one.group.ranks for one in elsewhere if one.group} <= {range(3, 4)}
 
 
 def test_operations_of_a_sort_that_come_from_several_lines() -> None:

@@ -37,7 +37,7 @@ def _ops(view: RankView, labels: Labels) -> Iterator[Count]:
         op = text(one.op), labels.group(one.group.name if one.group is not None else None)
         yield catalog.OPS, op, mark, one.uses
         yield catalog.FAILED, op, mark, one.failed
-        yield catalog.PAYLOAD, op, mark, one.uses * one.nbytes
+        yield catalog.PAYLOAD, op, mark, one.total
         yield catalog.TIMED, op, mark, one.slept
         yield catalog.TIME, (*op, "waiting"), (mark, "waiting"), one.waited
         yield catalog.TIME, (*op, "moving"), (mark, "moving"), one.moved

@@ -20,7 +20,8 @@ Values = Mapping[tuple[str, ...], float]
 def a_sum(op: str = "all_reduce", group: str = "world", **more: Any) -> Sum:
     """All operations of a sort, in a group of four; none yet unless numbers are given."""
     plain = Sum(Group(group, 0, range(4)), op, "float32", (3,), "", -1, 0, 12, 0, 0, 0, 0.0, 0.0)
-    return replace(plain, **more)
+    made = replace(plain, **more)
+    return replace(made, total=made.uses * made.nbytes)
 
 
 def seen(
