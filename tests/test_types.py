@@ -49,7 +49,9 @@ def test_signatures_agree_exactly_when_calls_do(a: Call, b: Call) -> None:
 
 @given(call=CALLS, data=st.data())
 def test_one_changed_field_is_enough(call: Call, data: st.DataObject) -> None:
-    field = data.draw(st.sampled_from([f.name for f in dataclasses.fields(Call) if f.name != "offer"]))
+    field = data.draw(
+        st.sampled_from([f.name for f in dataclasses.fields(Call) if f.init and f.name != "offer"])
+    )
     value = data.draw(CALLS.map(lambda other: getattr(other, field)))
     other = dataclasses.replace(call, **{field: value})
     assert agree(call.signature, other.signature) is (value == getattr(call, field))

@@ -94,7 +94,7 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
             told.setdefault((verdict.kind, verdict.ranks), verdict)
             blamed.update(verdict.ranks)
     moving = any(kind == "moving" for kind, _ in told)
-    least = after / 2 if moving else after  # what all have come to may wait for one that has stopped after that
+    least = after / 2 if moving else after  # all have come, and one may have stopped since
     for rank in job.ranks:
         stuck = rank.doing in (Doing.blocked, Doing.held, Doing.stopped) and rank.since >= least
         if stuck and rank.rank not in blamed:
