@@ -119,7 +119,10 @@ def staging(source: Given, target: Given) -> None:
     taken back.
     """
     arrays = arrays_in(source) if target is source else [*arrays_in(source), *arrays_in(target)]
-    nbytes = sum(a.nbytes for a in arrays if type(a) is np.ndarray and not a.flags.c_contiguous)
+    nbytes = 0
+    for array in arrays:
+        if type(array) is np.ndarray and not array.flags.c_contiguous:
+            nbytes += array.nbytes
     if not nbytes:
         return
     try:

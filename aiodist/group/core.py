@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from aiodist.backends.base import Backend, Operation, Reports, ShortMessages, ShortWay
@@ -419,7 +420,7 @@ class GroupCore:
             work: Work[Any] = Work(self.issuer, call, async_op)
             self._refuse(work)
             return work
-        line = line or self.recorder.lines.find(sys._getframe(1))
+        frame = sys._getframe(2)  # the program's, most often
         work = Work(self.issuer, call, async_op)
         operation = Operation(
             call,
@@ -438,18 +439,28 @@ class GroupCore:
             asked.convert,
         )
         if self.batches.open and reserved is None:
+            line = line or self.recorder.lines.find(frame)
             begin = partial(self._begin, operation, limit, line)
             if self.batches.hold(operation, begin, at_once):
                 return work
-        self._write_down(operation, line)
+        self._write_down(operation, line, frame)
         self._start(operation, limit)
         return work
 
-    def _write_down(self, operation: Operation, line: int) -> None:
-        """Write down that an operation begins, for those who look from outside: what is held back has not."""
-        call = operation.call
-        sort = self._track.sort_of(call, operation.tag)
-        operation.work._is_written_down(self._track.note_line(sort, call.seq, line))
+    def _write_down(self, operation: Operation, line: int, frame: FrameType | None = None) -> None:
+        """Write down that an operation begins, for those who look from outside: what is held back has not.
+
+        Args:
+            line: of the program that has issued it; 0: `frame`, or one that has called it, is there.
+        """
+        call, track = operation.call, self._track
+        sort = track.sort_of(call, operation.tag)
+        noted = (
+            track.note_line(sort, call.seq, line)
+            if line or frame is None
+            else track.note(sort, call.seq, frame)
+        )
+        operation.work._is_written_down(noted)
 
     def _begin(self, operation: Operation, limit: float, line: int) -> None:
         """Start what was held back, unless the group has broken since.
