@@ -97,8 +97,9 @@ def combiner(dtype: np.dtype[Any], op: ReduceOp, *, in_this_thread: bool = False
 def reduce_in_order(parts: Sequence[Array], out: Array, combine_two: Combine) -> None:
     """Reduce several arrays into `out`, which is none of them: the lower rank on the left (law 3)."""
     combine_two(parts[0], parts[1], out)
-    for part in parts[2:]:
-        combine_two(out, part, out)
+    if len(parts) > 2:
+        for part in parts[2:]:
+            combine_two(out, part, out)
 
 
 def reduce_into(dst: Array, src: Array, op: ReduceOp, *, src_left: bool) -> None:

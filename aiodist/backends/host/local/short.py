@@ -71,12 +71,13 @@ class Case:
         other_shapes: that it may have where one is passed: its parts stacked, or joined along the first axis.
         alone: one tensor is given and overwritten, unless there is another.
         joined: parts of all members stay in one array.
+        flat: the agreed tensor has one axis.
         sort: of such calls, in the recorder.
     """
 
     __slots__ = (
-        *("alone", "each_from", "each_to", "gets", "gives", "joined", "other_shape", "other_shapes", "plan"),
-        *("size", "sort"),
+        *("alone", "each_from", "each_to", "flat", "gets", "gives", "joined", "other_shape", "other_shapes"),
+        *("plan", "size", "sort"),
     )
 
     def __init__(
@@ -92,6 +93,7 @@ class Case:
         self.each_to = roles.target is Parts.EACH
         self.size = size
         self.joined = plan.path is Path.slot
+        self.flat = len(plan.call.shape) == 1
         self.alone = roles.source is roles.target is Parts.ONE and not roles.rooted
 
     def parts(self, array: Array) -> list[Array]:
@@ -172,7 +174,7 @@ class Short:
         ):
             return None
         if other is None and case.alone:
-            both = [lead] if lead.ndim == 1 else [lead.ravel()]
+            both = [lead] if case.flat else [lead.ravel()]
             return self._issue(case, both, both, lead, held, depth)
         if other is not None and (
             type(other) is not np.ndarray
@@ -289,7 +291,7 @@ class Short:
         self, kind: Kind, case: Case, lead: Array, other: Array | None
     ) -> tuple[list[Array], list[Array], Any] | None:
         """Parts that are given and taken, and the result; None where something is missing or too much."""
-        one = lead if lead.ndim == 1 else lead.ravel()
+        one = lead if case.flat else lead.ravel()
         if kind is _BROADCAST:
             return [one] * case.gives, [one] * case.gets, lead
         if kind is _SCATTER:

@@ -103,7 +103,8 @@ class Small(Exchange):
             inputs = self._inputs or self._find()
             if plan.reduce is not None:
                 reduce_in_order(inputs, recv[0], plan.reduce)
-                plan.finish(recv[0])
+                if plan.finishes:
+                    plan.finish(recv[0])
             elif not plan.sorts:
                 recv[0][...] = inputs[0]
             elif len(recv) == 1:
