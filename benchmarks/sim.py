@@ -44,7 +44,7 @@ SHAPES = ((2, 1), (4, 1), (4, 2))  # hosts, ranks of each
 WHAT = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 GOAL = 0.2
 _BURST = 256 << 10  # bytes; as `Hosts` gives its token buckets
-_SAMPLES = 5
+_SAMPLES = 9
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from aiodist.sim.constants import Constants, save
 
 _OFTEN, _SOME = 500, 15  # samples of what is short, and of what is long
 _MANY = 64
+_RESTED, _REST = 100, 0.004  # samples before which ranks rest, and for how many seconds
 _BYTES = 16 << 20
 
 
@@ -35,6 +36,7 @@ async def main(name: str) -> None:
         step = await _one_way(pg, [few], _OFTEN)
         many = await _one_way(pg, [np.zeros(1) for _ in range(_MANY)], _OFTEN)
         message = max(0.0, many - step) / (_MANY - 1)
+        wake = max(0.0, await _one_way(pg, [few], _RESTED, _REST) - step)
         byte = max(0.0, await _one_way(pg, [much], _SOME) - step) / _BYTES
     os.environ["AIODIST_TRANSPORT"] = "shm"
     async with await init_process_group() as pg:
@@ -42,11 +44,11 @@ async def main(name: str) -> None:
         local_byte = max(0.0, await _median(pg, partial(pg.broadcast, much), _SOME) - local) / _BYTES
         issue = await _issue(pg)
         if pg.rank == 0:
-            save(Constants(step, message, byte, local, local_byte, issue), name)
+            save(Constants(step, wake, message, byte, local, local_byte, issue), name)
 
 
-async def _one_way(pg: ProcessGroup, tensors: list[Any], samples: int) -> float:
-    """Seconds for messages at once to the other rank: half of there and back."""
+async def _one_way(pg: ProcessGroup, tensors: list[Any], samples: int, rest: float = 0.0) -> float:
+    """Seconds for messages at once to the other rank: half of there and back. Ranks rest before."""
 
     async def there_and_back() -> None:
         for call in (pg.send, pg.recv) if pg.rank == 0 else (pg.recv, pg.send):
@@ -56,15 +58,20 @@ async def _one_way(pg: ProcessGroup, tensors: list[Any], samples: int) -> float:
             for work in works:
                 await work
 
-    return await _median(pg, there_and_back, samples) / 2
+    return await _median(pg, there_and_back, samples, rest) / 2
 
 
-async def _median(pg: ProcessGroup, once: Callable[[], Awaitable[Any]], samples: int) -> float:
+async def _median(
+    pg: ProcessGroup, once: Callable[[], Awaitable[Any]], samples: int, rest: float = 0.0
+) -> float:
     """Seconds for a call, the first of which is not counted."""
     await once()
     await pg.barrier()
     taken = []
     for _ in range(samples):
+        if rest:
+            await pg.barrier()
+            time.sleep(rest)  # noqa: ASYNC251 (the process is to sleep, not only a task)
         began = time.perf_counter()
         await once()
         taken.append(time.perf_counter() - began)

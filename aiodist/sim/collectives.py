@@ -15,7 +15,7 @@ import numpy as np
 from aiodist.backends.host.grid import table_of
 from aiodist.backends.host.hierarchy import piece_size
 from aiodist.backends.host.stages import CROSSING
-from aiodist.backends.host.steps import STEPS, pieces
+from aiodist.backends.host.steps import goes_by_hosts, pieces
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.roles import ROLES
 from aiodist.schedules.select import UNKNOWN, algorithm
@@ -125,7 +125,21 @@ class Collectives:
             chunks = np.array([wanted.nbytes / self.size])
         elif chunks is None:
             chunks = parts(wanted.nbytes, one.chunks, wanted.itemsize)
-        return self.fabric.run(one, chunks, self.ranks, at, wires)
+        before, after = self._copies(wanted.kind, self.size, wanted.nbytes, self.size)
+        return self.fabric.run(one, chunks, self.ranks, at + before, wires) + after
+
+    def _copies(self, kind: Kind, size: int, nbytes: float, ranks: int) -> tuple[float, float]:
+        """Seconds that members of a group of `size` copy before an operation over channels, and after it.
+
+        Args:
+            nbytes: of its buffer.
+            ranks: that do so at the same time.
+        """
+        before, after = _COPIED[kind](size) if kind in _COPIED else (0.0, 0.0)
+        cores = self.fabric.network.cores
+        turns = max(1.0, ranks / cores) if cores else 1.0
+        each = max(nbytes, 0) * self.fabric.local_byte * turns
+        return before * each, after * each
 
     # ── on one host ──────────────────────────────────────────────────────────────────────────────────
 
@@ -171,7 +185,8 @@ class Collectives:
 
     def _goes_by_hosts(self, wanted: Wanted) -> bool:
         least = max(self._limits.hierarchy, 1)
-        return bool(self._grid) and wanted.chunks is None and wanted.kind in STEPS and wanted.nbytes >= least
+        even = bool(self._grid) and wanted.chunks is None
+        return even and goes_by_hosts(wanted.kind, wanted.nbytes, self.size, least)
 
     def _outer(self, wanted: Wanted) -> tuple[int, Kind, int]:
         """The number of pieces, what happens between hosts, and the bytes of its buffer for one piece."""
@@ -257,7 +272,8 @@ class Collectives:
         wide = one.wide(columns.size)
         ranks, flat = self.ranks[order.reshape(-1)], at[:, columns].reshape(-1)
         before = wires.copy()
-        first = self.fabric.run(wide, chunks, ranks, flat, wires)
+        ready, after = self._copies(kind, hosts, nbytes, flat.size)
+        first = self.fabric.run(wide, chunks, ranks, flat + ready, wires) + after
         ends = at.copy()
         if count > 1:
             # Two pieces are on their way at a time: their latencies overlap, their bytes do not.
@@ -280,6 +296,13 @@ class Collectives:
         ends[:, columns] = first.reshape(hosts, -1)
         return ends
 
+
+_COPIED: dict[Kind, Callable[[int], tuple[float, float]]] = {
+    Kind.all_gather: lambda size: (1 / size, 0.0),
+    Kind.reduce_scatter: lambda size: (2.0, 1 / size),  # to memory that is new, and that the system clears
+    Kind.all_to_all: lambda size: (1 / size, 0.0),
+}
+"""Buffers of bytes that a rank copies before an operation over channels, and after it (`host.chunks`)."""
 
 _ON_HOSTS = {
     Kind.all_reduce: (Kind.reduce_scatter, Kind.all_gather),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiodist.errors import AiodistError, UsageError
 
-FORMAT = "aiodist sim constants 1"
+FORMAT = "aiodist sim constants 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Constants:
 
     Args:
         round: from one rank's send between hosts to the other's next step, of a message of few bytes, wires
-            aside.
+            aside, where the other looks for it.
+        wake: the same, less `round`, where the other sleeps.
         message: each further message that a rank sends or receives in the same round.
         byte: a byte that is sent and received between hosts, at each end; the two ends work at the same time.
         local: an operation between ranks of one host, for each doubling of their number.
@@ -32,6 +33,7 @@ class Constants:
     """
 
     round: float = 80e-6
+    wake: float = 100e-6
     message: float = 12e-6
     byte: float = 0.42e-9
     local: float = 5.4e-6

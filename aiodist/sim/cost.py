@@ -1,10 +1,10 @@
 """How long collectives and messages take: rounds of messages over shared links. Pure: no clock, no loop.
 
 A rank enters a round when its last one is over. A message goes when its sender has entered the round and,
-where it is large, its receiver has said so; it takes the software's time, then its bytes share the two links
-with the round's other messages, then it travels for the links' latency. A round of all ranks is a handful of
-NumPy operations. Where rounds are alike, and each moves all times and all links on by the same, the rest
-follows at once.
+where it is large, its receiver has said so, by a short message. It takes the software's time, then its bytes
+share the two links with the round's other messages, then it travels for the links' latency; a large one finds
+its receiver asleep. A round of all ranks is a handful of NumPy operations. Where rounds are alike, and each
+moves all times and all links on by the same, the rest follows at once.
 
 Operations that are under way together share links: a link is a queue of work that is never idle while there
 is some, so what they take together is right; each one waits for others' bytes, for at most as many as its own
@@ -26,6 +26,8 @@ from aiodist.transport.base import EAGER_MESSAGE
 
 HEADER = 96 + 66
 """Bytes of a message beside its own: its frame's header, and those of the packets (`wire.frame`, TCP)."""
+
+_HOPS = 2  # messages that a large one takes: the receiver's word that it may come, and itself
 
 _STEADY = 1e-9  # of a round's time: what floating-point sums lose
 
@@ -167,8 +169,13 @@ class Fabric:
         far = from_host != to_host
         travel = np.where(far, self.latency[from_host] + self.latency[to_host], 0.0)
         large = nbytes > EAGER_MESSAGE
-        ready = at[src] + np.where(far, const.round, self.local)
-        ready = np.where(large, np.maximum(ready, at[dst] + travel), ready)
+        hop = np.where(far, const.round, self.local)
+        wake = const.wake
+        if self.network.cores:  # they take turns
+            turns = max(1.0, np.unique(np.concatenate((src, dst))).size / self.network.cores)
+            hop, wake = hop * turns, wake * turns
+        told = at[dst] + np.where(far, hop + travel, 0.0)
+        ready = np.where(large, np.maximum(at[src], told), at[src]) + hop
         after = at.copy()
         if not np.isfinite(ready).all():
             never = ~np.isfinite(ready)
@@ -177,7 +184,7 @@ class Fabric:
             keep = ~never
             src, dst, nbytes, ready = src[keep], dst[keep], nbytes[keep], ready[keep]
             far, travel, large = far[keep], travel[keep], large[keep]
-            from_host, to_host = from_host[keep], to_host[keep]
+            from_host, to_host, hop = from_host[keep], to_host[keep], hop[keep]
             if not src.size:
                 return after
         done = ready.copy()
@@ -195,14 +202,14 @@ class Fabric:
         taking = np.bincount(dst, work, size)
         done = np.maximum(done, ready + work)
         if self.network.cores:
-            overhead = float(np.where(far, const.round, self.local).sum()) / 2
+            overhead = float((hop * np.where(large & far, _HOPS, 1)).sum()) / 2
             total = (2 * float(work.sum()) + overhead) / self.network.cores
             wires.cores = max(wires.cores, float(ready.min())) + total
             wires.labour += total
             done = np.maximum(done, wires.cores)
         # What was sent at once needs no receiver; what is large is through when the receiver's link is.
-        np.maximum.at(after, src, np.where(large, done, at[src] + np.where(far, const.round, self.local)))
-        np.maximum.at(after, dst, done + travel)
+        np.maximum.at(after, src, np.where(large, done, at[src] + hop))
+        np.maximum.at(after, dst, done + travel + np.where(large & far, wake, 0.0))
         counts = np.maximum(np.bincount(src, minlength=size), np.bincount(dst, minlength=size))
         more = np.maximum(counts - 1, 0) * const.message
         first = at + np.where(counts > 0, const.round, 0.0) if far.all() else at

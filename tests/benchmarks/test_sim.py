@@ -74,7 +74,7 @@ def test_ranks_of_a_host_move_what_the_engine_moves(what: str, width: int) -> No
         sum(move.into.end - move.into.begin for phase in phases(case, width, rank) for move in phase)
         for rank in range(width)
     )
-    constants = Constants(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)  # a second a byte: seconds count bytes
+    constants = Constants(0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)  # a second a byte: seconds count bytes
     seconds, how = sim.predict(Network((0,) * width, (Link(1e9),)), constants, case)
     assert how == "memory"
     assert seconds == pytest.approx(moved * 4)

@@ -11,7 +11,7 @@ from aiodist.sim.cost import HEADER, Fabric, parts
 from aiodist.sim.network import network
 from aiodist.types import Kind
 
-NOTHING = Constants(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Constants(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 KINDS = [Kind.all_reduce, Kind.broadcast, Kind.reduce, Kind.all_gather, Kind.reduce_scatter, Kind.gather]
 KINDS += [Kind.scatter, Kind.all_to_all, Kind.barrier]
 

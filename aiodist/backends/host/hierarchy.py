@@ -21,7 +21,7 @@ from functools import partial
 from aiodist.backends.base import Operation
 from aiodist.backends.host.grid import Grid
 from aiodist.backends.host.stages import Run
-from aiodist.backends.host.steps import STEPS, parts_of, pieces_of
+from aiodist.backends.host.steps import STEPS, goes_by_hosts, parts_of, pieces_of
 from aiodist.environment.thresholds import Thresholds
 from aiodist.types import Call
 
@@ -107,7 +107,8 @@ class Hierarchy:
 
     def _takes(self, operation: Operation, nbytes: int) -> bool:
         even = operation.source_sizes is None and operation.target_sizes is None
-        return even and nbytes >= self._least and operation.call.kind in STEPS
+        size = self.grid.channels.size
+        return even and goes_by_hosts(operation.call.kind, nbytes, size, self._least)
 
     def _take(self, call: Call) -> tuple[list[int], list[int]]:
         """Numbers in the inner group, and in the outer one where this rank has a part in it."""

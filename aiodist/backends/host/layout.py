@@ -22,6 +22,11 @@ POLLED = 4
 """Peers of a round at most, for an await to poll its channels: a look at each takes 1.5 µs."""
 
 
+IN_STEP = 256 << 10
+"""Bytes of a part of an all_to_all from which on nobody asks for it before its round: a peer that is
+ahead would send it beside the part of the round before, on the same cable, and who waits for that is late."""
+
+
 class Sending:
     """A Send: byte ranges of the buffer, one or, where the chunks wrap around the end, two."""
 
@@ -108,7 +113,8 @@ class Layout:
                     fragment = min(receiving.nbytes, FRAGMENT)
                     receiving.slow = cost_ns(fragment, dtype, reduce) > INLINE_NS
                 own_memory = receiving.slow or len(receiving.ranges) > 1
-                first = number if own_memory else posted_in(schedule, number, step)
+                in_step = schedule.two_buffers and receiving.nbytes >= IN_STEP
+                first = number if own_memory or in_step else posted_in(schedule, number, step)
                 self.rounds[first][1].append(receiving)
                 self.due[number] += 1
                 self.sources[number].append(step.peer)
