@@ -1,8 +1,8 @@
 """What the software costs, apart from the network: the constants of the model, and their file.
 
-The defaults are what `aiodist sim --calibrate` found on 2026-11-24 on two cores of an AMD EPYC, which others
-used at the same time (Linux 6.18, Python 3.11, TCP over loopback), rounded to two digits. `benchmarks/sim.py`
-puts predictions beside real figures.
+The defaults are what `aiodist sim --calibrate` found on 2026-11-26 on two cores of an Intel Xeon (Linux 6.18,
+Python 3.11, TCP over loopback), rounded to two digits. `benchmarks/sim.py` puts predictions beside real
+figures.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Constants:
         issue: the rank's own time for a call: it computes nothing meanwhile.
     """
 
-    round: float = 80e-6
-    wake: float = 100e-6
+    round: float = 36e-6
+    wake: float = 98e-6
     message: float = 12e-6
-    byte: float = 0.42e-9
-    local: float = 5.4e-6
-    local_byte: float = 0.057e-9
-    issue: float = 3.6e-6
+    byte: float = 0.18e-9
+    local: float = 7.0e-6
+    local_byte: float = 0.10e-9
+    issue: float = 4.5e-6
 
 
 def load(name: str) -> Constants:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import aiodist as dist
 from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.local.board import SLOTS, TOOK
-from aiodist.backends.host.steps import STEPS
+from aiodist.backends.host.steps import APART, STEPS, goes_by_hosts
 from aiodist.environment.thresholds import Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.requests import Op
@@ -521,3 +521,12 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
         await pg.barrier()
 
     await connected("aabb", main, Thresholds(hierarchy=1))
+
+
+@given(st.sampled_from(Kind), st.integers(0, 1 << 30), st.integers(2, 4096), st.integers(0, 1 << 20))
+def test_large_parts_of_an_all_to_all_go_directly(kind: Kind, nbytes: int, size: int, least: int) -> None:
+    chosen = goes_by_hosts(kind, nbytes, size, least)
+    if kind is Kind.all_to_all:
+        assert chosen == (least <= nbytes < size * APART)
+    else:
+        assert chosen == (kind in STEPS and nbytes >= least)
