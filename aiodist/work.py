@@ -234,7 +234,7 @@ class Work(Generic[T]):
         self._callbacks: list[tuple[Callable[[Work[T]], object], Context]] | None = None
         self._completion: Completion | None = None  # on a device
         self._held_back = False  # numbered, and not begun: inside coalesce()
-        self._take_back: Callable[[], None] | None = None
+        self._take_back: tuple[Callable[[Any], None], Any] | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
 
     @property
@@ -532,11 +532,11 @@ class Work(Generic[T]):
         """Count the Work as awaited, so that dropping it is no mistake; or as one that is not."""
         self._awaited = may
 
-    def _taken_back_by(self, take_back: Callable[[], None]) -> None:
-        """Note what takes a receive back, whose message goes to another one then: called if the one await of
-        it is cancelled, unless the caller holds the handle."""
+    def _taken_back_by(self, take_back: Callable[[Any], None], receive: Any) -> None:
+        """Note what takes a receive back, whose message goes to another one then: called with it if the one
+        await of it is cancelled, unless the caller holds the handle."""
         if not self._awaited:
-            self._take_back = take_back
+            self._take_back = take_back, receive
 
     @property
     def _can_be_taken_back(self) -> bool:
@@ -548,7 +548,8 @@ class Work(Generic[T]):
         take_back, self._take_back = self._take_back, None
         if take_back is None or self._state == _FAILED:
             return
-        take_back()
+        function, receive = take_back
+        function(receive)
         if type(self._noted) is list and self._state == _PENDING:
             self._issuer.track.end(self._noted, failed=True)
         self._result = self._driver = None

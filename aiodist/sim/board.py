@@ -223,7 +223,7 @@ class Board:
     def recv(self, backend: Member, operation: Operation) -> None:
         """Have a member receive."""
         side = Side(backend, operation, backend.loop.time(), self._line(backend))
-        operation.work._taken_back_by(partial(self.take_back, side))
+        operation.work._taken_back_by(self.take_back, side)
         sources = range(len(self.ranks)) if operation.peer < 0 else (operation.peer,)
         there = [
             self.sends[key] for one in sources if self.sends.get(key := (one, backend.rank, operation.tag))

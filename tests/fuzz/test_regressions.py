@@ -314,7 +314,7 @@ def test_a_message_that_is_offered_with_more_bytes_than_there_are() -> None:
     backend: Any = SimpleNamespace(rank=0, size=2, context=7, failed=failed.append, crowded=set())
     matching = Messages(backend)
     call = Call(Kind.recv, 0, np.dtype(np.uint8), (0,))
-    work: Any = SimpleNamespace(_taken_back_by=lambda take_back: None)
+    work: Any = SimpleNamespace(_taken_back_by=lambda give_up, receive: None)
     matching.recv(Operation(call, work, None, None, None, lambda _: None, peer=ANY, tag=5))
     matching.arrived(1, 5, 0, call.signature, 1 << 47)
     assert [isinstance(error, MemoryError) for error in failed] == [True]

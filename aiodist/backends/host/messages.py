@@ -180,7 +180,7 @@ class Messages:
         """Post a receive."""
         self.settle(operation.tag)
         if type(operation) is Operation:  # a part of another engine's goes on with that
-            operation.work._taken_back_by(partial(self.given_up, operation))
+            operation.work._taken_back_by(self.given_up, operation)
         if self.quiet(operation.tag) and operation.peer != ANY and operation.target is not None:
             self._claim(operation, operation.peer, None)  # as `_serve` would
         elif not self._serve(operation, blocked=operation.tag in self._queues):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from sys import _getframe
 from time import monotonic
 from typing import Any, NamedTuple
@@ -110,7 +109,7 @@ class ShortMessages:
         self._poller = channels.resources.poller
         self._submit = submit
         self._issuer = issuer
-        self._track = issuer.track
+        self._track, self._keep = issuer.track, issuer.track.keep
         self._calls: dict[tuple[Kind, int, int], tuple[Call, Sort]] = {}  # of messages of bytes
         self._numbers = numbers
         self._enter = enter
@@ -145,7 +144,10 @@ class ShortMessages:
         number = self._numbers.next_message(_SEND, dst, tag)
         issued = monotonic()  # before the receiver notes its end; the rest costs no time while it is awaited
         channel.send_eager(case.header.numbered(number), self._context, contents(tensor))
-        noted = self._track.note(case.sort, number, _getframe(2), issued)
+        frame, sort = _getframe(2), case.sort  # as `Track.note`, written out
+        known = frame.f_code is sort.code and frame.f_lasti == sort.at
+        noted = (sort, number, sort.line if known else self._track.line_of(sort, frame), issued)
+        self._keep(noted)
         work: Work[None] = Work(self._issuer, case.call, held, None, None, number, noted)
         work._finish(None)
         return work
@@ -160,7 +162,10 @@ class ShortMessages:
         if case is None or not tensor.flags.carray or not self._issuer.here():
             return None
         number = self._numbers.next_message(_RECV, src, tag)
-        noted = self._track.note(case.sort, number, _getframe(2))
+        frame, sort = _getframe(2), case.sort  # as in `send`
+        known = frame.f_code is sort.code and frame.f_lasti == sort.at
+        noted = (sort, number, sort.line if known else self._track.line_of(sort, frame), monotonic())
+        self._keep(noted)
         work: Work[int] = Work(self._issuer, case.call, held, None, None, number, noted)
         self._wait(Unclaimed(work, src, tag, tensor, None, self._post), case.incoming)
         return work
@@ -202,13 +207,13 @@ class ShortMessages:
         """
         work, messages = receive.work, self._messages
         if messages.quiet(receive.tag) and not (self._gone or self._channels.crowded):
-            work._taken_back_by(partial(messages.abandon, receive))
+            work._taken_back_by(messages.abandon, receive)
             if channel is not None and self._poller.polls and receive.source != self._channels.rank:
                 receive.poller, receive.channel = self._poller, channel
                 work._driven_by(receive)
             messages.wait(receive)
         elif messages.receive_here(receive):
-            work._taken_back_by(partial(messages.abandon, receive))
+            work._taken_back_by(messages.abandon, receive)
         else:
             self._begin(receive)
 

@@ -6,6 +6,7 @@ import gc
 import weakref
 from array import array
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +99,9 @@ class Bench:
         work: Any = SimpleNamespace(
             _line=str,
             _finish=lambda result: self.results.__setitem__(name, result),
-            _taken_back_by=lambda take_back: self.take_back.__setitem__(name, take_back),
+            _taken_back_by=lambda give_up, receive: self.take_back.__setitem__(
+                name, partial(give_up, receive)
+            ),
             done=lambda: name in self.results,
         )
         return name, Operation(call, work, source, target, None, lambda _: None, peer, tag, range(10, 20))

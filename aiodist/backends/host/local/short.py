@@ -34,7 +34,7 @@ from aiodist.work import Issuer, Work
 _SHAPES = 256  # that are remembered for each kind and op
 _NO_OP = 0
 _ANY_ROOT = -1
-_BROADCAST, _SCATTER, _BARRIER = Kind.broadcast, Kind.scatter, Kind.barrier
+_BROADCAST, _SCATTER = Kind.broadcast, Kind.scatter
 
 
 class Running(Protocol):
@@ -101,6 +101,41 @@ class Case:
         return [array] if self.joined else cut(array, None, self.size)
 
 
+class Cases:
+    """The calls of one kind and op that were seen, each with its case, or None where it is none.
+
+    Attributes:
+        dtype, shape, root: of the last one; `case`: its. Loops make the same call again and again, and to
+            compare these takes half as long as to look it up.
+    """
+
+    __slots__ = ("_known", "case", "dtype", "root", "shape")
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Case | None] = {}
+        self.dtype: Any = None
+        self.shape: Any = None
+        self.root: Any = None
+        self.case: Case | None = None
+
+    def find(self, dtype: Any, shape: Any, root: Any) -> Case | None:
+        """The case of a call like these, unchecked; `KeyError` or `TypeError` where it is new."""
+        case = self._known[dtype, shape, root]
+        self.dtype, self.shape, self.root, self.case = dtype, shape, root, case
+        return case
+
+    def add(self, dtype: Any, shape: Any, root: Any, case: Case | None) -> None:
+        """Remember the case of a call that is new."""
+        if len(self._known) >= _SHAPES:
+            self.clear()
+        self._known[dtype, shape, root] = case
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+        self.dtype = self.shape = self.root = self.case = None
+
+
 class Short:
     """The short way of one group.
 
@@ -133,9 +168,8 @@ class Short:
         self._board = running.board
         self._rank, self._size = rank, size
         ops = max(ReduceOp) + 1
-        self._cases: list[list[dict[Any, Case | None]]] = [
-            [{} for _ in range(ops)] for _ in range(max(Kind) + 1)
-        ]
+        self._cases = [[Cases() for _ in range(ops)] for _ in range(max(Kind) + 1)]
+        self._barrier: Case | None = None
         self._recent: list[Exchange | None] = [None] * SLOTS
 
     def start(
@@ -161,7 +195,12 @@ class Short:
         if type(lead) is not np.ndarray:
             return self._start_of_torch(kind, lead, other, held, op, root, depth)
         try:
-            case = self._cases[kind][op][lead.dtype, lead.shape, root]  # type: ignore[index]
+            cases = self._cases[kind][op]  # type: ignore[index]
+            dtype, shape = lead.dtype, lead.shape
+            if dtype is cases.dtype and root is cases.root and shape == cases.shape:
+                case = cases.case
+            else:
+                case = cases.find(dtype, shape, root)
         except (KeyError, AttributeError, TypeError, IndexError):
             case = self._found(kind, lead, op, root)
         if (
@@ -209,12 +248,11 @@ class Short:
 
     def barrier(self, held: bool) -> Work[Any] | None:
         """Take a number and start a barrier, likewise."""
-        cases = self._cases[_BARRIER][_NO_OP]
-        case = cases.get(())
+        case = self._barrier
         if case is None:
             call = Call(Kind.barrier, 0, np.dtype(np.uint8), (0,))
             plan, sort = self._running.plan(call, 0), self._track.sort_of(call)
-            case = cases[()] = Case(plan, ((),), self._rank, self._size, sort)
+            case = self._barrier = Case(plan, ((),), self._rank, self._size, sort)
         if self.closed or not self._issuer.here():
             return None
         return self._issue(case, [], [], None, held, 1)
@@ -281,6 +319,7 @@ class Short:
 
     def forget(self) -> None:
         """Forget which calls are cases for it: their plans are gone."""
+        self._barrier = None
         for ops in self._cases:
             for cases in ops:
                 cases.clear()
@@ -347,8 +386,5 @@ class Short:
         case = None
         if plan.path in (Path.direct, Path.slot, Path.inline):
             case = Case(plan, other_shapes, self._rank, self._size, self._track.sort_of(call))
-        cases = self._cases[kind][op]
-        if len(cases) >= _SHAPES:
-            cases.clear()
-        cases[dtype, shape, root] = case
+        self._cases[kind][op].add(dtype, shape, root, case)
         return case
