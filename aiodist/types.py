@@ -177,7 +177,7 @@ NO_ROOT = -1
 class Call:
     """The description of one operation that every member must agree on. Nobody changes it.
 
-    (It is not frozen: a frozen dataclass takes five times as long to make, and each operation makes one.)
+    (It is not frozen: a frozen dataclass takes three times as long to make, and each operation makes one.)
 
     Args:
         kind: the operation.

@@ -269,7 +269,6 @@ class Work(Generic[T]):
         if self._awaited:
             self._take_back = None  # the caller holds it
         self._awaited = True
-        now = 0.0
         try:
             if self._state == _PENDING:
                 driver, issuer = self._driver, self._issuer
@@ -277,13 +276,11 @@ class Work(Generic[T]):
                     driver.poll()
                     if self._state == _PENDING:
                         yield from self._poll_on()
-                    elif self._noted is not None:
-                        now = self._noted[3]  # when it was issued: as good, and the clock need not be read
                 if self._state == _PENDING:
                     yield from self._suspend()
                     return self.result()
             since = self._issuer.turn.since  # as `overdue`, written out
-            if (since is None or (now or monotonic()) - since > PULSE) and self._issuer.turn.overdue(PULSE):
+            if (since is None or monotonic() - since > PULSE) and self._issuer.turn.overdue(PULSE):
                 yield
         except asyncio.CancelledError:
             self._give_up()

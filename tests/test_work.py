@@ -358,6 +358,27 @@ async def test_an_await_yields_once_the_loop_has_not_turned_for_a_millisecond(
     assert ran == 2
 
 
+async def test_an_await_yields_after_a_long_step_also_if_its_work_was_issued_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    await asyncio.sleep(0)
+    monkeypatch.setattr(turn, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    first = make()
+    first._finish(None)
+    await first  # the turn has begun
+    track = a_track()
+    call = Call(Kind.all_reduce, 6, np.dtype(np.float32), (3,))
+    noted = (track.sort_of(call), 6, 0, clock.now)
+    work: Work[Any] = Work(Issuer(asyncio.get_running_loop(), track), call, False, noted=noted)
+    work._driven_by(SimpleNamespace(poll=lambda: work._finish(7)))
+    ran: list[int] = []
+    asyncio.get_running_loop().call_soon(ran.append, 1)
+    clock.now += 0.0012  # the program computes
+    assert await work == 7
+    assert ran == [1]
+
+
 async def test_endless_awaiting_of_finished_works_starves_nobody() -> None:
     work = make()
     work._finish(None)

@@ -113,7 +113,8 @@ _Handler = tuple[int, str]
 
 
 def _late(ranks: dict[int, RankView], after: float, *, within: bool) -> Iterator[tuple[int, Pending]]:
-    """Who has waited for that long, and in what: of all calls, or of those that handlers have asked."""
+    """The calls that have waited for that long, with the rank that waits: all, or those that handlers have
+    asked."""
     told = {rank: calls_of(view) for rank, view in ranks.items()}
     for rank, calls in told.items():
         for call in calls.within if within else calls.to:

@@ -139,9 +139,8 @@ class Sort:
         return 0 < self.mark < SUM_PLACES
 
     def sum(self) -> bytes:
-        """That place's content."""
-        times = self.waited, self.moved
-        return SUM.pack(self.uses, self.slept, self.failed, *times, self.total)
+        """Its sum, as `layout.SUM` has it."""
+        return SUM.pack(self.uses, self.slept, self.failed, self.waited, self.moved, self.total)
 
 
 _NO_CLOCK = (0, 0.0, 0.0, 0.0, 0.0)

@@ -136,9 +136,7 @@ class Collectives:
             ranks: that do so at the same time.
         """
         before, after = _COPIED[kind](size) if kind in _COPIED else (0.0, 0.0)
-        cores = self.fabric.network.cores
-        turns = max(1.0, ranks / cores) if cores else 1.0
-        each = max(nbytes, 0) * self.fabric.local_byte * turns
+        each = max(nbytes, 0) * self.fabric.local_byte * self.fabric.network.turns(ranks)
         return before * each, after * each
 
     # ── on one host ──────────────────────────────────────────────────────────────────────────────────

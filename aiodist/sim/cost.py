@@ -172,7 +172,7 @@ class Fabric:
         hop = np.where(far, const.round, self.local)
         wake = const.wake
         if self.network.cores:  # they take turns
-            turns = max(1.0, np.unique(np.concatenate((src, dst))).size / self.network.cores)
+            turns = self.network.turns(np.unique(np.concatenate((src, dst))).size)
             hop, wake = hop * turns, wake * turns
         told = at[dst] + np.where(far, hop + travel, 0.0)
         ready = np.where(large, np.maximum(at[src], told), at[src]) + hop

@@ -96,6 +96,10 @@ class Network:
         """The number of ranks."""
         return len(self.host_of)
 
+    def turns(self, ranks: int) -> float:
+        """The factor by which software takes longer if so many ranks work at once; 1.0: none share one."""
+        return max(1.0, ranks / self.cores) if self.cores else 1.0
+
     def describe(self) -> str:
         """'4096 ranks on 512 hosts, links of 1 Gbit/s and 50 µs'."""
         hosts, links = len(self.links), list(dict.fromkeys(self.links))
