@@ -189,7 +189,7 @@ class Agent:
         )
         folder = self._context.records(place.job, place.run)
         if folder is not None:
-            asked_for = bool(verdict.code) and config.log_dir is not None
+            asked_for = bool(verdict.code) and config.log_dir is not None and not again
             written = await asyncio.to_thread(keep_outcome, outcome, folder, os.environ, make=asked_for)
             outcome = outcome.at(str(folder)) if outcome is not None and written else outcome
         if outcome is not None and outcome.code and not again:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from aiodist.environment.files import Folder
 from aiodist.observe.dumps import open_given, open_kept, remove_old, write, write_outcome
+from aiodist.observe.finding import has_ranks
 from aiodist.observe.host import look
 from aiodist.observe.outcome import Outcome
 from aiodist.observe.view import RankView
@@ -94,7 +95,7 @@ def keep_outcome(outcome: Outcome | None, folder: Path, environ: Mapping[str, st
         environ: says where the user's own folder of jobs is, of which old ones are removed.
         make: also where no rank has left anything.
     """
-    if not make and not folder.is_dir():
+    if not make and not has_ranks(folder):
         return False
     with contextlib.suppress(OSError):
         remove_old(environ)
