@@ -37,6 +37,9 @@ LEAVES = "its process leaves the job"
 LEFT = "this process leaves the job"
 """Why this process waits for no answer any more."""
 
+ENDS_THE_PROCESS = (SystemExit, KeyboardInterrupt)
+"""What a handler may raise without an answer to its caller. All else is one."""
+
 Outcome = tuple[int, Any]
 """Kind, and the answer's body."""
 
@@ -110,15 +113,31 @@ def _late(rank: int, name: str, timeout: float) -> CallTimeout:
     return CallTimeout(rank, name, f"no answer within {timeout:g} s", hint=hint)
 
 
+def described(error: BaseException) -> tuple[str, str]:
+    """The name of an exception's type, and its text, whatever the exception's own methods do."""
+    kind = type(error)
+    try:
+        module = kind.__module__
+        name = _plain(kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}", 200)
+    except ENDS_THE_PROCESS:
+        raise
+    except BaseException:
+        name = "Exception"
+    try:
+        return name, _plain(str(error), MAX_TEXT)
+    except ENDS_THE_PROCESS:
+        raise
+    except BaseException:
+        return name, "(its text cannot be made)"
+
+
+def _plain(text: str, most: int) -> str:
+    return str.encode(text[:most], "utf-8", "replace").decode()
+
+
 def raised(error: BaseException) -> bytes:
     """The body that tells of an exception: its type's name and its text."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its text cannot be made)"
-    return objects.encode([name[:200], text[:MAX_TEXT].encode("utf-8", "replace").decode()])
+    return objects.encode(list(described(error)))
 
 
 def too_large(what: str, nbytes: int, most: int) -> str:

@@ -6,7 +6,6 @@ An epoch says who is where (`Place`); its control plane says who is lost.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -29,8 +28,6 @@ from aiodist.wire.calls import Says
 _RESULT = int(Says.RESULT)
 
 _LEAVING = 1.0  # seconds that handlers have to end when their process leaves
-
-_log = logging.getLogger("aiodist.services")
 
 
 class Switchboard:
@@ -115,7 +112,7 @@ class Switchboard:
                 self.mailbox.put_back(letter)
                 raise
             except AiodistError as error:
-                _log.warning("a message that cannot be read was dropped: %s", error)
+                self.handlers.notes.unread(error)
         return None
 
     def check_open(self) -> None:
