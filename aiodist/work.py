@@ -204,10 +204,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         "_state",
         "_steps",  # of the tasks that were made of it and run now; not set where there was none
         "_take_back",
+        "_untold",  # closing its group has ended it, and nobody has asked; not set where it has not
         "_waiters",
     )
 
     _steps: dict[asyncio.Task[Any] | None, Generator[Any, None, T]]
+    _untold: bool
 
     def __init__(
         self,
@@ -468,7 +470,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _told(self) -> BaseException:
         """The error, for a caller that asked."""
         assert self._error is not None
-        self._awaited = True
+        self._awaited, self._untold = True, False
         if self._issuer.failures is not None:
             self._issuer.failures.seen(self._error)
         return self._error
@@ -529,6 +531,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def __del__(self) -> None:
         if not self._awaited:
             self._is_forgotten()
+        elif getattr(self, "_untold", False) and self._issuer.failures is not None:
+            self._issuer.failures.note(cast("BaseException", self._error))
 
     def _is_forgotten(self) -> None:
         """Note that nobody awaits it: it was dropped, or what `wait` has returned was."""
@@ -560,7 +564,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             self._error = error
             self._state = _FAILED
             self._driver = self._take_back = None  # as in `_finish`
-            if self._issuer.failures is not None:
+            if type(error) is GroupClosed:  # the program knows, unless it has dropped the handle
+                self._untold = True
+            elif self._issuer.failures is not None:
                 self._issuer.failures.note(error)
             self._wake()
 
@@ -597,11 +603,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         await of it is cancelled, unless the caller holds the handle."""
         if not self._awaited:
             self._take_back = take_back, receive
-
-    @property
-    def _can_be_taken_back(self) -> bool:
-        """Whether it is a receive whose handle nobody holds."""
-        return self._take_back is not None
 
     def _give_up(self) -> None:
         """Take the operation back where that can be: the await of it was cancelled."""
