@@ -359,10 +359,6 @@ class GroupCore:
         if isinstance(self.error, CollectiveMismatch):
             self.failures.note(self.error)
 
-    def drop_receives(self) -> None:
-        """End all receives for which nothing has come: the group is to be closed, whoever waits for them."""
-        self.backend.close_receives(self._closed_here, held=True)
-
     def _closed_here(self) -> GroupClosed:
         return GroupClosed(f"group '{self.roster.name}' was closed here while this receive waited")
 
