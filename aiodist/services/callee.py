@@ -52,7 +52,7 @@ class Callee:
         self._alarm = Alarm(loop, self._serving, self._expire)
         self._connection = Connection(loop, line, self._take, self._lost, _nothing)
         self._connection.taken = self._look_again
-        self._answers = Answers(self._serving, self._connection)
+        self._answers = Answers(self._serving, self._connection, handlers.notes)
         self._running = Running(loop, handlers, self._serving, self._answers, self._look_again)
 
     async def aclose(self, patience: float) -> None:

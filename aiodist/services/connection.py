@@ -223,6 +223,9 @@ class Connection:
                     take(kind, number, body)
         except WireError as error:
             self._end(f"protocol error: {error.message}")
+        except Exception:
+            self._end("an error inside aiodist")  # what came behind it would be lost without a word
+            raise
         finally:
             self._flush()
         self.taken()
