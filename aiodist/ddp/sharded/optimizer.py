@@ -16,6 +16,7 @@ import numpy.typing as npt
 from aiodist.ddp.arguments import check_disjoint, number
 from aiodist.ddp.awaited import each_awaited
 from aiodist.ddp.buckets import cap_of
+from aiodist.ddp.holders import is_newcomer
 from aiodist.ddp.sharded import resharding, state_dict
 from aiodist.ddp.sharded.model import Model, apart
 from aiodist.ddp.sharded.shares import Shares
@@ -161,6 +162,7 @@ class ShardedOptimizer:
         self._held = False  # this rank has its share of a state
         self._synced = False  # all ranks have the same values
         self._lost = False  # nobody has the state of some elements any more
+        self._late, self._orphan = self._elastic and is_newcomer(pg), False  # as in `first_holder`
         self._complete = True  # the arrays hold what the pieces hold; not within a step, and after a load
         self._loaded = False
         self._history = _new_history()
@@ -441,6 +443,7 @@ class ShardedOptimizer:
             except GroupBroken as error:
                 self._check(error)
             if self._elastic and not await self.pg.agree(met is not None):
+                self._orphan = self._late and not self._held
                 self.pg = await self.pg.rebuild(self._min_size)
                 continue
             assert met is not None
@@ -487,7 +490,7 @@ class ShardedOptimizer:
         for work in works:
             await work
         model, shares = self._model, self._shares
-        if not known and any(row["lost"] for row in rows):
+        if not known and (any(row["lost"] for row in rows) or all(row["orphan"] for row in rows)):
             return _Met(shares, steps, history, [], commons, sum(model.counts), restored)
         if not resharding.in_place(rows, model):
             shares, missing = await resharding.resharded(
@@ -521,6 +524,7 @@ class ShardedOptimizer:
         mine = {
             "known": self._held,
             "lost": self._lost,
+            "orphan": self._orphan,
             "plan": self._plan,
             "steps": self.steps,
             "history": self._history,
