@@ -104,7 +104,7 @@ class GroupCore:
         self.control = control
         self.loop = loop = asyncio.get_running_loop()
         self.family: Family[GroupCore] = Family() if family is None else family
-        self.lineage = Lineage(self)
+        self.lineage = Lineage(self, roster.epoch)
         self.numbers = Numbers()
         self.failures = Failures()
         self.error: GroupBroken | None = None
