@@ -595,7 +595,8 @@ class GroupCore:
         error.reader = self.roster.me
         self.error = error
         self.short = self.short_messages = None
-        lost = error.ranks if isinstance(error, PeerLost) else ()
+        aborted = (error.rank,) if isinstance(error, GroupAborted) else ()
+        lost = error.ranks if isinstance(error, PeerLost) else aborted
         self._track.trouble(f"group '{self.roster.name}' broke: {type(error).__name__}: {error}", lost)
         logger.debug("group '%s' breaks on rank %d: %s", self.roster.name, self.roster.me, error)
         self._watch.rest()
