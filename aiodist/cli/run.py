@@ -111,7 +111,7 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: b
         role=args.role,
         local_addr=local_addr,
         told_by=around.launcher if around is not None and around.launcher != "Slurm" else "",
-        log_dir=args.log_dir,
+        log_dir=args.log_dir and os.path.abspath(os.path.expanduser(args.log_dir)),
         redirects=redirects,
         tee=tee,
         shown=_ranks("--local-ranks-filter", args.local_ranks_filter, nproc),

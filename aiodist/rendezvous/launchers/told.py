@@ -52,24 +52,33 @@ async def meet_once(teller: Teller, invitation: Invitation) -> Meeting:
     return await join(invitation, *split_address(await teller.ask(), "the address of rank 0"))
 
 
-async def meet_by(texts: Texts, where: str, invitation: Invitation, there: str) -> Meeting:
+async def meet_by(
+    texts: Texts, where: str, invitation: Invitation, there: str, name: str | None = None
+) -> Meeting:
     """Meet where rank 0 says.
 
     Args:
         texts: the store; the caller closes it.
         where: what it is, for errors: "torchrun's store".
         there: the host that has the store, which all reach; '' where nobody knows it.
+        name: of the key for the address, the same on all ranks; None: the number of this process's meetings,
+            where every process of the job takes part in each.
 
     Raises:
         RendezvousTimeout: rank 0 told no address in time, or nobody listens there.
         and what the store raises.
     """
     limit = invitation.timeout
-    key = f"aiodist/{invitation.job}/{next(_meetings)}"
+    key = key_of(invitation, str(next(_meetings)) if name is None else name)
     if invitation.placement().rank == 0:
         address = own_address(invitation, await address_towards(there, invitation))
         return await host(invitation, address, 0, partial(texts.set, key))
     return await join(invitation, *await _told(texts, where, key, limit))
+
+
+def key_of(invitation: Invitation, name: str) -> str:
+    """The key under which rank 0 leaves its address."""
+    return f"aiodist/{invitation.job}/{name}"
 
 
 async def _told(texts: Texts, where: str, key: str, limit: float) -> tuple[str, int]:
