@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from aiodist.errors import WireError
+from aiodist.errors import Tampered, WireError
 from aiodist.services.alarm import Alarm
 from aiodist.services.asking import Asked, Asking
 from aiodist.services.connection import Connection
-from aiodist.services.outcomes import LATE, LEAVES, LEFT, LOST, Outcome
+from aiodist.services.outcomes import LATE, LEAVES, LEFT, LOST, NOT_SENT, Outcome
 from aiodist.transport.line import Line
 from aiodist.wire import calls
 from aiodist.wire.calls import ENDS, Says
@@ -124,20 +124,25 @@ class Caller:
         else:
             raise WireError(f"a frame of kind {kind} from the side that was dialed")
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, why: str | Tampered) -> None:
         self._alarm.stop()
         for asked in self.asking:
             self.asking.answered(asked.number)
             if not asked.stopped:
                 unseen = not why and asked.number > self._connection.last > 0
                 unseen = unseen or asked.number in self._connection.unsent
-                tell(asked, (Says.REFUSED, (why or LEAVES).encode()) if unseen else (LOST, why))
+                tell(asked, _not_seen(why) if unseen else (LOST, why))
         self._room()
 
     def _expire(self, now: float) -> None:
         for asked in self.asking.expired(now):
             self.abandon(asked)
             tell(asked, (LATE, None))
+
+
+def _not_seen(why: str | Tampered) -> Outcome:
+    """The outcome of a call that the other side has not seen, or not whole."""
+    return (NOT_SENT, why) if isinstance(why, Tampered) else (Says.REFUSED, (why or LEAVES).encode())
 
 
 def _lane(asked: Asked) -> int:

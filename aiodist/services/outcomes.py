@@ -15,15 +15,16 @@ from aiodist.errors import (
     GroupClosed,
     PeerLost,
     RemoteError,
+    Tampered,
 )
 from aiodist.sanitize import one_line
 from aiodist.wire import objects
 from aiodist.wire.calls import MAX_TEXT, Says, read_text
 
 LOST, LATE, NOT_SENT, TOO_LATE, QUITS = range(-1, -6, -1)
-"""Kinds of outcomes that no frame says: the connection ended (body: why, as text); the deadline passed; it
-was not sent, and never will be (why); not in time (so many calls had no answer; 0: the process takes
-nothing); this process has left the job."""
+"""Kinds of outcomes that no frame says: the connection ended (body: why, as text or `Tampered`); the deadline
+passed; it was not sent, and never will be (why, likewise); not in time (so many calls had no answer; 0: the
+process takes nothing); this process has left the job."""
 
 ENCODING = -1
 """Of a message that was not sent in time: an earlier one was still being encoded."""
@@ -71,11 +72,22 @@ def error_of(outcome: Outcome, rank: int, name: str, timeout: float) -> CallErro
     if kind == TOO_LATE:
         return _too_late(rank, name, timeout, body)
     if kind == NOT_SENT:
-        return not_run(rank, name, body)
+        altered = isinstance(body, Tampered)
+        return _altered(CallNotRun, rank, name) if altered else not_run(rank, name, body)
     if kind in (Says.REFUSED, Says.DROPPED):
         return _stopped(kind, one_line(read_text(body)), rank, name, timeout)
+    if isinstance(body, Tampered):
+        return _altered(CallUnknown, rank, name)
     error = CallUnknown(rank, name, body or f"rank {rank} has left the job")
     error.__cause__ = PeerLost([rank], body) if body not in ("", LEFT) else None
+    return error
+
+
+def _altered(kind: type[CallError], rank: int, name: str) -> CallError:
+    """The error where somebody altered what went between the two processes; neither of them is lost."""
+    cause = Tampered()
+    error = kind(rank, name, cause.message, hint=cause.hint)
+    error.__cause__ = cause
     return error
 
 

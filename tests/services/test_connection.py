@@ -17,7 +17,7 @@ async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins(
     loop = asyncio.get_running_loop()
     mine, theirs = MemoryLine.pair(loop, 0, 0)
     came: list[int] = []
-    ended: list[str] = []
+    ended: list[object] = []
     last: asyncio.Future[None] = loop.create_future()
 
     def take(kind: int, number: int, _: object) -> None:
@@ -27,7 +27,7 @@ async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins(
         if len(came) == AT_ONCE + 2 or ended:
             last.set_result(None)
 
-    def end(why: str) -> None:
+    def end(why: object) -> None:
         ended.append(why)
         if not last.done():
             last.set_result(None)
@@ -52,8 +52,8 @@ async def test_an_error_of_who_takes_a_frame_ends_the_connection() -> None:
     """The frames that came with it are lost, so both sides are told."""
     loop = asyncio.get_running_loop()
     mine, theirs = MemoryLine.pair(loop, 0, 0)
-    ended: list[str] = []
-    told: asyncio.Future[str] = loop.create_future()
+    ended: list[object] = []
+    told: asyncio.Future[object] = loop.create_future()
 
     def take(*_: object) -> None:
         raise ValueError("no mistake of the other side")

@@ -119,7 +119,7 @@ class There:
             assert self._connection is not None
             self._connection.forget(number)
 
-    def _ended(self, why: str) -> None:
+    def _ended(self, _why: object) -> None:
         self._open.clear()
 
 
