@@ -64,6 +64,11 @@ class Blockwise:
         """The scales of encoded elements, float32; a view."""
         return data[: 4 * self.blocks(count)].view(np.float32)
 
+    def may_overflow(self, data: Array, count: int) -> bool:
+        """Whether elements may decode to what is not finite, though no scale says so: `encode` makes no such
+        codes, but what came may hold any."""
+        return bool((np.abs(self.scales(data, count)) > LARGEST / (1 << (self.bits - 1))).any())
+
     def encode(self, values: Array, data: Array, rest: Array | None = None) -> int:
         """Encode.
 

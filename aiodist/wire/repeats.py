@@ -138,4 +138,4 @@ class Account:
             self.time > FREE_TIME + TIMES * self._held_time
             or self.nbytes > FREE_BYTES + TIMES * self._held_bytes
         ):
-            raise Repeated("holds the same parts so often that it would take too long to send")
+            raise Repeated("holds the same parts so often that it would take too long to write")
