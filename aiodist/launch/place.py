@@ -91,6 +91,7 @@ def worker_environment(
     env[RUN] = place.run
     if config.local_addr:
         env["AIODIST_HOST"] = config.local_addr
+        env.pop("AIODIST_SOCKET_IFNAME", None)  # which says the same, or less
     if config.torch:
         env["AIODIST_TORCH"] = "1"
     if place.nproc > 1:
