@@ -12,7 +12,7 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 
-from aiodist.environment import own_host
+from aiodist.environment import own_host, tls
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import StoreServer
 
@@ -58,10 +58,11 @@ class Host:
 
     @classmethod
     def start(cls) -> Host:
-        """Listen on a free port of this host's address towards others.
+        """Listen on a free port of this host's address towards others, with TLS where AIODIST_TLS_* says so.
 
         Raises:
             RendezvousError: this host has no address to listen on.
+            UsageError: a file of AIODIST_TLS_* cannot be used.
         """
         self = cls()
         self._thread.start()
@@ -87,7 +88,7 @@ class Host:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         job, secret = secrets.token_hex(4), secrets.token_hex(32)
         host = own_host(os.environ) or outward() or "127.0.0.1"
-        server = await StoreServer.start(host, 0, job, secret.encode())
+        server = await StoreServer.start(host, 0, job, secret.encode(), tls=tls(os.environ))
         self.place = Place(join_address(server.host, server.port), job, secret)
         self._ready.set()
         await self._stop.wait()
