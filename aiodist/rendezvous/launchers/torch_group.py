@@ -16,8 +16,10 @@ from functools import partial
 from typing import Any
 
 from aiodist.errors import RendezvousError
+from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
+from aiodist.rendezvous.meeting_place import NOWHERE
 from aiodist.sanitize import one_line
 
 
@@ -47,8 +49,10 @@ async def meet(invitation: Invitation) -> Meeting:
 async def meet_over(store: Any, invitation: Invitation) -> Meeting:
     """Meet where rank 0 says, by what it leaves in a store of torch's; errors as above."""
     texts = _TorchStore(store)
-    there = _host_of(store) or invitation.environ.get("MASTER_ADDR", "")
-    return await meet_by(texts, "torch.distributed's store", invitation, there)
+    host, port = _address_of(store)
+    place = await place_at(invitation, host, port) if host else NOWHERE
+    there = host or invitation.environ.get("MASTER_ADDR", "")
+    return await meet_by(texts, "torch.distributed's store", invitation, there, place)
 
 
 class _TorchStore:
@@ -84,8 +88,8 @@ def _distributed() -> Any:
     return torch
 
 
-def _host_of(store: Any) -> str:
-    """The host that has torch's store, by any of its names; '' for a store in files."""
+def _address_of(store: Any) -> tuple[str, int]:
+    """The host that has torch's store, by any of its names, and the port; ('', 0) for a store in files."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return str(getattr(store, "host", ""))
+    return str(getattr(store, "host", "")), int(getattr(store, "port", 0))
