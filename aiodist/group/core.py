@@ -104,7 +104,7 @@ class GroupCore:
         self.control = control
         self.loop = loop = asyncio.get_running_loop()
         self.family: Family[GroupCore] = Family() if family is None else family
-        self.lineage = Lineage(self)
+        self.lineage = Lineage(self, roster.epoch)
         self.numbers = Numbers()
         self.failures = Failures()
         self.error: GroupBroken | None = None
@@ -358,10 +358,6 @@ class GroupCore:
             await asyncio.wait([told])
         if isinstance(self.error, CollectiveMismatch):
             self.failures.note(self.error)
-
-    def drop_receives(self) -> None:
-        """End all receives for which nothing has come: the group is to be closed, whoever waits for them."""
-        self.backend.close_receives(self._closed_here, held=True)
 
     def _closed_here(self) -> GroupClosed:
         return GroupClosed(f"group '{self.roster.name}' was closed here while this receive waited")

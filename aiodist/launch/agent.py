@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from aiodist.errors import UsageError
+from aiodist.errors import UsageError, name_ranks
 from aiodist.launch.beside import Dashboard
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.crew import Crew
@@ -332,6 +332,11 @@ class Agent:
         line = f"{why}{which} begin again, {nodes.place.world_size}{on}"
         self._before.append(line)
         self._say(line)
+        well = sorted({ending.rank for ending in verdict.endings if ending.code == 0 and not ending.asked})
+        if well:
+            begin = "begins" if len(well) == 1 else "begin"
+            who = f"{name_ranks(well)} had ended well, and {begin} again, too"
+            self._say(f"{who}: an attempt counts as a whole")
 
     def _say(self, text: str) -> None:
         """Show one line. Names and errors in it may be of other nodes."""

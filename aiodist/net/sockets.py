@@ -17,6 +17,7 @@ from typing import Any
 
 from aiodist.environment import is_loopback
 from aiodist.errors import AiodistError, RendezvousError, UsageError
+from aiodist.net import kept
 from aiodist.net.shortage import EXHAUSTED, shortage
 from aiodist.sanitize import one_line
 
@@ -62,7 +63,8 @@ async def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
 
 
 async def listen(host: str, port: int) -> socket.socket:
-    """A non-blocking socket that listens on exactly the address given; port 0 picks a free one.
+    """A non-blocking socket that listens on exactly the address given; port 0 picks a free one. What this
+    process keeps at the port (`kept`) makes way.
 
     Raises:
         RendezvousError: the port is in use (says by whom, where that can be found), or the address is not
@@ -77,6 +79,7 @@ async def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise RendezvousError(f"cannot listen on '{host}': {describe(error)}") from None
     failure: OSError | None = None
+    kept.let_go(port)
     for family, address in addresses:
         try:
             return listen_on(family, address, reuse=True, both=host == "::")

@@ -15,18 +15,20 @@ import json
 import os
 import re
 import shlex
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiodist.environment.files import Folder
+from aiodist.environment.files import Folder, open_file
 from aiodist.errors import UsageError, WireError
 from aiodist.observe.finding import OUTCOME, find
 from aiodist.observe.outcome import Outcome
 from aiodist.observe.view import JobView, RankView
 from aiodist.sanitize import one_line
+from aiodist.wire.bounded_json import load_json
 
 KEPT = 10
 """Jobs whose dumps stay in the user's folder, the last ones."""
@@ -226,17 +228,21 @@ def _newest_job(views: Iterable[RankView]) -> list[RankView]:
 def read_rank(path: Path) -> RankView:
     """The rank of one file. Errors as of `read_job`."""
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_file(path), "rb") as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise UsageError(f"cannot read {str(path)!r}: it is no file")
+            if facts.st_size > LARGEST:
+                raise WireError(f"{str(path)!r} has more than {LARGEST >> 20} MiB: that is no rank's dump")
             data = file.read(LARGEST + 1)
     except OSError as error:
         raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    if len(data) > LARGEST:
-        raise WireError(f"{str(path)!r} has more than {LARGEST >> 20} MiB: that is no rank's dump")
     try:
-        return RankView.from_json(json.loads(data))
+        return RankView.from_json(load_json(data, LARGEST))
     except (ValueError, RecursionError, WireError) as error:
         raise WireError(
-            f"{str(path)!r} is no rank's dump ({error})", hint="Remove it, or name another folder"
+            f"{str(path)!r} is no rank's dump ({one_line(str(error))})",
+            hint="Remove it, or name another folder",
         ) from None
 
 

@@ -48,7 +48,7 @@ class LocalNode:
             master_port=roster.master_port,
             store=join_address(self.store_host, roster.store_port),
             job=self.access.job,
-            secret=self.access.of_workers.secret,
+            secret=self.access.launched(roster.launch).of_workers.secret,
             host=self.host,
             newcomer=newcomer,
             run=self.run,

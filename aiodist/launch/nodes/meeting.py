@@ -62,9 +62,11 @@ async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say, link:
     if config.told_by:
         first = config.node_rank == 0 if link is None else link.first
         means = await teller(config, environ) if link is None else link
-        (address, port), server = await located(config, access, means, first=first)
-        config = replace(config, master_addr=address, master_port=port)
-        return await (_join(config, access, say) if server is None else _host(config, access, server, say))
+        store, server = await located(config, access, means, first=first)
+        config = replace(config, master_addr=store.host, master_port=store.port)
+        if server is None:
+            return await _join(config, access, say, store.instance)
+        return await _host(config, access, server, say)
     try:
         server = await _serve_admission(config, access, say)
     except RendezvousError as error:
@@ -87,9 +89,12 @@ async def _alone(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
 
 async def _serve_admission(config: LaunchConfig, access: StoreAccess, say: Say) -> StoreServer | None:
     """Host the admission store, if this node is to; None: it is not."""
+    from aiodist.rendezvous.meeting_place import MeetingPlace
+
     if config.node_rank not in (0, None):
         return None
     address = bind_address(config.master_addr, config.local_addr)
+    known = address is not None
     if address is None:
         if config.node_rank is None:
             return None
@@ -102,6 +107,7 @@ async def _serve_admission(config: LaunchConfig, access: StoreAccess, say: Say) 
         )
     assert config.master_port is not None
     server = await access.serve(address, config.master_port)
+    server.place = MeetingPlace.at(config.master_addr, config.master_port, server.host if known else "")
     if about := about_port(address, config.master_addr):
         say(about)
     return server
@@ -126,9 +132,16 @@ async def _host(config: LaunchConfig, access: StoreAccess, server: StoreServer, 
     return Nodes(place, roster, store, head, lease=config.node_timeout)
 
 
-async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
+async def _join(config: LaunchConfig, access: StoreAccess, say: Say, instance: bytes = b"") -> Nodes:
+    """Join the others. `instance` names the admission store, where that was told."""
     assert config.master_port is not None
-    dialled = asyncio.ensure_future(access.enter(config.master_addr, config.master_port, config.meet_timeout))
+    dialled = asyncio.ensure_future(
+        access.enter(
+            *(config.master_addr, config.master_port, config.meet_timeout),
+            instance=instance,
+            told=not instance,
+        )
+    )
     try:
         await asyncio.wait({dialled}, timeout=PATIENCE)
         if not dialled.done():
@@ -137,10 +150,12 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     finally:
         dialled.cancel()
     async with book:
-        id, port, attempt = await request_place(config, book, _name(config))
-        store = await access.enter(config.master_addr, port, config.meet_timeout)
+        id, answer = await request_place(config, book, _name(config))
+        store = await access.enter(
+            config.master_addr, answer.port, config.meet_timeout, instance=answer.instance
+        )
     try:
-        data = await store.get(f"agents/{attempt}/roster", timeout=config.meet_timeout)
+        data = await store.get(f"agents/{answer.attempt}/roster", timeout=config.meet_timeout)
         roster = Roster.from_json(data)
         node_rank = roster.node_rank(id)
         if node_rank is None:

@@ -19,6 +19,7 @@ from aiodist.errors import UsageError
 from aiodist.net.sockets import outward, resolve, towards
 from aiodist.rendezvous.hosting import host_or_join, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_place import MeetingPlace
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
 _log = logging.getLogger("aiodist.rendezvous")
@@ -46,8 +47,10 @@ async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     address = place.master_addr or await _master(invitation)
     # Who comes to the port of another step, whose numbers have the same sum, is told so.
-    invitation = replace(invitation, environ={"AIODIST_JOB": f"step {job}.{step}", **environ})
-    return await host_or_join(invitation, address, place.master_port or port(job, step))
+    name = f"step {job}.{step}"
+    invitation = replace(invitation, environ={"AIODIST_JOB": name, **environ})
+    where = MeetingPlace.named(name)
+    return await host_or_join(invitation, address, place.master_port or port(job, step), where)
 
 
 async def _master(invitation: Invitation) -> str:
