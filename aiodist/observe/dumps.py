@@ -18,6 +18,7 @@ from pathlib import Path
 
 from aiodist.environment.files import Folder
 from aiodist.errors import UsageError, WireError
+from aiodist.net.forks import Owned
 from aiodist.observe.view import JobView, RankView
 
 KEPT = 10
@@ -75,9 +76,9 @@ def open_kept(key: str, environ: Mapping[str, str], now: float) -> Folder:
     path = home(environ)
     path.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with Folder.open(path.parent, make=True) as above, above.folder(path.name, make=True) as jobs:
-        lock = jobs.file(_LOCK, os.O_RDWR | os.O_CREAT)
+        lock = Owned(jobs.file(_LOCK, os.O_RDWR | os.O_CREAT))
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # its holder makes a folder, and is soon done
+            fcntl.flock(lock.number, fcntl.LOCK_EX)  # its holder makes a folder, and is soon done
             found = _dumps(jobs)
             known = [name for began, of, name in found if of == key and abs(now - began) <= SAME]
             name = known[-1] if known else f"{time.strftime(_STAMP, time.gmtime(now))}-{key}"
@@ -87,7 +88,7 @@ def open_kept(key: str, environ: Mapping[str, str], now: float) -> Folder:
                 _remove(jobs, old)
             return folder
         finally:
-            os.close(lock)
+            lock.close()
 
 
 def write(folder: Folder, view: RankView) -> Path:
