@@ -24,6 +24,7 @@ from typing import Any
 
 from aiodist.environment.files import Folder, open_file
 from aiodist.errors import UsageError, WireError
+from aiodist.net.forks import Owned
 from aiodist.observe.finding import OUTCOME, find
 from aiodist.observe.outcome import Outcome
 from aiodist.observe.view import JobView, RankView
@@ -123,12 +124,12 @@ def remove_old(environ: Mapping[str, str]) -> None:
 @contextlib.contextmanager
 def _held(jobs: Folder) -> Iterator[None]:
     """Nobody else makes or removes a dump meanwhile; who does is soon done."""
-    lock = jobs.file(_LOCK, os.O_RDWR | os.O_CREAT)
+    lock = Owned(jobs.file(_LOCK, os.O_RDWR | os.O_CREAT))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock.number, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(lock)
+        lock.close()
 
 
 def _keep_last(jobs: Folder, names: Sequence[str], most: int) -> None:

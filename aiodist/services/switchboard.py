@@ -84,6 +84,17 @@ class Switchboard:
         if rest := [*dialing, *ending, *running]:
             await asyncio.wait(rest, timeout=2 * _LEAVING)
 
+    def stay_behind(self) -> None:
+        """End all in a forked child: the parent has the connections, and what was asked there."""
+        self.mailbox.close()
+        for peer in self._peers.close():
+            if peer.dialing is not None:
+                peer.dialing.cancel()
+            if peer.caller is not None:
+                peer.caller.close()
+            if peer.callee is not None:
+                peer.callee.lose()
+
     # ── what users ask ───────────────────────────────────────────────────────────────────────────────
 
     def call(

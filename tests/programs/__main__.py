@@ -12,10 +12,14 @@ import asyncio
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from tests.programs import forks
 from tests.programs.plan import jobs, plan
 from tests.programs.run import Violation, run, run_in_a_loop
+
+Work = Callable[[list[int]], tuple[int, list[Violation]]]
+"""Runs the programs of some seeds: how many, and those that went wrong."""
 
 EVERY = 20.0  # seconds between lines about progress
 
@@ -28,7 +32,8 @@ def main(argv: list[str] | None = None) -> int:
         return _tell(asyncio.run(run([options.seed])), verbose=True)
     began = said = time.monotonic()
     done, failed = 0, 0
-    for count, violations in _rows(list(jobs(options.first, options.programs)), options.jobs):
+    chunks, work = (forks.jobs, forks.job) if options.forks else (jobs, run_in_a_loop)
+    for count, violations in _rows(list(chunks(options.first, options.programs)), options.jobs, work):
         done += count
         failed += len(violations)
         _tell(violations, options.verbose)
@@ -42,13 +47,13 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _rows(chunks: list[list[int]], jobs: int) -> Iterator[tuple[int, list[Violation]]]:
+def _rows(chunks: list[list[int]], jobs: int, work: Work) -> Iterator[tuple[int, list[Violation]]]:
     if jobs == 1:
-        yield from map(run_in_a_loop, chunks)
+        yield from map(work, chunks)
         return
     # Not a ProcessPoolExecutor: it may stand still where processes come to the end of their tasks together.
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=40) as pool:
-        yield from pool.imap(run_in_a_loop, chunks)
+        yield from pool.imap(work, chunks)
 
 
 def _tell(violations: list[Violation], verbose: bool) -> int:
@@ -65,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run them")
     parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--forks", action="store_true", help="programs of processes that fork")
     parser.add_argument("--stop", action="store_true", help="stop after the first job with a wrong one")
     parser.add_argument("--verbose", action="store_true", help="print whole tracebacks")
     return parser
