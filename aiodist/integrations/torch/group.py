@@ -350,6 +350,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         inputs: list[Any] | None = None,
     ) -> AiodistWork:
         """Put these on the loop, in this order, as one Work. `inputs`: where they are not the outputs."""
+        if self.ours._group._core.control.exposed:
+            _refuse_bytes([*outputs, *(inputs or ())])
         if limit is not None:
             starts = [partial(start, timeout=limit) for start in starts]
         message = what in _MESSAGES
@@ -546,6 +548,17 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
 _MESSAGES = ("send", "recv", "recvAnySource")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _refuse_bytes(tensors: list[Any]) -> None:
+    """Refuse bytes in a job that anybody may join or alter: torch unpickles such tensors, and who makes them
+    runs code here."""
+    if any(tensor.dtype in (torch.uint8, torch.int8) for tensor in tensors):
+        raise UsageError(
+            "tensors of bytes, as torch sends objects, are refused in a job without a secret that other "
+            "hosts can reach: torch unpickles them, and those hosts could run code here",
+            hint="Set AIODIST_SECRET to the same on every host, or use TLS",
+        )
 
 
 def _nothing() -> None:

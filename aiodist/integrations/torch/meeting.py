@@ -63,6 +63,6 @@ def meet_over_store(store: Any, rank: int, size: int, limit: float, name: str = 
     tracebacks.install()  # before torch puts its prefix around whatever is there
     environ = {key: value for key, value in os.environ.items() if key not in _ABOUT_THE_WORLD}
     over = partial(meet_over, store, name=GROUP)
-    asked = Invitation("env://", rank, size, limit, environ, by_library=over)
+    asked = Invitation("env://", rank, size, limit, environ, by_library=over, seals_whole=True)
     with address_in(store, asked):
         return form(asked, parse(None), name)
