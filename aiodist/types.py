@@ -91,6 +91,10 @@ FLOATS: frozenset[np.dtype[np.generic]] = frozenset(
 )
 """The real floating dtypes."""
 
+WHOLE: frozenset[np.dtype[np.generic]] = frozenset(dtype for dtype in DTYPES if dtype.kind in "biu")
+"""The dtypes of whole numbers, bool among them. A program may act on such elements: a pickle is bytes, and
+its size is a number."""
+
 _FLOATING = FLOATS | {np.dtype(np.complex64), np.dtype(np.complex128)}
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 

@@ -60,6 +60,7 @@ from aiodist.runtime.late import Late
 from aiodist.sanitize import one_line
 from aiodist.shm.records import Memory
 from aiodist.transport import SocketEndpoint
+from aiodist.types import WHOLE
 
 ELASTIC = "aiodist/elastic"
 """Key that tells a launcher that a failed worker may be started again alone: its script joins, and the job
@@ -143,6 +144,7 @@ class Member:
             local_rank=local_rank,
             recorder=self._recorder,
             look=partial(watcher.look, every=tuned.heartbeat),
+            seals=WHOLE if asked.seals_whole else frozenset(),
         )
         self.job = Job(
             *(uid, self._me.decode(errors="replace"), settings, store),

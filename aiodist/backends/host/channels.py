@@ -70,6 +70,10 @@ class Channels:
             channel = self._incoming[peer] = self.resources.endpoint.incoming(self.ranks[peer])
         return channel
 
+    def seals(self, operation: Operation) -> bool:
+        """Whether an operation's bytes have to be authenticated on their way."""
+        return operation.sealed or operation.call.dtype in self.resources.seals
+
     def drive(self, work: Work[Any], channel: Outgoing | Incoming) -> None:
         """Have an await of a message's Work poll the channel that it goes over. One to itself moves by itself
         when the loop turns."""

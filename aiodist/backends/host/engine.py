@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from aiodist.backends.base import Reports
 from aiodist.backends.host.backend import NEWS, HostBackend
@@ -21,6 +24,7 @@ class HostEngine:
         lose: called as (global rank, cause) when a channel's peer is gone.
         fail: called with what this process lacks for its channels.
         inline: run bulk work on the loop (for simulations).
+        seals: dtypes whose tensors are authenticated, as what is acted on is.
 
     Attributes:
         resources: what the process's groups share.
@@ -34,8 +38,9 @@ class HostEngine:
         lose: Callable[[int, str], None],
         fail: Callable[[GroupBroken], None],
         inline: bool,
+        seals: frozenset[np.dtype[Any]] = frozenset(),
     ) -> None:
-        self.resources = Resources(endpoint, loop, inline)
+        self.resources = Resources(endpoint, loop, inline, seals)
         self.rank = endpoint.rank
         self.crowding: set[int] = set()
         self._loop = loop

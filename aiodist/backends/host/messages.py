@@ -159,11 +159,12 @@ class Messages:
         source = operation.source
         assert isinstance(source, np.ndarray)
         signature = message_signature(source.dtype, source.size, number)
+        sealed = channels.seals(operation)
 
         def go(part: Array) -> None:
             channel = channels.outgoing(peer)
             key = Key(channels.context, 1 + tag, number, 0)
-            if channel.send(key, signature, as_bytes(part), operation.succeed, operation.sealed):
+            if channel.send(key, signature, as_bytes(part), operation.succeed, sealed):
                 operation.succeed()
             else:
                 channels.drive(operation.work, channel)

@@ -41,15 +41,24 @@ class Resources:
         endpoint: the process's channels.
         loop: the groups' loop.
         inline: run bulk work on the loop (for simulations).
+        seals: dtypes whose tensors are authenticated, as what is acted on is, where the connections do that.
 
     Attributes:
         rank: global rank of this process.
+        seals: as given.
         limits: the thresholds that all ranks agree on.
         poller: polls the channels while an operation is awaited.
         hub, bulk: this process's side of shared memory; None where no other rank shares it.
     """
 
-    def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop, inline: bool) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        loop: asyncio.AbstractEventLoop,
+        inline: bool,
+        seals: frozenset[np.dtype[Any]] = frozenset(),
+    ) -> None:
+        self.seals = seals
         self.endpoint = endpoint
         self.loop = loop
         self.rank = endpoint.rank

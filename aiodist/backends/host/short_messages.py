@@ -66,6 +66,7 @@ class Case(NamedTuple):
         outgoing, incoming: the channel that they go over.
         nbytes: of a message.
         sort: in the recorder.
+        sealed: whether its bytes have to be authenticated.
     """
 
     call: Call
@@ -74,6 +75,7 @@ class Case(NamedTuple):
     incoming: Incoming | None
     nbytes: int
     sort: Sort
+    sealed: bool
 
 
 _NEW: Any = object()
@@ -143,7 +145,7 @@ class ShortMessages:
             return None
         number = self._numbers.next_message(_SEND, dst, tag)
         issued = monotonic()  # before the receiver notes its end; the rest costs no time while it is awaited
-        channel.send_eager(case.header.numbered(number), self._context, contents(tensor))
+        channel.send_eager(case.header.numbered(number), self._context, contents(tensor), case.sealed)
         frame, sort = _getframe(2), case.sort  # as `Track.note`, written out
         known = frame.f_code is sort.code and frame.f_lasti == sort.at
         noted = (sort, number, sort.line if known else self._track.line_of(sort, frame), issued)
@@ -266,7 +268,8 @@ class ShortMessages:
             sends = kind is _SEND
             outgoing = channels.outgoing(peer) if sends else None
             incoming, sort = None if sends else channels.incoming(peer), self._track.sort_of(call, tag)
-            case = Case(call, header, outgoing, incoming, tensor.nbytes, sort)
+            sealed = dtype in channels.resources.seals
+            case = Case(call, header, outgoing, incoming, tensor.nbytes, sort, sealed)
         if len(cases) >= _SHAPES:
             cases.clear()
         cases[dtype, shape, peer, tag] = case

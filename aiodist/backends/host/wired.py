@@ -70,7 +70,7 @@ class Collective:
         self._layout = layout
         self._memory, self._sent_memory = as_bytes(chunks.target), as_bytes(chunks.source)
         self._reduce = operation.call.combine
-        self._sealed = operation.sealed
+        self._sealed = group.seals(operation)
         self._round = -1
         self._waiting = 0  # sends and receives of the present round that are not over
         self._due = layout.due.copy()  # by round: its receives that are not over

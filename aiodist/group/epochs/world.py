@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgpack
+import numpy as np
 
 from aiodist.backends.base import Backend, Reports
 from aiodist.backends.choice import BackendChoice
@@ -107,6 +108,7 @@ class Settings:
         look: called ten times a second, in a thread, with the number of the loop's beats, and a function that
             says how the connections go.
         services: this process's, which outlive the epoch; None: it has none.
+        seals: dtypes whose tensors are authenticated, where connections authenticate what is acted on.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Settings:
     recorder: Recorder | None = None
     look: Looks = _ignore
     services: Switchboard | None = None
+    seals: frozenset[np.dtype[Any]] = frozenset()
 
 
 class World:
@@ -163,6 +166,7 @@ class World:
             *(endpoint, self._loop, self._control.lose),
             lambda error: self._links.fail(error),
             settings.inline,
+            settings.seals,
         )
         self._processes = ProcessWatch(self._loop)
         self._sentries: Sentries | None = None

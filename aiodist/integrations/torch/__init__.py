@@ -6,6 +6,7 @@
     meeting     how a group of torch's becomes one of ours: the ranks meet by torch's own store
     group       the group: every call of c10d that a group written in Python can serve
     arguments   torch's forms of tensors, ops and timeouts, as ours
+    versions    which were run, and what newer ones pass
     functional  kernels for the two functional collectives that C++ cannot hand to Python
     hooks       communication hooks of DDP: gradients with 8 or 4 bits an element
     reducer     what DDP's Reducer needs: buckets in memory that peers read, and Works that live long enough

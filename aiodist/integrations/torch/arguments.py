@@ -13,6 +13,7 @@ from torch._C import _to_dlpack as to_dlpack
 from torch._C._distributed_c10d import ReduceOp as TorchOp
 
 from aiodist.errors import UsageError
+from aiodist.integrations.torch.versions import pass_over
 from aiodist.types import Premultiplied, ReduceOp, premul_sum
 
 _KINDS: Any = TorchOp.RedOpType
@@ -172,8 +173,7 @@ def asked(*given: Any, **named: Any) -> Asked:
             seconds_of(options.timeout),
         )
     options, root, op, timeout = (named.pop(name, None) for name in ("opts", "root", "op", "timeout"))
-    if named:
-        raise TypeError(f"a call takes opts, root, op and timeout, not {', '.join(named)}")
+    pass_over("a call", named, "opts, root, op and timeout")
     for value in given:
         if hasattr(value, "timeout"):
             options = value
@@ -184,7 +184,7 @@ def asked(*given: Any, **named: Any) -> Asked:
         elif isinstance(value, int):
             root = value
         elif value is not None:
-            raise TypeError(f"{value!r} is neither a root, an op, a timeout nor Options of torch's")
+            pass_over("a call", [repr(value)], "a root, an op, a timeout or Options of torch's")
     return Asked(
         _op_of(getattr(options, "reduceOp", None) if op is None else op),
         int(getattr(options, "rootRank", 0) if root is None else root),

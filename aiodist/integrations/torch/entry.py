@@ -43,7 +43,7 @@ def _makes_ours(in_place_of_gloo: bool, backend: str) -> bool:
     return "aiodist" in asked or (in_place_of_gloo and bool(asked & {"gloo", "", "undefined"}))
 
 
-def _create(options: Any, _: Any = None) -> Any:
+def _create(options: Any, *_: Any, **__: Any) -> Any:
     from aiodist.integrations.torch.meeting import create
 
     return create(options)

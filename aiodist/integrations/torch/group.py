@@ -28,6 +28,7 @@ from aiodist.integrations.torch.arguments import (
 from aiodist.integrations.torch.callbacks import InOrder, origin
 from aiodist.integrations.torch.composed import monitored_barrier, sparse_all_reduce
 from aiodist.integrations.torch.functional import serve
+from aiodist.integrations.torch.versions import pass_over, takes_more
 from aiodist.integrations.torch.work import AiodistWork, as_torchs, once
 from aiodist.portal.facade import SyncProcessGroup
 from aiodist.portal.loop_thread import Reply
@@ -37,6 +38,7 @@ Start = Callable[..., Any]
 """Issues an operation of a group on the loop (`async_op=True`) → its Work."""
 
 
+@takes_more
 class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """A group of torch's, which hands each call over to one of ours.
 
@@ -226,6 +228,17 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             [tensor],
         )
 
+    def gather_single(self, output: Any, input: Any, *given: Any, **named: Any) -> AiodistWork:
+        """Give every rank's tensor to the root, in one, along the first axis; since torch 2.14."""
+        (_, root, limit), tensor = asked(*given, **named), plain(input)
+        out = plain(output) if root == self.ours.rank else None
+        if out is not None and not out.is_contiguous():
+            raise UsageError("the output of gather_single must be contiguous")
+        outs = [] if out is None else [out]
+        (tensor,) = apart([tensor], outs)
+        start = partial(_gather_single, tensor, out, root)
+        return self._start("gather", outs, start, limit, [tensor])
+
     def scatter(self, output_tensors: Any, input_tensors: Any, *given: Any, **named: Any) -> AiodistWork:
         """Deal the root's list out to all ranks."""
         out, (_, root, limit) = one(output_tensors, "scatter"), asked(*given, **named)
@@ -290,17 +303,20 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     # -- messages -------------------------------------------------------------------------------
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> AiodistWork:
+    def send(self, tensors: Any, dst: int, tag: int = 0, **newer: Any) -> AiodistWork:
         """Send a tensor to a group rank."""
+        pass_over("send", newer)
         tensor = one(tensors, "send")
         return self._start("send", [tensor], lambda pg, **more: pg.send(tensor, dst, tag, **more))
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> AiodistWork:
+    def recv(self, tensors: Any, src: int, tag: int = 0, **newer: Any) -> AiodistWork:
         """Receive a tensor from a group rank, within the group's timeout."""
+        pass_over("recv", newer)
         return self._recv("recv", tensors, src, tag)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> AiodistWork:
+    def recv_anysource(self, tensors: Any, tag: int = 0, **newer: Any) -> AiodistWork:
         """Receive a tensor from any rank; `source_rank` of the Work says from which."""
+        pass_over("recv_anysource", newer)
         return self._recv("recvAnySource", tensors, None, tag)
 
     def _recv(self, what: str, tensors: Any, src: int | None, tag: int) -> AiodistWork:
@@ -334,6 +350,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         inputs: list[Any] | None = None,
     ) -> AiodistWork:
         """Put these on the loop, in this order, as one Work. `inputs`: where they are not the outputs."""
+        if self.ours._group._core.control.exposed:
+            _refuse_bytes([*outputs, *(inputs or ())])
         if limit is not None:
             starts = [partial(start, timeout=limit) for start in starts]
         message = what in _MESSAGES
@@ -480,11 +498,16 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _served(self) -> list[str]:
         return ["cpu"] if self.ours.device is None else ["cpu", "cuda"]
 
-    def _get_backend(self, device: Any) -> AiodistProcessGroup:
+    def get_backend(self, device: Any) -> AiodistProcessGroup:
+        """What carries out operations on a device: the group itself."""
         if torch.device(device).type not in self._served:
             raise RuntimeError(f"group {self._name} of aiodist takes no tensors on {device}")
         return self
 
+    _get_backend = get_backend
+
+    supports_reconfigure = False
+    supports_window = False
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
@@ -499,6 +522,9 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             group.portal.call(setattr, group._group, "timeout", timeout.total_seconds())
 
     setTimeout = _set_default_timeout = set_timeout
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Ignore it, as torch asks of backends that have no such thing: it is for work that is under way."""
 
     def shutdown(self) -> None:
         """Close the group, once what is in flight here has ended: receives of what nobody sent at once.
@@ -523,6 +549,17 @@ _MESSAGES = ("send", "recv", "recvAnySource")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
+def _refuse_bytes(tensors: list[Any]) -> None:
+    """Refuse bytes in a job that anybody may join or alter: torch unpickles such tensors, and who makes them
+    runs code here."""
+    if any(tensor.dtype in (torch.uint8, torch.int8) for tensor in tensors):
+        raise UsageError(
+            "tensors of bytes, as torch sends objects, are refused in a job without a secret that other "
+            "hosts can reach: torch unpickles them, and those hosts could run code here",
+            hint="Set AIODIST_SECRET to the same on every host, or use TLS",
+        )
+
+
 def _nothing() -> None:
     pass
 
@@ -542,6 +579,11 @@ def _all_reduce_quantized(tensor: Any, options: dict[str, Any], pg: ProcessGroup
 def _gathering(out: Any, tensor: Any) -> Start:
     out, tensor = fitting(out, tensor)
     return partial(shapes.all_gather_into_tensor, output=out, tensor=tensor)
+
+
+def _gather_single(tensor: Any, out: Any, root: int, pg: ProcessGroup, **more: Any) -> Any:
+    # Flat on all ranks: those without an output cannot know whether it has the shape of joined inputs.
+    return pg.gather(tensor.reshape(-1), root, None if out is None else out.view(-1), **more)
 
 
 def _scattering(op: Any, tensor: Any, out: Any) -> Start:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aiodist.integrations.torch.group import AiodistProcessGroup
 from aiodist.integrations.torch.meeting import meet_over_store
+from aiodist.integrations.torch.versions import pass_over, takes_more
 
 _LOGGED = "_get_ddp_logging_data"
 _READ_BY_GLOO = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
@@ -34,6 +35,7 @@ _GLOO: Any = getattr(distributed_c10d, "ProcessGroupGloo", ())
 _itself: ContextVar[bool] = ContextVar("whether gloo itself is needed", default=False)
 
 
+@takes_more
 class GlooStandIn(AiodistProcessGroup):
     """A group of ours, made as torch makes one of gloo's.
 
@@ -45,7 +47,10 @@ class GlooStandIn(AiodistProcessGroup):
 
     asked_as = "gloo"
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta = _PATIENCE) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta = _PATIENCE, *further: Any, **newer: Any
+    ) -> None:
+        pass_over("ProcessGroupGloo", [*further, *newer])
         ours = meet_over_store(store, rank, size, timeout.total_seconds())
         super().__init__(ours, "", list(range(size)))
         self.options = SimpleNamespace(global_ranks_in_group=[], group_name="", _timeout=timeout)

@@ -10,6 +10,7 @@ import torch.distributed as c10d
 
 from aiodist.backends.choice import parse
 from aiodist.integrations.torch.group import AiodistProcessGroup
+from aiodist.integrations.torch.versions import warn_of_another
 from aiodist.portal.facade import SyncProcessGroup, form
 from aiodist.rendezvous import Invitation
 from aiodist.rendezvous.launchers.torch_group import GROUP, address_in, meet_over
@@ -57,8 +58,11 @@ def _world_with(ranks: list[int]) -> AiodistProcessGroup | None:
 
 def meet_over_store(store: Any, rank: int, size: int, limit: float, name: str = "") -> SyncProcessGroup:
     """Form a world of its own, which meets by a store of torch's that is this group's alone."""
+    if rank == 0:
+        warn_of_another()
     tracebacks.install()  # before torch puts its prefix around whatever is there
     environ = {key: value for key, value in os.environ.items() if key not in _ABOUT_THE_WORLD}
-    asked = Invitation("env://", rank, size, limit, environ, by_library=partial(meet_over, store, name=GROUP))
+    over = partial(meet_over, store, name=GROUP)
+    asked = Invitation("env://", rank, size, limit, environ, by_library=over, seals_whole=True)
     with address_in(store, asked):
         return form(asked, parse(None), name)

@@ -19,9 +19,11 @@ from torch.distributed import DistBackendError, Work
 from aiodist.errors import AiodistError, UsageError
 from aiodist.integrations.torch.arguments import as_given, seconds_of
 from aiodist.integrations.torch.callbacks import InOrder, OrderedFuture, at_once
+from aiodist.integrations.torch.versions import pass_over, takes_more
 from aiodist.portal.loop_thread import Reply
 
 
+@takes_more
 class AiodistWork(Work):  # type: ignore[misc]
     """One operation, under way or ended.
 
@@ -53,7 +55,7 @@ class AiodistWork(Work):  # type: ignore[misc]
         self._future: torch.futures.Future[Any] | None = None
         self._shown: OrderedFuture | None = None
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta = timedelta(0), **newer: Any) -> bool:
         """Block until it has ended.
 
         Raises:
@@ -61,6 +63,7 @@ class AiodistWork(Work):  # type: ignore[misc]
             UsageError: it could not begin.
             TimeoutError: the caller's patience is over. It goes on.
         """
+        pass_over("wait", newer)
         limit = seconds_of(timeout)
         if not self._reply.wait(limit):
             raise TimeoutError(f"{self._what} has not ended within {limit:g} s; it goes on")
