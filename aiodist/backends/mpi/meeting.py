@@ -187,7 +187,8 @@ async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[Store
         if not host:
             raise RendezvousError(
                 "this host has no address towards others",
-                hint="Set AIODIST_HOST there to one that the other hosts reach",
+                hint="Set AIODIST_HOST there to one that the other hosts reach, or AIODIST_SOCKET_IFNAME to "
+                "the network interface that has it",
             )
         key = given or fresh.encode()
         server = await StoreServer.start(*(host, 0, job_id(environ), key), rank=0, tls=tls(environ))

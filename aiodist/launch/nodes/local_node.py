@@ -20,6 +20,7 @@ class LocalNode:
         master_addr: MASTER_ADDR of the workers.
         access: opens the agents' stores.
         host: this node's short name.
+        run: as of `Place`.
     """
 
     id: int
@@ -27,6 +28,7 @@ class LocalNode:
     master_addr: str
     access: StoreAccess
     host: str = ""
+    run: str = ""
 
     def place(self, roster: Roster) -> Place:
         """This node's place in an attempt; it is on the roster."""
@@ -49,4 +51,5 @@ class LocalNode:
             secret=self.access.launched(roster.launch).of_workers.secret,
             host=self.host,
             newcomer=newcomer,
+            run=self.run,
         )

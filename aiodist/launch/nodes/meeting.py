@@ -32,6 +32,9 @@ from aiodist.net.sockets import is_in_use
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
+    from aiodist.rendezvous.store import Store
+
+_RUN_BYTES = 6
 
 
 async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say, link: Link | None = None) -> Nodes:
@@ -79,7 +82,8 @@ async def _alone(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     if config.master_port is not None:
         check_free(config.master_addr, config.master_port)
     head = Head(config, _me(config), access, "127.0.0.1", say)
-    local = LocalNode(0, "127.0.0.1", config.master_addr, access, _name(config))
+    run = secrets.token_hex(_RUN_BYTES)
+    local = LocalNode(0, "127.0.0.1", config.master_addr, access, _name(config), run)
     return Nodes(local, await head.alone(), None, head)
 
 
@@ -124,7 +128,7 @@ async def _host(config: LaunchConfig, access: StoreAccess, server: StoreServer, 
         raise
     # What we are bound to may not be what the others' name for us means here.
     named = config.master_addr if local != server.host else server.host
-    place = LocalNode(0, named, config.master_addr, access, _name(config))
+    place = LocalNode(0, named, config.master_addr, access, _name(config), _run(store))
     return Nodes(place, roster, store, head, lease=config.node_timeout)
 
 
@@ -161,8 +165,13 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say, instance: b
     except BaseException:
         await store.aclose()
         raise
-    local = LocalNode(id, config.master_addr, config.master_addr, access, _name(config))
+    local = LocalNode(id, config.master_addr, config.master_addr, access, _name(config), _run(store))
     return Nodes(local, roster, store, lease=config.node_timeout)
+
+
+def _run(store: Store) -> str:
+    """The number of this run: the agents' store is made for it."""
+    return store.instance.hex()[: 2 * _RUN_BYTES]
 
 
 def _name(config: LaunchConfig) -> str:

@@ -45,7 +45,8 @@ async def located(
     host = config.local_addr or outward()
     if not host:
         raise RendezvousError(
-            "this node has no address towards others, by its routes", hint="Give --local-addr"
+            "this node has no address towards others, or several, by its routes",
+            hint="Give --local-addr (of the first host), or AIODIST_SOCKET_IFNAME=eth0",
         )
     server = await access.serve(host, config.master_port or 0)
     store = Announcement(server.host, server.port, server.instance)

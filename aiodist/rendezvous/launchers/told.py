@@ -62,7 +62,12 @@ async def meet_once(teller: Teller, invitation: Invitation) -> Meeting:
 
 
 async def meet_by(
-    texts: Texts, where: str, invitation: Invitation, there: str, place: MeetingPlace = NOWHERE
+    texts: Texts,
+    where: str,
+    invitation: Invitation,
+    there: str,
+    place: MeetingPlace = NOWHERE,
+    name: str | None = None,
 ) -> Meeting:
     """Meet where rank 0 says.
 
@@ -71,13 +76,15 @@ async def meet_by(
         where: what it is, for errors: "torchrun's store".
         there: the host that has the store, which all reach; '' where nobody knows it.
         place: where this process was told that the store is; nowhere: nobody says.
+        name: of the key for the address, the same on all ranks; None: the number of this process's meetings,
+            where every process of the job takes part in each.
 
     Raises:
         RendezvousTimeout: rank 0 told no address in time, or nobody listens there.
         AuthenticationError: what is told is not rank 0's, or rank 0 was told another place.
         and what the store raises.
     """
-    key = f"aiodist/{invitation.job}/{next(_meetings)}"
+    key = key_of(invitation, str(next(_meetings)) if name is None else name)
     about = about_rank_0(invitation, key)
     if invitation.placement().rank == 0:
         address = own_address(invitation, await address_towards(there, invitation))
@@ -101,6 +108,11 @@ async def _join(invitation: Invitation, store: Announcement, place: MeetingPlace
             "AIODIST_ALLOW_INSECURE=1 allows it without",
         )
     return await join(invitation, store.host, store.port, instance=store.instance, place=place)
+
+
+def key_of(invitation: Invitation, name: str) -> str:
+    """The key under which rank 0 leaves its address."""
+    return f"aiodist/{invitation.job}/{name}"
 
 
 def about_rank_0(invitation: Invitation, meeting: str) -> About:
