@@ -1,4 +1,4 @@
-"""Programs whose ranks fork: `python -m tests.programs --forks --programs 500`.
+"""Programs whose ranks fork: `python -m tests.programs --of forks --programs 500`.
 
 Each is a fork of some ranks, at a random place of a loop, in a random way. The children leave in a random
 way, also through the loop that they inherited. The ranks go on with collectives, messages and calls, which
@@ -96,11 +96,20 @@ def jobs(first: int, count: int) -> Iterator[list[int]]:
         yield list(range(start, min(start + EACH, first + count)))
 
 
+def world(first: int) -> tuple[int, str, str]:
+    """The size, the loops and the transport of a job, by its first seed."""
+    rng = random.Random(f"job {first}")
+    return rng.choice([2, 2, 3]), rng.choice(["uvloop", "asyncio"]), rng.choice(["auto", "auto", "tcp"])
+
+
+def plan_of(seed: int) -> Plan:
+    """The program of a seed that runs alone."""
+    return plan(seed, world(seed)[0])
+
+
 def job(seeds: Sequence[int]) -> tuple[int, list[Violation]]:
     """Run programs that share a job: how many, and what went wrong."""
-    rng = random.Random(f"job {seeds[0]}")
-    size, loop = rng.choice([2, 2, 3]), rng.choice(["uvloop", "asyncio"])
-    transport = rng.choice(["auto", "auto", "tcp"])
+    size, loop, transport = world(seeds[0])
     said = run_plans([plan(seed, size) for seed in seeds], size, loop, transport)
     return len(seeds), [Violation(seeds[0], said.partition("\n")[0], said)] if said else []
 

@@ -1,4 +1,4 @@
-"""Some of what `python -m tests.programs --forks` runs by the thousand."""
+"""Some of what `python -m tests.programs --of forks` runs by the thousand."""
 
 from __future__ import annotations
 
