@@ -3,6 +3,8 @@
 Each is held against NumPy. Tensors lie at every byte, in memory of their own and in memory that others read;
 numbers are skipped and come round; tasks, timers and callbacks are born in blocks of `coalesce`; groups break
 under operations, and what was given to these is written to at once.
+
+`--kind services`: calls, streams and messages, in virtual time (`service_plan`, `service_run`).
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import asyncio
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from tests.programs import service_plan, service_run
 from tests.programs.plan import jobs, plan
 from tests.programs.run import Violation, run, run_in_a_loop
 
@@ -23,12 +26,19 @@ EVERY = 20.0  # seconds between lines about progress
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code, 1 if any program went wrong."""
     options = _parser().parse_args(argv)
+    services = options.kind == "services"
+    if options.seed is not None and services:
+        print(service_plan.plan(options.seed))
+        return _tell(service_run.run([options.seed]), verbose=True)
     if options.seed is not None:
         print(plan(options.seed))
         return _tell(asyncio.run(run([options.seed])), verbose=True)
     began = said = time.monotonic()
     done, failed = 0, 0
-    for count, violations in _rows(list(jobs(options.first, options.programs)), options.jobs):
+    seeds = (service_plan.jobs if services else jobs)(options.first, options.programs)
+    for count, violations in _rows(
+        service_run.count if services else run_in_a_loop, list(seeds), options.jobs
+    ):
         done += count
         failed += len(violations)
         _tell(violations, options.verbose)
@@ -42,13 +52,16 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _rows(chunks: list[list[int]], jobs: int) -> Iterator[tuple[int, list[Violation]]]:
+Run = Callable[[list[int]], tuple[int, list[Violation]]]
+
+
+def _rows(run: Run, chunks: list[list[int]], jobs: int) -> Iterator[tuple[int, list[Violation]]]:
     if jobs == 1:
-        yield from map(run_in_a_loop, chunks)
+        yield from map(run, chunks)
         return
     # Not a ProcessPoolExecutor: it may stand still where processes come to the end of their tasks together.
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=40) as pool:
-        yield from pool.imap(run_in_a_loop, chunks)
+        yield from pool.imap(run, chunks)
 
 
 def _tell(violations: list[Violation], verbose: bool) -> int:
@@ -61,6 +74,7 @@ def _tell(violations: list[Violation], verbose: bool) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
+    parser.add_argument("--kind", choices=["collectives", "services"], default="collectives")
     parser.add_argument("--programs", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run them")
