@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tests.programs import forks, receives, run_receives
+from tests.programs import forks, receives, run_receives, service_plan, service_run
 from tests.programs.plan import jobs, plan
 from tests.programs.run import Violation, run_in_a_loop
 
@@ -25,6 +25,7 @@ Run = Callable[[Sequence[int]], tuple[int, list[Violation]]]
 OF: dict[str, tuple[Callable[[int], Any], Callable[[int, int], Iterator[list[int]]], Run]] = {
     "collectives": (plan, jobs, run_in_a_loop),
     "receives": (receives.plan, receives.jobs, run_receives.run),
+    "services": (service_plan.plan, service_plan.jobs, service_run.count),
     "forks": (forks.plan_of, forks.jobs, forks.job),
 }
 """What programs there are: how one is planned, how seeds are divided into jobs, and what runs a job."""
