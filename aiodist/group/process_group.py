@@ -704,7 +704,8 @@ class ProcessGroup:
     ) -> Stream[Any]:
         """Call a handler of one rank that yields: `async for part in pg.stream(rank, "scan", prefix)`.
 
-        About a MiB of parts is sent ahead; then the handler waits. Leaving the loop stops the handler.
+        About a MiB of parts is sent ahead; then the handler waits. Leaving the stream's block stops the
+        handler, and so does dropping the stream. Cancelling an `anext` loses no part.
 
         Args:
             rank, handler, args, named: as in `call`.
@@ -722,7 +723,7 @@ class ProcessGroup:
         """Put a message into the mailbox of one rank, from which `messages` takes it.
 
         The call returns when the message is in the mailbox. If the mailbox is full (1024 messages, 64 MiB),
-        senders wait. Messages of one task arrive in its order.
+        senders wait. Messages of one process arrive in the order in which it began to send them.
 
         Args:
             rank: group rank; this one's, too.

@@ -9,10 +9,16 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from aiodist.environment import is_loopback
 from aiodist.errors import AiodistError, RendezvousError, UsageError
+from aiodist.net import kept
+from aiodist.net.forks import own_socket
 from aiodist.net.shortage import EXHAUSTED, shortage
 from aiodist.sanitize import one_line
 
@@ -53,12 +59,13 @@ async def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
         name = host.encode() if host.isascii() else host
         return socket.getaddrinfo(name, port, 0, socket.SOCK_STREAM, 0, flags | socket.AI_NUMERICHOST)
     except socket.gaierror:
-        loop = asyncio.get_running_loop()
-        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        # In a thread of Python's: a child of a process in which libuv has started its own crashes at its end.
+        return await asyncio.to_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM, 0, flags)
 
 
 async def listen(host: str, port: int) -> socket.socket:
-    """A non-blocking socket that listens on exactly the address given; port 0 picks a free one.
+    """A non-blocking socket that listens on exactly the address given; port 0 picks a free one. What this
+    process keeps at the port (`kept`) makes way.
 
     Raises:
         RendezvousError: the port is in use (says by whom, where that can be found), or the address is not
@@ -73,6 +80,7 @@ async def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise RendezvousError(f"cannot listen on '{host}': {describe(error)}") from None
     failure: OSError | None = None
+    kept.let_go(port)
     for family, address in addresses:
         try:
             return listen_on(family, address, reuse=True, both=host == "::")
@@ -113,10 +121,10 @@ def listen_on(family: int, address: Any, *, reuse: bool = False, both: bool = Fa
 
 
 def stream_socket(family: int) -> socket.socket:
-    """A non-blocking stream socket that children do not inherit."""
+    """A non-blocking stream socket that children do not inherit, by whichever way they are made."""
     sock = socket.socket(family, socket.SOCK_STREAM | getattr(socket, "SOCK_CLOEXEC", 0))
     sock.setblocking(False)
-    return sock
+    return own_socket(sock)
 
 
 def is_in_use(error: RendezvousError) -> bool:
@@ -126,12 +134,11 @@ def is_in_use(error: RendezvousError) -> bool:
 
 async def connect(host: str, port: int) -> socket.socket:
     """A connected, non-blocking socket; tries every address of the host. `OSError` from the last one."""
-    loop = asyncio.get_running_loop()
     failure: OSError = OSError(f"'{host}' has no address")
     for family, address in await resolve(host, port):
         sock = stream_socket(family)
         try:
-            await loop.sock_connect(sock, address)
+            await connect_socket(sock, address)
             if sock.getsockname() == sock.getpeername():
                 # Linux may connect a socket to itself when nobody listens on an ephemeral port.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
@@ -144,6 +151,32 @@ async def connect(host: str, port: int) -> socket.socket:
         else:
             return sock
     raise failure
+
+
+async def connect_socket(sock: socket.socket, address: Any) -> None:
+    """Connect a non-blocking socket to an address, which is numeric. `OSError` where that fails.
+
+    uvloop's `sock_connect` asks libuv's threads for the address, numeric or not (`_look_up` says why not).
+    """
+    try:
+        sock.connect(address)
+        return
+    except BlockingIOError:
+        pass
+    loop, number = asyncio.get_running_loop(), sock.fileno()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(number, _wake, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(number)
+    if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(error, os.strerror(error))
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 def interface_address(name: str) -> str:
@@ -214,8 +247,13 @@ def port_owner(port: int) -> str:
 
 
 def outward() -> str:
-    """The address that this host has towards others, by its routes; '' where it has none."""
-    return next(filter(None, (_own_address(family, there) for family, there in _ELSEWHERE)), "")
+    """The address that this host has towards others, by its routes; '' where they lead nowhere, or by several
+    addresses and none of them to everywhere."""
+    found = next(filter(None, (_own_address(family, there) for family, there in _ELSEWHERE)), "")
+    if found:
+        return found
+    own = set(filter(None, (_own_address(family, there) for family, there in _neighbours())))
+    return own.pop() if len(own) == 1 else ""
 
 
 async def towards(host: str) -> str:
@@ -224,7 +262,40 @@ async def towards(host: str) -> str:
         found = await resolve(host, _DISCARD)
     except OSError:
         return ""
+    return _towards(found)
+
+
+def towards_most(hosts: Iterable[str]) -> str:
+    """The address that this host has towards most of these, by its routes; '' where none leads to any. One of
+    the loopback only if it is so for all. Names are looked up, which may take a while."""
+    found: Counter[str] = Counter()
+    for host in hosts:
+        with contextlib.suppress(OSError, UnicodeError):
+            infos = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
+            found[_towards([(family, address) for family, _, _, _, address in infos])] += 1
+    del found[""]
+    outer = Counter({address: count for address, count in found.items() if not is_loopback(address)})
+    return next((address for address, _ in (outer or found).most_common(1)), "")
+
+
+def _towards(found: Iterable[Resolved]) -> str:
     return next(filter(None, (_own_address(family, str(address[0])) for family, address in found)), "")
+
+
+def _neighbours() -> Iterator[tuple[int, str]]:
+    """An address in each network that a route leads to, but for the default one. Linux; none elsewhere."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+            network = int.from_bytes(int(line.split()[1], 16).to_bytes(4, sys.byteorder))
+            if network:
+                yield socket.AF_INET, str(ipaddress.IPv4Address(network + 1))
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/net/ipv6_route").read_text().splitlines():
+            fields = line.split()
+            there = ipaddress.IPv6Address(int(fields[0], 16))
+            prefix = int(fields[1], 16)
+            if 0 < prefix < 128 and not (there.is_link_local or there.is_multicast):
+                yield socket.AF_INET6, str(there + 1)
 
 
 def _own_address(family: int, there: str) -> str:

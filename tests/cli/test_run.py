@@ -73,7 +73,7 @@ def test_every_option_with_underscores(script: str) -> None:
         job="j",
         role="r",
         local_addr="10.0.0.1",
-        log_dir="l",
+        log_dir=os.path.abspath("l"),
         redirects={0: 3, 1: 3, 2: 3},
         tee={0: 1, 2: 2},
         shown=frozenset({0, 2}),
@@ -375,3 +375,11 @@ def test_a_dashboard_has_all_output_in_files_and_shown(script: str) -> None:
     assert shown == [(True, True), (False, False), (False, True)]
     assert not config(script).dashboard and not config(script).wants_files
     assert config(script, PET_DASHBOARD="1").dashboard
+
+
+def test_the_folder_of_logs_is_where_it_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers, and the page, may work somewhere else."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for named in ("~/logs", "logs", "./logs", str(tmp_path / "logs")):
+        assert make_config(["--log-dir", named, "--no-python", "true"], {}).log_dir == str(tmp_path / "logs")

@@ -16,14 +16,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tests.programs import receives, run_receives
+from tests.programs import forks, receives, run_receives
 from tests.programs.plan import jobs, plan
 from tests.programs.run import Violation, run_in_a_loop
 
-Run = Callable[[Sequence[int]], tuple[int, list[Violation]]]
+Run = Callable[[list[int]], tuple[int, list[Violation]]]
 
 OF: dict[str, tuple[Callable[[int], Any], Callable[[int, int], Iterator[list[int]]], Run]] = {
     "collectives": (plan, jobs, run_in_a_loop),
+    "forks": (str, forks.jobs, forks.job),
     "receives": (receives.plan, receives.jobs, run_receives.run),
 }
 """What programs there are: how one is planned, how seeds are divided into jobs, and what runs a job."""
@@ -34,7 +35,7 @@ EVERY = 20.0  # seconds between lines about progress
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code, 1 if any program went wrong."""
     options = _parser().parse_args(argv)
-    planned, divided, runs = OF[options.of]
+    planned, divided, runs = OF["forks" if options.forks else options.of]
     if options.seed is not None:
         print(planned(options.seed))
         return _tell(runs([options.seed])[1], verbose=True)
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run them")
     parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--forks", action="store_true", help="programs of processes that fork")
     parser.add_argument("--stop", action="store_true", help="stop after the first job with a wrong one")
     parser.add_argument("--verbose", action="store_true", help="print whole tracebacks")
     return parser
