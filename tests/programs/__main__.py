@@ -13,7 +13,7 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.programs import forks, receives, run_receives
