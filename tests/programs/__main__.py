@@ -4,7 +4,8 @@ Each is held against NumPy. Tensors lie at every byte, in memory of their own an
 numbers are skipped and come round; tasks, timers and callbacks are born in blocks of `coalesce`; groups break
 under operations, and what was given to these is written to at once.
 
-`--of receives` runs programs of messages whose receives are given up (`receives`).
+`--of receives` runs programs of messages whose receives are given up (`receives`); `--of services`: calls, streams
+and messages (`service_plan`, `service_run`); `--of forks`: ranks that fork (`forks`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.programs import forks, receives, run_receives, service_plan, service_run
 from tests.programs.plan import jobs, plan
 from tests.programs.run import Violation, run_in_a_loop
 
-Run = Callable[[Sequence[int]], tuple[int, list[Violation]]]
+Run = Callable[[list[int]], tuple[int, list[Violation]]]
 
 OF: dict[str, tuple[Callable[[int], Any], Callable[[int, int], Iterator[list[int]]], Run]] = {
     "collectives": (plan, jobs, run_in_a_loop),
@@ -36,7 +37,7 @@ EVERY = 20.0  # seconds between lines about progress
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code, 1 if any program went wrong."""
     options = _parser().parse_args(argv)
-    planned, divided, runs = OF[options.of]
+    planned, divided, runs = OF["forks" if options.forks else options.of]
     if options.seed is not None:
         print(planned(options.seed))
         return _tell(runs([options.seed])[1], verbose=True)
