@@ -275,7 +275,7 @@ def _sides(wait: Wait) -> tuple[int, ...]:
     record = wait.record
     if record.group is None:
         return ()
-    return (record.group.ranks[record.root],) if record.op in MESSAGES else record.group.ranks
+    return (record.group.ranks[record.root],) if record.op in MESSAGES else tuple(record.group.ranks)
 
 
 def _on_message(wait: Wait, rows: list[str], ranks: dict[int, RankView]) -> Verdict:

@@ -4,8 +4,8 @@ Each is held against NumPy. Tensors lie at every byte, in memory of their own an
 numbers are skipped and come round; tasks, timers and callbacks are born in blocks of `coalesce`; groups break
 under operations, and what was given to these is written to at once.
 
-`--of receives` runs programs of messages whose receives are given up (`receives`); `--of services`: calls, streams
-and messages (`service_plan`, `service_run`); `--of forks`: ranks that fork (`forks`).
+`--of receives` runs programs of messages whose receives are given up (`receives`). `--of services`: calls,
+streams and messages (`service_plan`, `service_run`). `--of forks`: ranks that fork (`forks`).
 """
 
 from __future__ import annotations
