@@ -62,6 +62,32 @@ def test_a_look_at_a_value_ends() -> None:
     assert is_bulky(endless)
 
 
+@pytest.mark.parametrize(
+    "many", [[[]] * 20_000, [{}] * 20_000, list(range(300_000)), np.zeros(LARGE), "é" * 600_000]
+)
+async def test_what_is_slow_to_decode_is_decoded_in_a_thread(
+    many: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting(data: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return decode(data)
+
+    decode = objects.decode
+    monkeypatch.setattr(objects, "decode", noting)
+    for value, on_the_loop in (
+        (many, False),
+        ([[]] * 2000, True),
+        (np.zeros(20_000), True),
+        ("x" * 200_000, True),
+    ):
+        threads.clear()
+        payload = encode(value)
+        assert len(await codec.decoded(payload)) == len(value)
+        assert [thread is threading.main_thread() for thread in threads] == [on_the_loop]
+
+
 @pytest.mark.parametrize("times", [15, 60])
 async def test_what_is_held_too_often_is_found_in_a_thread(
     times: int, monkeypatch: pytest.MonkeyPatch
