@@ -111,14 +111,13 @@ def decode(data: bytes) -> Message:
 
 def _cleaned(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values, in which each text of another rank is one printable line: logs and errors show it."""
-    return tuple(
-        one_line(value, MAX_BYTES)
-        if type(value) is str
-        else _cleaned(value)
-        if type(value) is tuple
-        else value
-        for value in values
-    )
+    return tuple(map(_clean, values))
+
+
+def _clean(value: Any) -> Any:
+    if type(value) is tuple:
+        return _cleaned(value)
+    return one_line(value, MAX_BYTES) if type(value) is str else value
 
 
 def _is_plain(values: tuple[Any, ...], depth: int) -> bool:

@@ -72,6 +72,7 @@ class Invitation:
         secret: what the processes of the job know; b'' for nothing.
         store: the user's own, to meet over; then there is no URL. None: find one.
         by_library: how the processes of a library that has ranks itself meet; None: it is not asked.
+        instance: names the very store that AIODIST_STORE means, where that was told; b'': nobody says.
     """
 
     url: str
@@ -82,6 +83,7 @@ class Invitation:
     secret: bytes = field(default=b"", repr=False)
     store: Store | None = None
     by_library: Callable[[Invitation], Awaitable[Meeting]] | None = None
+    instance: bytes = b""
 
     @classmethod
     def of(cls, url: str, rank: int, world_size: int, timeout: float, environ: Mapping[str, str]) -> Self:

@@ -12,8 +12,9 @@ import pytest
 
 from aiodist.errors import UsageError
 from aiodist.services import codec
-from aiodist.services.codec import LARGE, encode, encoded, is_bulky
+from aiodist.services.codec import encode, encoded, is_bulky
 from aiodist.wire import objects
+from aiodist.wire.objects import LARGE
 from tests.programs.values import Pair, visits
 
 
@@ -62,12 +63,12 @@ def test_a_look_at_a_value_ends() -> None:
     assert is_bulky(endless)
 
 
-@pytest.mark.parametrize(
-    "many", [[[]] * 20_000, [{}] * 20_000, list(range(300_000)), np.zeros(LARGE), "é" * 600_000]
-)
-async def test_what_is_slow_to_decode_is_decoded_in_a_thread(
-    many: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+SLOW = [[[]] * 20_000, [{}] * 20_000, list(range(300_000)), np.zeros(LARGE), "é" * 600_000]
+QUICK = [[[]] * 2000, np.zeros(20_000), "x" * 200_000]
+
+
+@pytest.mark.parametrize("many", SLOW, ids=["lists", "dicts", "numbers", "array", "text"])
+async def test_what_is_slow_to_decode_goes_to_a_thread(many: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
     def noting(data: bytes) -> Any:
@@ -76,12 +77,7 @@ async def test_what_is_slow_to_decode_is_decoded_in_a_thread(
 
     decode = objects.decode
     monkeypatch.setattr(objects, "decode", noting)
-    for value, on_the_loop in (
-        (many, False),
-        ([[]] * 2000, True),
-        (np.zeros(20_000), True),
-        ("x" * 200_000, True),
-    ):
+    for value, on_the_loop in ((many, False), *((quick, True) for quick in QUICK)):
         threads.clear()
         payload = encode(value)
         assert len(await codec.decoded(payload)) == len(value)

@@ -1,6 +1,7 @@
 """torch.distributed on aiodist: `torch.distributed.init_process_group("aiodist")`, in a program as it is.
 
     entry       what `import torch` calls: it makes the name known, and loads nothing else
+    rounds      each `init_process_group` has keys of its own in torch's store
     in_place_of_gloo    for programs that say "gloo", under `aiodist run --torch`
     meeting     how a group of torch's becomes one of ours: the ranks meet by torch's own store
     group       the group: every call of c10d that a group written in Python can serve

@@ -7,7 +7,10 @@ program asks for the backend, or AIODIST_TORCH=1 (`aiodist run --torch`) for all
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
+
+from aiodist.integrations.torch import rounds
 
 
 def register() -> None:
@@ -22,6 +25,7 @@ def register() -> None:
 
         if not hasattr(Backend, "AIODIST"):
             Backend.register_backend("aiodist", _create, extended_api=True, devices=["cpu", "cuda"])
+            rounds.take_over(partial(_makes_ours, in_place_of_gloo))
     except (ImportError, AttributeError, TypeError) as error:  # another kind of torch
         if in_place_of_gloo:
             raise ImportError(f"AIODIST_TORCH=1: this torch takes no backend of others: {error}") from error
@@ -30,6 +34,13 @@ def register() -> None:
         from aiodist.integrations.torch.in_place_of_gloo import take_its_place
 
         take_its_place()
+
+
+def _makes_ours(in_place_of_gloo: bool, backend: str) -> bool:
+    """Whether an argument `backend` leads to a group of ours, or to gloo's in a program whose others are; ''
+    is torch's own choice, of which gloo is a part."""
+    asked = {part.rpartition(":")[2] for part in backend.split(",")}
+    return "aiodist" in asked or (in_place_of_gloo and bool(asked & {"gloo", "", "undefined"}))
 
 
 def _create(options: Any, _: Any = None) -> Any:

@@ -12,7 +12,7 @@ from aiodist.backends.choice import parse
 from aiodist.integrations.torch.group import AiodistProcessGroup
 from aiodist.portal.facade import SyncProcessGroup, form
 from aiodist.rendezvous import Invitation
-from aiodist.rendezvous.launchers.torch_group import meet_over
+from aiodist.rendezvous.launchers.torch_group import GROUP, address_in, meet_over
 from aiodist.runtime import tracebacks
 
 _ABOUT_THE_WORLD = ("RANK", "WORLD_SIZE", "AIODIST_RANK", "AIODIST_STORE", "AIODIST_NEWCOMER")
@@ -59,5 +59,6 @@ def meet_over_store(store: Any, rank: int, size: int, limit: float, name: str = 
     """Form a world of its own, which meets by a store of torch's that is this group's alone."""
     tracebacks.install()  # before torch puts its prefix around whatever is there
     environ = {key: value for key, value in os.environ.items() if key not in _ABOUT_THE_WORLD}
-    asked = Invitation("env://", rank, size, limit, environ, by_library=partial(meet_over, store))
-    return form(asked, parse(None), name)
+    asked = Invitation("env://", rank, size, limit, environ, by_library=partial(meet_over, store, name=GROUP))
+    with address_in(store, asked):
+        return form(asked, parse(None), name)

@@ -4,6 +4,10 @@ Whoever starts torch (Lightning, Ray Train, Accelerate, a script) has told it ra
 variable at all, and its rank 0 listens on MASTER_PORT. So rank 0 listens elsewhere, and leaves its address in
 torch's store.
 
+A group of torch's that is ours (`integrations.torch`) meets by torch's store, too, which may hold the address
+of a group that had its name before. So rank 0 takes the address back when its group is formed, or is not: an
+address stands there only while rank 0 listens for that group.
+
 torch is never imported here. Its store answers one question at a time, and a question that waits keeps the
 others out, also torch's own: so nothing here waits in it.
 """
@@ -11,14 +15,22 @@ others out, also torch's own: so nothing here waits in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from aiodist.errors import RendezvousError
+from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import meet_by
+from aiodist.rendezvous.launchers.told import key_of, meet_by
+from aiodist.rendezvous.meeting_place import NOWHERE
 from aiodist.sanitize import one_line
+
+TAKEN_BACK = "past"
+"""Value of what rank 0 has left in a store of torch's, and which holds no more. (A key that is deleted while
+another process gets its value would have that one wait.)"""
 
 
 def rank_and_size() -> tuple[int, int] | None:
@@ -44,11 +56,29 @@ async def meet(invitation: Invitation) -> Meeting:
     return await meet_over(torch.distributed_c10d._get_default_store(), invitation)
 
 
-async def meet_over(store: Any, invitation: Invitation) -> Meeting:
-    """Meet where rank 0 says, by what it leaves in a store of torch's; errors as above."""
+async def meet_over(store: Any, invitation: Invitation, name: str | None = None) -> Meeting:
+    """Meet where rank 0 says, by what it leaves in a store of torch's; `name` and errors as of `meet_by`."""
     texts = _TorchStore(store)
-    there = _host_of(store) or invitation.environ.get("MASTER_ADDR", "")
-    return await meet_by(texts, "torch.distributed's store", invitation, there)
+    host, port = _address_of(store)
+    place = await place_at(invitation, host, port) if host else NOWHERE
+    there = host or invitation.environ.get("MASTER_ADDR", "")
+    return await meet_by(texts, "torch.distributed's store", invitation, there, place, name)
+
+
+GROUP = "group"
+"""Name of the address of a group that has a store of torch's for itself."""
+
+
+@contextlib.contextmanager
+def address_in(store: Any, invitation: Invitation) -> Iterator[None]:
+    """Within it a group meets over a store of torch's that is this group's alone; rank 0's address is taken
+    back at its end, and all have seen it then."""
+    try:
+        yield
+    finally:
+        if invitation.rank == 0:
+            with contextlib.suppress(RuntimeError):  # the store is gone, and so is the address
+                store.set(key_of(invitation, GROUP), TAKEN_BACK)
 
 
 class _TorchStore:
@@ -64,7 +94,8 @@ class _TorchStore:
         if not await self._ask(partial(self.store.check, [key])):
             return None
         value: bytes = await self._ask(partial(self.store.get, key))
-        return value.decode(errors="replace")
+        text = value.decode(errors="replace")
+        return None if text == TAKEN_BACK else text
 
     async def _ask(self, question: Any) -> Any:
         try:
@@ -84,8 +115,8 @@ def _distributed() -> Any:
     return torch
 
 
-def _host_of(store: Any) -> str:
-    """The host that has torch's store, by any of its names; '' for a store in files."""
+def _address_of(store: Any) -> tuple[str, int]:
+    """The host that has torch's store, by any of its names, and the port; ('', 0) for a store in files."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return str(getattr(store, "host", ""))
+    return str(getattr(store, "host", "")), int(getattr(store, "port", 0))
