@@ -13,7 +13,7 @@ from typing import Any
 from aiodist.errors import A_MESSAGE, AiodistError, CallError
 from aiodist.services.asking import Asked
 from aiodist.services.callee import Callee
-from aiodist.services.codec import LARGE, decoded, encode, encoded
+from aiodist.services.codec import decoded, encode, encoded
 from aiodist.services.handlers import Handlers
 from aiodist.services.mailbox import Mailbox
 from aiodist.services.outcomes import Outcome, closed, error_of
@@ -166,7 +166,7 @@ class Switchboard:
             raise error_of(outcome, rank, name or A_MESSAGE, timeout)
         if kind is Says.MESSAGE:
             return None
-        result = objects.decode(body) if len(body) < LARGE else await decoded(body)
+        result = await decoded(body) if objects.is_slow(body) else objects.decode(body)
         if build is None:
             return result
         try:
