@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from aiodist.environment.files import Folder
+from aiodist.environment.files import Folder, make_folders
 from aiodist.errors import UsageError, WireError
 from aiodist.observe.view import JobView, RankView
 
@@ -57,7 +57,7 @@ def open_given(path: str | os.PathLike[str]) -> Folder:
         OSError: it cannot be made, or others may write to it.
     """
     whole = Path(path).absolute()
-    whole.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(whole.parent)
     return Folder.open(whole, make=True)
 
 
@@ -73,7 +73,7 @@ def open_kept(key: str, environ: Mapping[str, str], now: float) -> Folder:
         OSError: it cannot be made, or others may write to it.
     """
     path = home(environ)
-    path.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(path.parent.parent, 0o700)
     with Folder.open(path.parent, make=True) as above, above.folder(path.name, make=True) as jobs:
         lock = jobs.file(_LOCK, os.O_RDWR | os.O_CREAT)
         try:
@@ -97,15 +97,7 @@ def write(folder: Folder, view: RankView) -> Path:
         OSError: it cannot be written.
     """
     name = f"rank{view.rank}.json"
-    fresh = f".{name}.{os.getpid()}"  # read it whole, or not at all
-    text = json.dumps(view.to_json(), indent=1)
-    try:
-        with os.fdopen(folder.fresh(fresh), "w") as file:
-            file.write(text + "\n")
-        folder.rename(fresh, name)
-    except OSError:  # no room
-        folder.remove(fresh)
-        raise
+    folder.replace(name, json.dumps(view.to_json(), indent=1) + "\n")
     return folder.path / name
 
 

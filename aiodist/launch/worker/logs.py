@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from aiodist.environment.files import open_file
+from aiodist.environment.files import Folder, make_folders, open_file
 from aiodist.errors import UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.net.shortage import EXHAUSTED, shortage
@@ -27,14 +27,15 @@ class LogFiles:
 
     def __init__(self, config: LaunchConfig, job: str) -> None:
         try:
-            if config.log_dir is not None:
-                Path(config.log_dir).mkdir(parents=True, exist_ok=True)
             name = "".join(c if c.isalnum() or c in "-_." else "_" for c in job)
             if config.log_dir is None and config.dashboard:
                 with open_kept(name, os.environ, time.time()) as kept:
                     self.folder = str(kept.path)
+            elif config.log_dir is None:
+                self.folder = tempfile.mkdtemp(prefix=f"{name}_")
             else:
-                self.folder = tempfile.mkdtemp(prefix=f"{name}_", dir=config.log_dir)
+                with Folder.named(config.log_dir, make=True) as above, above.unique(f"{name}_") as made:
+                    self.folder = str(made.path)
         except OSError as error:
             where = config.log_dir or "this user's folder of jobs"
             raise UsageError(f"cannot write logs to {where}: {error.strerror}") from None
@@ -42,7 +43,7 @@ class LogFiles:
     def prepare(self, restarts: int, local_rank: int) -> None:
         """Make the folder of one start of a worker; `UsageError` where that cannot be done."""
         try:
-            Path(self.path(restarts, local_rank, "")).mkdir(parents=True, exist_ok=True)
+            make_folders(self.path(restarts, local_rank, ""))
         except OSError as error:
             raise UsageError(f"cannot write logs to {self.folder}: {error.strerror}") from None
 
