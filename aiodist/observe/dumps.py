@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiodist.environment.files import Folder, open_file
+from aiodist.environment.files import Folder, make_folders, open_file
 from aiodist.errors import UsageError, WireError
 from aiodist.net.forks import Owned
 from aiodist.observe.finding import OUTCOME, find
@@ -81,7 +81,7 @@ def open_given(path: str | os.PathLike[str]) -> Folder:
         OSError: it cannot be made, or others may write to it.
     """
     whole = Path(path).absolute()
-    whole.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(whole.parent)
     return Folder.open(whole, make=True)
 
 
@@ -97,7 +97,7 @@ def open_kept(key: str, environ: Mapping[str, str], now: float) -> Folder:
         OSError: it cannot be made, or others may write to it.
     """
     path = home(environ)
-    path.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(path.parent.parent, 0o700)
     with (
         Folder.open(path.parent, make=True) as above,
         above.folder(path.name, make=True) as jobs,
@@ -152,15 +152,7 @@ def write_outcome(folder: Folder, outcome: Outcome) -> Path:
 
 
 def _write(folder: Folder, name: str, plain: Any) -> Path:
-    fresh = f".{name}.{os.getpid()}"  # read it whole, or not at all
-    text = json.dumps(plain, indent=1)
-    try:
-        with os.fdopen(folder.fresh(fresh), "w") as file:
-            file.write(text + "\n")
-        folder.rename(fresh, name)
-    except OSError:  # no room
-        folder.remove(fresh)
-        raise
+    folder.replace(name, json.dumps(plain, indent=1) + "\n")
     return folder.path / name
 
 
