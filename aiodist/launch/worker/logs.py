@@ -29,16 +29,16 @@ class LogFiles:
     """
 
     def __init__(self, config: LaunchConfig, job: str, run: str, began: float) -> None:
+        name = f"{file_name(job)}_"
         try:
             if config.log_dir is None and config.dashboard:
                 with open_kept(run, os.environ, began) as kept:
                     self.folder = str(kept.path)
             elif config.log_dir is None:
-                self.folder = tempfile.mkdtemp(prefix=f"{file_name(job)}_")
+                self.folder = tempfile.mkdtemp(prefix=name)
             else:
-                with Folder.named(config.log_dir, make=True) as above:
-                    with above.unique(f"{file_name(job)}_") as made:
-                        self.folder = str(made.path)
+                with Folder.named(config.log_dir, make=True) as above, above.unique(name) as made:
+                    self.folder = str(made.path)
         except OSError as error:
             where = config.log_dir or "this user's folder of jobs"
             raise UsageError(f"cannot write logs to {where}: {error.strerror}") from None
