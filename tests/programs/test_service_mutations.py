@@ -166,12 +166,12 @@ MUTATIONS: dict[Mutation, int] = {
     room_a_turn_later: 0,
     a_place_when_encoded: 0,
     one_at_a_time: 0,
-    a_mailbox_that_does_not_look: 10,
+    a_mailbox_that_does_not_look: 380,
     streams_that_are_left: 0,
     parts_that_are_taken_first: 0,
     errors_that_are_no_exceptions: 0,
     values_without_an_account: 0,
-    values_that_are_looked_at_whole: 0,
+    values_that_are_looked_at_whole: 40,
 }
 """Each with the seed to begin with: while programs are drawn as they are, one of the first from there on
 finds it; else later ones do."""
