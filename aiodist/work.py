@@ -3,6 +3,12 @@
 A Work is started when you get it. Awaiting it gives the result, any number of times, from any task of
 the group's loop. It is not a Future and cannot be cancelled: peers count on the operation. Cancelling
 a task that awaits it ends that wait and nothing else (law 2).
+
+Why it is a coroutine, too
+    asyncio makes a task of an awaitable by a coroutine of its own around it. A task that is cancelled before
+    its first step never begins that coroutine, so nobody would learn that the await has ended:
+    `wait_for(pg.recv_object(1), 0)` does just that. A task of the Work itself throws its error into the Work,
+    begun or not.
 """
 
 from __future__ import annotations
@@ -17,12 +23,12 @@ from threading import get_ident
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from aiodist.errors import GroupBroken, UsageError
+from aiodist.errors import GroupBroken, GroupClosed, UsageError
 from aiodist.forgotten import Forgotten, Origin
 from aiodist.net.turn import Turn
 from aiodist.recorder import Entry, Pending, Track
 from aiodist.timeouts import seconds
-from aiodist.types import Call
+from aiodist.types import Call, Kind
 
 T = TypeVar("T", covariant=True)
 
@@ -166,7 +172,7 @@ _DONE = 1
 _FAILED = 2
 
 
-class Work(Generic[T]):
+class Work(Coroutine[Any, Any, T], Generic[T]):
     """The handle of one started operation, which every method of a group returns.
 
     `await work` gives the result. Until then the operation borrows its tensors: before the Work is done, do
@@ -196,10 +202,14 @@ class Work(Generic[T]):
         "_result",
         "_seq",
         "_state",
+        "_steps",  # of the tasks that were made of it and run now; not set where there was none
         "_take_back",
+        "_untold",  # closing its group has ended it, and nobody has asked; not set where it has not
         "_waiters",
-        "_wrapped",  # asyncio has a task for the await; not set where it has none
     )
+
+    _steps: dict[asyncio.Task[Any] | None, Generator[Any, None, T]]
+    _untold: bool
 
     def __init__(
         self,
@@ -282,8 +292,9 @@ class Work(Generic[T]):
             since = self._issuer.turn.since  # as `overdue`, written out
             if (since is None or monotonic() - since > PULSE) and self._issuer.turn.overdue(PULSE):
                 yield
-        except asyncio.CancelledError:
-            self._give_up()
+        except BaseException as error:  # thrown in, if it is not of another loop, or the operation's own
+            if type(error) is not UsageError:
+                self._give_up()
             raise
         self._take_back = None
         if self._state == _DONE:
@@ -340,7 +351,7 @@ class Work(Generic[T]):
             self._waiters.append(waiter)
         try:
             yield from waiter
-        except asyncio.CancelledError:
+        except BaseException:
             if self._waiters is not None:
                 with contextlib.suppress(ValueError):
                     self._waiters.remove(waiter)
@@ -353,18 +364,78 @@ class Work(Generic[T]):
             timeout: seconds, or a timedelta; None waits as long as the operation may take.
 
         Raises:
-            TimeoutError: the time is over. The operation goes on and can be awaited again; an
-                operation's own `timeout=` is what breaks the group.
+            TimeoutError: the time is over. The operation goes on and can be awaited again, but for a receive
+                without `async_op=True`: that is taken back, as if its await were cancelled. An operation's
+                own `timeout=` is what breaks the group.
         """
         limit = None if timeout is None else seconds(timeout)
-        return _Waiting(self, limit)
+        first, self._awaited = not self._awaited, True
+        if not first:
+            self._take_back = None  # the caller holds it
+        return _Waiting(self, limit, first)
 
-    async def _wait(self, limit: float | None) -> T:
-        self._take_back = None
+    async def _wait(self, limit: float | None, first: bool) -> T:
+        if first:
+            self._awaited = False  # the await is this one
         if limit is None:
             return await self
         async with asyncio.timeout(limit):
             return await self
+
+    # ── as a coroutine: of a task that was made of it ────────────────────────────────────────────────
+
+    def send(self, value: Any) -> Any:
+        """Go on with the await of the running task."""
+        try:
+            steps = self._steps
+        except AttributeError:
+            steps = self._steps = {}
+        task = asyncio.current_task(self._issuer.loop)
+        step = steps.get(task)
+        if step is None:
+            step = steps[task] = self.__await__()
+        try:
+            return step.send(value)
+        except BaseException:
+            steps.pop(task, None)
+            raise
+
+    def throw(self, *error: Any) -> Any:
+        """Throw an error into the await of the running task; one that has not begun ends by that."""
+        steps = getattr(self, "_steps", {})
+        task = asyncio.current_task(self._issuer.loop)
+        step = steps.get(task)
+        if step is None:
+            self._ends_unbegun()
+            raise _raised(*error)
+        try:
+            return step.throw(*error)
+        except BaseException:
+            steps.pop(task, None)
+            raise
+
+    def close(self) -> None:
+        """End the await of the running task, begun or not."""
+        step = getattr(self, "_steps", {}).pop(asyncio.current_task(self._issuer.loop), None)
+        if step is None:
+            self._ends_unbegun()
+        else:
+            step.close()
+
+    @property
+    def __name__(self) -> str:
+        """What tasks that are made of it show."""
+        return f"{self.op} #{self.seq}"
+
+    def _ends_unbegun(self) -> None:
+        """Note that an await was given up before it began."""
+        held, self._awaited = self._awaited, True
+        if held:
+            self._take_back = None  # the caller holds it
+        elif self._held_back and self._call.kind is Kind.recv:
+            self._is_taken_back()  # it never begins
+        else:
+            self._give_up()
 
     def done(self) -> bool:
         """Whether the operation has ended, well or not."""
@@ -399,7 +470,7 @@ class Work(Generic[T]):
     def _told(self) -> BaseException:
         """The error, for a caller that asked."""
         assert self._error is not None
-        self._awaited = True
+        self._awaited, self._untold = True, False
         if self._issuer.failures is not None:
             self._issuer.failures.seen(self._error)
         return self._error
@@ -450,12 +521,6 @@ class Work(Generic[T]):
         if self._state == _PENDING:
             self._completion.synchronize(stream)
 
-    @property
-    def _asyncio_future_blocking(self) -> None:
-        """None: it is no future. `asyncio.isfuture` asks, before a task is made that awaits it: from then
-        on that is asyncio's to do, also where the task is cancelled before its first step."""
-        self._wrapped = True
-
     def __repr__(self) -> str:
         state = ("pending", "done", f"failed: {self._error}")[self._state]
         if self._state == _PENDING and self.call.message:
@@ -464,8 +529,10 @@ class Work(Generic[T]):
         return f"<Work {self.op} #{self.seq} {state}>"
 
     def __del__(self) -> None:
-        if not self._awaited and not hasattr(self, "_wrapped"):
+        if not self._awaited:
             self._is_forgotten()
+        elif getattr(self, "_untold", False) and self._issuer.failures is not None:
+            self._issuer.failures.note(cast("BaseException", self._error))
 
     def _is_forgotten(self) -> None:
         """Note that nobody awaits it: it was dropped, or what `wait` has returned was."""
@@ -497,7 +564,9 @@ class Work(Generic[T]):
             self._error = error
             self._state = _FAILED
             self._driver = self._take_back = None  # as in `_finish`
-            if self._issuer.failures is not None:
+            if type(error) is GroupClosed:  # the program knows, unless it has dropped the handle
+                self._untold = True
+            elif self._issuer.failures is not None:
                 self._issuer.failures.note(error)
             self._wake()
 
@@ -535,18 +604,22 @@ class Work(Generic[T]):
         if not self._awaited:
             self._take_back = take_back, receive
 
-    @property
-    def _can_be_taken_back(self) -> bool:
-        """Whether it is a receive whose handle nobody holds."""
-        return self._take_back is not None
-
     def _give_up(self) -> None:
         """Take the operation back where that can be: the await of it was cancelled."""
         take_back, self._take_back = self._take_back, None
+        issuer = self._issuer
+        if isinstance(self._error, GroupClosed):
+            self._told()  # nobody wants to know that nothing came
         if take_back is None or self._state == _FAILED:
             return
+        if get_ident() != issuer.thread or issuer.loop.is_closed():
+            return  # a collector ends an await that nobody goes on with
         function, receive = take_back
         function(receive)
+        self._is_taken_back()
+
+    def _is_taken_back(self) -> None:
+        """Note that the receive was taken back."""
         if type(self._noted) is list and self._state == _PENDING:
             self._issuer.track.end(self._noted, failed=True)
         self._result = self._driver = None
@@ -592,36 +665,63 @@ class Work(Generic[T]):
             self._issuer.loop.call_soon(fn, self, context=context)
 
 
+def _raised(kind: Any, value: Any = None, trace: Any = None) -> BaseException:
+    """The error that the arguments of `throw` stand for."""
+    error: BaseException = kind if isinstance(kind, BaseException) else value or kind()
+    return error if trace is None else error.with_traceback(trace)
+
+
 class _Waiting(Coroutine[Any, Any, T]):
-    """The coroutine of `Work.wait`. One that is dropped is a forgotten await of the Work."""
+    """The coroutine of `Work.wait`. One that is dropped is a forgotten await of the Work.
 
-    __slots__ = ("_limit", "_running", "_work")
+    Args:
+        work: what it waits for.
+        limit: seconds, or None.
+        first: nobody has awaited the Work before.
+    """
 
-    def __init__(self, work: Work[T], limit: float | None) -> None:
+    __slots__ = ("_begun", "_first", "_limit", "_running", "_work")
+
+    def __init__(self, work: Work[T], limit: float | None, first: bool) -> None:
         self._work = work
         self._limit = limit
+        self._first = first
+        self._begun = False
         self._running: Coroutine[Any, Any, T] | None = None
 
     def __del__(self) -> None:
-        if self._running is None:
+        if not self._begun:
             self._work._is_forgotten()
 
-    def _begun(self) -> Coroutine[Any, Any, T]:
+    def _begin(self) -> Coroutine[Any, Any, T]:
         if self._running is None:
-            self._running = self._work._wait(self._limit)
+            self._begun = True
+            self._running = self._work._wait(self._limit, self._first)
         return self._running
 
+    def _ends_unbegun(self) -> None:
+        if self._first and not self._begun:
+            self._work._awaited = False
+            self._work._ends_unbegun()
+        self._begun = True
+
     def __await__(self) -> Generator[Any, None, T]:
-        return self._begun().__await__()
+        return self._begin().__await__()
 
     def send(self, value: Any) -> Any:
         """As a coroutine's."""
-        return self._begun().send(value)
+        return self._begin().send(value)
 
     def throw(self, *error: Any) -> Any:
         """As a coroutine's: also of a task that is cancelled before its first step."""
-        return self._begun().throw(*error)
+        if self._running is None:
+            self._ends_unbegun()
+            raise _raised(*error)
+        return self._running.throw(*error)
 
     def close(self) -> None:
         """As a coroutine's."""
-        self._begun().close()
+        if self._running is None:
+            self._ends_unbegun()
+        else:
+            self._running.close()

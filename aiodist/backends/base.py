@@ -74,6 +74,12 @@ class Operation:
     happened: Callable[[int], object] = field(default=_nothing, init=False)
 
     @property
+    def whole(self) -> Operation | None:
+        """The user's operation, of which this is all that has been begun; None where other parts may be under
+        way, so that it cannot be taken back."""
+        return self
+
+    @property
     def sealed(self) -> bool:
         """Whether its bytes are no tensor's, and are acted on: so they have to be authenticated."""
         return self.tag >= OBJECT_TAGS or AS in self.call.detail
@@ -299,12 +305,11 @@ class Backend(Protocol):
     def rank_left(self, rank: int, whole: bool) -> None:
         """Note that a member (a global rank) has closed this group, or, where `whole`, all its groups."""
 
-    def close_receives(self, error: Callable[[], BaseException], held: bool = False) -> None:
-        """End the receives for which nothing has come and whose handles nobody holds: the group closes.
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """End the receives for which nothing has come: the group closes.
 
         Args:
             error: makes what they fail with.
-            held: also those whose handles are held.
         """
 
     def divide(self, context: int, members: Sequence[int]) -> None:

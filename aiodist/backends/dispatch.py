@@ -143,10 +143,10 @@ class Dispatch:
         for part in self._all:
             part.rank_left(rank, whole)
 
-    def close_receives(self, error: Callable[[], BaseException], held: bool = False) -> None:
-        """Have the host backend end its receives. Those of other engines may be under way: they have the
-        deadline of closing."""
-        self._host.close_receives(error, held)
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """End the receives for which nothing has come, of all engines."""
+        for part in self._all:
+            part.close_receives(error)
 
     def take_in(self) -> bool:
         """Have the host backend end what peers have done; other engines report by themselves."""

@@ -18,10 +18,11 @@ class InnerOperation(Operation):
         work: the user's: an await of that polls for this.
         source, target: as of `Operation`.
         then: called at the end. It may be set later, where it needs the `result`.
+        of: the user's operation, if it is a receive that may end as long as nothing has come for this part.
         more: fields of `Operation`.
     """
 
-    __slots__ = ("then",)
+    __slots__ = ("of", "then")
 
     def __init__(
         self,
@@ -31,10 +32,17 @@ class InnerOperation(Operation):
         target: Given = None,
         *,
         then: Callable[[], None] | None = None,
+        of: Operation | None = None,
         **more: Any,
     ) -> None:
         super().__init__(call, work, source, target, None, _not_in_flight, **more)
         self.then = _nothing if then is None else then
+        self.of = of
+
+    @property
+    def whole(self) -> Operation | None:
+        """See `Operation`."""
+        return self.of
 
     def succeed(self) -> None:
         """End the operation, and keep nothing of what comes then: it may refer to this one."""

@@ -21,7 +21,7 @@ from aiodist.environment import is_link_local, is_loopback
 from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.launch.remote.link import Link, say
 from aiodist.launch.remote.messages import LONGEST_TASK, MARK, SILENCE, Hello, Over, Task, decode
-from aiodist.net.sockets import outward
+from aiodist.net.sockets import outward, towards_most
 
 _BROKEN = 1
 _LAST_CALL = 2.0  # seconds for more hosts than the job needs: all that there are have been started already
@@ -76,7 +76,7 @@ def _carry_out(task: Task, told: int, rest: bytes) -> int:
         max_nodes=task.most,
         last_call=_LAST_CALL,
         node_timeout=SILENCE,
-        local_addr=config.local_addr or task.listen or None,
+        local_addr=config.local_addr or (_listening(task) if task.node == 0 else "") or None,
         host=task.name,
         prefix=_FIRST + config.prefix if config.prefix[:1] in ("", MARK.decode()) else config.prefix,
     )
@@ -86,6 +86,14 @@ def _carry_out(task: Task, told: int, rest: bytes) -> int:
     from aiodist.launch.agent import run  # asyncio only once the command line is right
 
     return run(config, link)
+
+
+def _listening(task: Task) -> str:
+    """Where node 0 is reached by the others: where its routes to them begin, else where the launcher's ssh
+    came in; '': neither is known."""
+    found = towards_most(task.others)
+    usable = found and not is_loopback(found)
+    return found if usable or not task.listen or is_loopback(task.listen) else task.listen
 
 
 def _own_stdin() -> int:

@@ -35,24 +35,35 @@ def main(argv: Sequence[str]) -> int:
 
 def _explain_dump(folder: str) -> None:
     from aiodist.observe.clocks import place
-    from aiodist.observe.dumps import read_job
-    from aiodist.observe.explain import explain
+    from aiodist.observe.dumps import read_dump
+    from aiodist.observe.explain import ended, explain
     from aiodist.observe.verdict import judge
 
-    job = place(read_job(folder))
-    command = f"aiodist trace {shlex.quote(folder)} -o trace.json"
-    show("\n".join(explain(job, judge(job), command)))
+    dump = read_dump(folder)
+    if dump.job is None:
+        assert dump.outcome is not None
+        show("\n".join(ended(dump.outcome)))
+    else:
+        job = place(dump.job)
+        command = f"aiodist trace {shlex.quote(folder)} -o trace.json"
+        show("\n".join(explain(job, judge(job), command, outcome=dump.outcome, over=True)))
+    if dump.older:
+        show(f"(the newest of {dump.older + 1} in it; name the folder of another one to see that)")
 
 
 def _explain_job(wanted: str | None) -> None:
     from aiodist.observe.ask import ask
     from aiodist.observe.box import render
     from aiodist.observe.clocks import place
+    from aiodist.observe.ended import ended_job
     from aiodist.observe.explain import explain
     from aiodist.observe.verdict import judge
     from aiodist.observe.view import Doing, JobView
     from aiodist.observe.well import well
 
+    if (folder := ended_job(wanted)) is not None:
+        _explain_dump(folder)
+        return
     job = place(the_job(wanted, stacks=True))
     culprits = {rank for verdict in judge(job, _AFTER) for rank in verdict.ranks}
     job = JobView(job.key, tuple(ask(job.ranks, only=culprits)))

@@ -1,4 +1,4 @@
-"""`aiodist jobs`: the jobs of this host and user. A killed job is shown for ten minutes."""
+"""`aiodist jobs`: the jobs of this host and user. One that has failed is shown for ten minutes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for machines")
     args = parser.parse_args(list(argv))
     from aiodist.observe.choice import short_keys
+    from aiodist.observe.ended import ended_jobs
     from aiodist.observe.host import check_records, look_at_jobs
     from aiodist.observe.summary import summary
 
     check_records()
     jobs = look_at_jobs()
-    keys = short_keys(jobs)
+    ended = ended_jobs(jobs)
+    keys = short_keys([*jobs, *(job for job, _ in ended)])
     found = [summary(None, job) for job in jobs]
+    found += [summary(None, job, outcome=outcome) for job, outcome in ended]
     if args.json:
         show(json.dumps([job.to_json() for job in found], indent=2))
     elif found:
@@ -45,6 +48,8 @@ def _line(key: str, job: Summary) -> tuple[str, ...]:
 
     seen = f"{len(job.rows)}/{job.size}"
     state = ", ".join(f"{count} {doing}" for doing, count in job.totals.doing.items())
+    if job.code is not None:
+        state = f"failed, code {job.code}"
     return key, job.script, seen, ",".join(job.hosts), span(job.age), state, job.trouble or "none"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from aiodist.cli.parser import Options, Parser
 from aiodist.cli.run import add_worker_options, make_config
 from aiodist.cli.version import installed_version
+from aiodist.environment import plain_host
 from aiodist.errors import UsageError
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.place import ABOUT_A_WORKER
@@ -83,6 +84,11 @@ def _check_via(args: argparse.Namespace, hosts: Sequence[Host]) -> None:
         "--include": args.include and not hosts,
         "--exclude": args.exclude and not hosts,
     }
+    if args.local_addr:
+        raise UsageError(
+            f"--local-addr has no meaning with --via {args.via}",
+            hint="AIODIST_SOCKET_IFNAME names the interface that each host is reached by",
+        )
     if given := [name for name, value in useless.items() if value]:
         raise UsageError(f"{', '.join(given)} has no meaning with --via {args.via}", hint="Leave it out")
 
@@ -117,6 +123,7 @@ def make_plan(
         discovery=args.host_discovery_script,
         include=args.include,
         exclude=args.exclude,
+        local_addr=args.local_addr and plain_host(args.local_addr, "--local-addr"),
     )
 
 
@@ -228,6 +235,12 @@ def _parser(environ: Mapping[str, str]) -> tuple[Parser, list[Options]]:
     start.value("--chdir", "", "DIR", "folder to work in, there (the path of this one)")
     start.value("--start-timeout", _START_TIMEOUT, "S", "seconds for all agents to answer (60)")
     start.value("--via", "", "srun|mpirun", "have one of these start the agents, instead of ssh")
+    where.value(
+        "--local-addr",
+        "",
+        "ADDR",
+        "address of the first host, where the others reach it (by its routes to them)",
+    )
     parser.add_argument(
         "-x",
         action="append",

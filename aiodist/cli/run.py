@@ -16,12 +16,13 @@ from pathlib import Path
 
 from aiodist.cli.dashboard import need_aiohttp
 from aiodist.cli.parser import Options, Parser
-from aiodist.environment import job_name, plain_host, split_address
+from aiodist.environment import is_loopback, job_name, plain_host, split_address
 from aiodist.environment.company import chosen, company_of_agent
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.launch.config import DEFAULT_PREFIX, LaunchConfig
 from aiodist.launch.inside import Inside, inside
+from aiodist.net.sockets import interface_address
 
 _DEFAULT_PORT = 29500  # torchrun's, where the meeting place is named without a port
 _STREAMS = (0, 1, 2, 3)
@@ -82,6 +83,8 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: b
     address, port = _meeting_place(args, 1 if around is not None else max(nnodes, most))
     node_rank: int | None = 0
     local_addr = args.local_addr and plain_host(args.local_addr, "--local-addr")
+    if not local_addr and not elsewhere and (interface := environ.get("AIODIST_SOCKET_IFNAME")):
+        local_addr = interface_address(interface)
     if around is not None:
         node_rank = around.node_rank
         if around.launcher == "Slurm":
@@ -111,7 +114,7 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: b
         role=args.role,
         local_addr=local_addr,
         told_by=around.launcher if around is not None and around.launcher != "Slurm" else "",
-        log_dir=args.log_dir,
+        log_dir=args.log_dir and os.path.abspath(os.path.expanduser(args.log_dir)),
         redirects=redirects,
         tee=tee,
         shown=_ranks("--local-ranks-filter", args.local_ranks_filter, nproc),
@@ -270,16 +273,19 @@ def _at_step(
     environ: Mapping[str, str], node_rank: int, local_addr: str | None
 ) -> tuple[str, int, str | None]:
     """Where the agents of a step of Slurm's meet, and this node's address: all know it without being told."""
-    from aiodist.net.sockets import outward
-    from aiodist.rendezvous.launchers.slurm import host_of_rank_0, port
+    from aiodist.net.sockets import outward, towards_most
+    from aiodist.rendezvous.launchers.slurm import another_host, host_of_rank_0, port
 
-    # Debian's /etc/hosts has 127.0.1.1 for a host itself, where no other comes in.
-    own = local_addr or (outward() or None if node_rank == 0 else None)
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     try:
-        first = host_of_rank_0(environ)
+        first, other = host_of_rank_0(environ), another_host(environ)
     except UsageError as error:
         raise UsageError(error.message, hint="Give --nnodes, --node-rank and --master-addr") from None
+    # Debian's /etc/hosts has 127.0.1.1 for a host itself, where no other comes in.
+    own = local_addr
+    if not own and node_rank == 0:
+        found = towards_most([other])
+        own = (outward() if not found or is_loopback(found) else found) or None
     return first, port(job, f"{step} agents"), own
 
 

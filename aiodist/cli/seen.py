@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
 from aiodist.cli.parser import Parser
+from aiodist.errors import UsageError
 
 if TYPE_CHECKING:
     from aiodist.observe import JobView
@@ -43,11 +45,17 @@ def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False
         UsageError: there is none, or several could be meant; or this host's records cannot be read.
     """
     from aiodist.observe.choice import pick
+    from aiodist.observe.ended import ended_job
     from aiodist.observe.host import check_records, look_at_jobs
     from aiodist.observe.source import FEW, whole
 
     check_records()
     few = FEW if most is None else most
+    if (folder := ended_job(wanted)) is not None:
+        raise UsageError(
+            "the only job has failed" if wanted is None else f"the job {wanted!r} has failed",
+            hint=f"See: aiodist explain {shlex.quote(folder)}, aiodist trace {shlex.quote(folder)}",
+        )
     job, note = asyncio.run(whole(pick(look_at_jobs(), wanted), os.environ, most=few, stacks=stacks))
     if note:
         print(note, file=sys.stderr)

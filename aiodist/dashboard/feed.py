@@ -17,6 +17,7 @@ from typing import Any
 from aiodist.dashboard.logs import Logs
 from aiodist.observe.clocks import place
 from aiodist.observe.history import History
+from aiodist.observe.outcome import Outcome
 from aiodist.observe.page import Page, change, page, whole
 from aiodist.observe.summary import Summary, summary
 from aiodist.observe.verdict import AFTER, Verdict, judge
@@ -30,6 +31,7 @@ _JUDGING = 0.02  # and judging
 _MOST_CULPRITS = 16
 
 Look = Callable[[], Awaitable[tuple[JobView | None, str]]]
+Ended = Callable[[JobView], "tuple[JobView | None, Outcome] | None"]
 Asks = Callable[[Iterable[RankView]], list[RankView]]
 
 
@@ -53,6 +55,7 @@ class Feed:
         look: gives the job as it is, None: it is not there (any more).
         logs: of its ranks.
         ask: has ranks say what they do.
+        ended: of a job that is gone, what its ranks have left, and its launcher's word; None: there is none.
         after: seconds for which something is pending before it is judged.
         launched: a launcher says when the job has ended (`over`): until then its ranks may come again.
         now: the time of day.
@@ -68,6 +71,7 @@ class Feed:
         logs: Logs,
         *,
         ask: Asks,
+        ended: Ended = lambda job: None,
         after: float = AFTER,
         launched: bool = False,
         now: Callable[[], float] = time.time,
@@ -75,6 +79,7 @@ class Feed:
         self._look = look
         self._logs = logs
         self._ask = ask
+        self._ended = ended
         self._after = after
         self._time = now
         self._launched = launched
@@ -89,6 +94,7 @@ class Feed:
         self._closed = False
         self._error = ""
         self._last_words: JobView | None = None
+        self._outcome: Outcome | None = None
         self.code: int | None = None
         self.before: JobView | None = None
         self.now: JobView | None = None
@@ -134,14 +140,15 @@ class Feed:
         await asyncio.to_thread(self._take, job)
         await self._tell()
 
-    async def over(self, code: int, dump: JobView | None) -> None:
+    async def over(self, code: int, dump: JobView | None, outcome: Outcome | None = None) -> None:
         """The job has ended.
 
         Args:
             code: its exit code.
-            dump: what its dead ranks did last, where that was kept.
+            dump: what its ranks did last, where that was kept.
+            outcome: what its launcher says; None: nothing has failed.
         """
-        self.code, self._last_words = code, dump
+        self.code, self._last_words, self._outcome = code, dump, outcome
         await self.step()
 
     async def close(self) -> None:
@@ -156,6 +163,8 @@ class Feed:
 
     def _take(self, job: JobView | None) -> None:
         """Take in a view; in a thread."""
+        if job is None and self.now is not None and self.code is None:
+            self._look_back(self.now)
         if self.now is not None and (self.code is not None or job is None):
             job = self._final(job, self.now)
             self.ended = True
@@ -174,11 +183,21 @@ class Feed:
             return
         self._history.see(job, wall)
         self._logs.see(job.ranks)
-        self._judge(job)
+        if self.ended and self._outcome is not None:
+            self._verdicts = (self._outcome.verdict,) if self._outcome.code else ()
+        else:
+            self._judge(job)
         self.before, self.now = self.now, job
         self.placed = place(job) if len(job.hosts) > 1 else job
         self.summary = summary(self.before, job, self._verdicts)
         self._show(page(self.summary, self._history.entries, logs=self._logs.to_json(), **more))
+
+    def _look_back(self, last: JobView) -> None:
+        """See whether the launcher of a job that has gone has said how it ended."""
+        found = self._ended(last)
+        if found is not None:
+            self._last_words, self._outcome = found
+            self.code = self._outcome.code
 
     def _state(self, job: JobView | None) -> str:
         if job is None or (self.ended and self._launched and self.code is None):

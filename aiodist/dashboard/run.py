@@ -20,11 +20,13 @@ from aiodist.dashboard.feed import Feed
 from aiodist.dashboard.logs import Logs
 from aiodist.dashboard.server import Server
 from aiodist.environment.files import Folder, check_private, open_file
-from aiodist.errors import AiodistError, RendezvousError, UsageError
+from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.observe.ask import ask
 from aiodist.observe.choice import pick
 from aiodist.observe.dumps import home, read_job
+from aiodist.observe.ended import outcomes
 from aiodist.observe.host import host_name
+from aiodist.observe.outcome import Outcome
 from aiodist.observe.sight import Choose, Sight
 from aiodist.observe.verdict import AFTER
 from aiodist.observe.view import JobView
@@ -92,7 +94,13 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
     if told is None:
         with contextlib.suppress(RendezvousError):
             await sight.look()  # to say now that there is no such job
-    feed = Feed(sight.look, logs, ask=ask, after=options.after, launched=told is not None)
+    feed = Feed(
+        *(sight.look, logs),
+        ask=ask,
+        ended=_ended,
+        after=options.after,
+        launched=told is not None,
+    )
     sessions = Sessions(lambda: secrets.token_urlsafe(_TOKEN_BYTES))
     server = Server(
         *(feed, logs, sessions),
@@ -155,7 +163,7 @@ def _end(left: asyncio.Future[int], code: int) -> None:
 async def _beside(told: _Launcher, feed: Feed, server: Server, say: Callable[[str], None]) -> int:
     """Wait for the end of the launcher's job; of one that has failed, let open pages be read."""
     code = await told.end()
-    await feed.over(code, told.dump())
+    await feed.over(code, told.dump(), told.outcome)
     if code and server.streams:
         say(f"the page stays for {LINGER / 60:.0f} minutes, or until it is closed")
         told.let_go()
@@ -170,13 +178,14 @@ async def _beside(told: _Launcher, feed: Feed, server: Server, say: Callable[[st
 
 
 class _Launcher:
-    """The lines of JSON that a launcher sends by stdin: {'job', 'secret', 'logs', 'terminal'} first, at the
-    end {'over': its exit code, 'records': folder}. Its own end is an end, too."""
+    """The lines of JSON that a launcher sends by stdin: {'run', 'secret', 'logs', 'terminal'} first, at the
+    end {'over': its exit code, 'records': folder, 'outcome': what it says}. Its own end is an end, too."""
 
     def __init__(self, lines: asyncio.StreamReader, first: dict[str, Any]) -> None:
         self._lines = lines
-        self._job = str(first["job"])
+        self._run = str(first["run"])
         self._records = ""
+        self.outcome: Outcome | None = None
         self.secret = {"AIODIST_SECRET": str(first["secret"])} if first.get("secret") else {}
         self.logs = str(first.get("logs") or "")
         self.terminal = bool(first.get("terminal"))
@@ -194,8 +203,8 @@ class _Launcher:
             raise UsageError("--beside is for 'aiodist run --dashboard'") from None
 
     def choose(self, jobs: Sequence[JobView]) -> JobView | None:
-        """The launcher's job, of all."""
-        return next((job for job in jobs if job.ranks[0].recording.about.get("job") == self._job), None)
+        """The launcher's job, of all: of several the one that began last."""
+        return next((job for job in jobs if job.run == self._run), None)
 
     async def end(self) -> int:
         """Wait for its end → the job's exit code."""
@@ -204,6 +213,8 @@ class _Launcher:
                 said = json.loads(line)
                 code = int(said["over"])
                 self._records = str(said.get("records") or "")
+                with contextlib.suppress(WireError):
+                    self.outcome = Outcome.from_json(said["outcome"]) if said.get("outcome") else None
                 return code
         return 1
 
@@ -224,19 +235,34 @@ class _Launcher:
 
 
 def _by_name(wanted: str | None) -> Choose:
-    """Of all jobs the one that was named, and that one only from then on."""
-    key: list[str] = []
+    """Of all jobs the one that was named, and from then on only that one, and what its launcher starts in its
+    place."""
+    known: list[JobView] = []
 
     def choose(jobs: Sequence[JobView]) -> JobView | None:
-        if key:
-            return next((job for job in jobs if job.key == key[0]), None)
-        if not jobs and wanted is None:
-            return None
-        found = pick(jobs, wanted)
-        key.append(found.key)
+        if known:
+            key, run = known[-1].key, known[-1].run
+            same = (job for job in jobs if job.key == key)
+            found = next(same, None) or next((job for job in jobs if run and job.run == run), None)
+        elif jobs or wanted is not None:
+            found = pick(jobs, wanted)
+        else:
+            found = None
+        if found is not None:
+            known[:] = [found]
         return found
 
     return choose
+
+
+def _ended(job: JobView) -> tuple[JobView | None, Outcome] | None:
+    """What the ranks of a job have left that is gone, and its launcher's word; None: that has said none."""
+    outcome = outcomes().get(job.run) if job.run else None
+    if outcome is None:
+        return None
+    with contextlib.suppress(AiodistError):
+        return read_job(outcome.folder) if outcome.folder else None, outcome
+    return None, outcome
 
 
 def _address(host: str, port: int) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from aiodist.errors import UsageError
 
@@ -13,6 +14,41 @@ S = TypeVar("S")
 P = ParamSpec("P")
 T = TypeVar("T")
 Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+class Once(Generic[T]):
+    """Steps that one task does for all that wait for them. Cancelling a wait ends only that wait: the next
+    call waits for the same task, and is told how it ended."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[T] | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether they have begun, and nobody was told how they ended."""
+        return self._task is not None
+
+    async def of(self, steps: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for the steps, which this begins unless they have begun."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(steps())
+            self._task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        task = self._task
+        try:
+            result = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by the end of its loop
+                self._task = None
+            raise
+        except BaseException:
+            self._done(task)
+            raise
+        self._done(task)
+        return result
+
+    def _done(self, task: asyncio.Task[T]) -> None:
+        if self._task is task:
+            self._task = None
 
 
 def each_awaited(method: Method[S, P, T]) -> Method[S, P, T]:

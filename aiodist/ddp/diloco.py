@@ -19,9 +19,18 @@ import numpy.typing as npt
 
 from aiodist.ddp.arguments import listed, number
 from aiodist.ddp.awaited import each_awaited
+from aiodist.ddp.holders import first_holder, is_newcomer
 from aiodist.ddp.outer import Common, Outer
 from aiodist.ddp.rhythm import Rhythm, parts
-from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, UsageError, shown
+from aiodist.errors import (
+    CheckpointError,
+    Evicted,
+    GroupBroken,
+    NonFiniteValues,
+    QuorumLost,
+    UsageError,
+    shown,
+)
 from aiodist.group import ErrorFeedback, ProcessGroup
 from aiodist.group.arguments import at_least_1, integer
 from aiodist.group.quantized import codec_named
@@ -128,7 +137,8 @@ class DiLoCo:
         shapes = [(one.dtype.name, one.shape) for one in (*views, *self._state)]
         plan = f"{shapes} {self._parts} {self._rhythm} {outer} {mix} {self._codec} {elastic} {admit}"
         self._plan = int.from_bytes(hashlib.blake2b(plan.encode(), digest_size=8).digest(), "little")
-        self._known = False
+        self._known = self._orphan = False  # this rank has common values; as in `first_holder`
+        self._late = elastic and is_newcomer(pg)
         self._moved: Array | None = None
         self._under_way: Work[Any] | None = None
 
@@ -334,13 +344,15 @@ class DiLoCo:
     async def _compare(self) -> bool:
         """Compare what all members have, and have it the same → False: a newcomer cannot take part, and
         leaves."""
-        mine = (int(self._known), self._plan, self.exchanges, self._digest())
+        progress = (self.exchanges, self.steps) if self._known else (0, 0)
+        mine = (int(self._known), self._plan, *progress, self._digest(), int(self._orphan))
         rows = [tuple(map(int, row)) for row in await self.pg.all_gather(np.array(mine, np.uint64))]
         if not self._check_plans(rows):
             return False
-        source = source_of(rows)
+        first_holder([row[0] > 0 for row in rows], [row[-1] > 0 for row in rows])  # it raises, else
+        source = source_of([row[:-1] for row in rows])
         if source is not None:
-            await self._take_over(source, differs=rows[source] != mine)
+            await self._take_over(source, differs=rows[source][:-1] != mine[:-1])
         return True
 
     def _digest(self) -> int:
@@ -370,7 +382,7 @@ class DiLoCo:
             for common, part in zip(self._commons, self._parts, strict=True):
                 views = self._views()
                 _gather([views[index] for index in part], common.values)
-        counts = np.array([self.exchanges], np.int64)
+        counts = np.array([self.exchanges, self.steps], np.int64)
         state = [array.copy() for array in self._state]
         arrays = [counts, *(array for one in self._commons for array in (one.values, one.velocity)), *state]
         works = [self.pg.broadcast(array, source, async_op=True) for array in arrays]
@@ -385,9 +397,7 @@ class DiLoCo:
                     "rank %d had other common values after exchange %d: it has those of rank %d now",
                     *(self.pg.ranks[self.pg.rank], self.exchanges, self.pg.ranks[source]),
                 )
-            self.exchanges = int(counts[0])
-            if not self._known:  # as if it had just applied the last exchange
-                self.steps = self.exchanges and self.exchanges * self._rhythm.period + self._rhythm.delay
+            self.exchanges, self.steps = map(int, counts)  # which fragment is next follows from them
             for array, arrived in zip(self._state, state, strict=True):
                 copy_into(array, arrived)
             if not begins:
@@ -422,6 +432,7 @@ class DiLoCo:
 
     async def _rebuild(self, admit: bool) -> None:
         """Go on with the members that are left, and, if all say so, with newcomers."""
+        self._orphan = self._late and not self._known
         self.pg = await self.pg.rebuild(self._min_size, admit=admit)
 
     # ── what is saved ────────────────────────────────────────────────────────────────────────────────
@@ -442,10 +453,24 @@ class DiLoCo:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from `state_dict`, on all ranks, before the first `await diloco`."""
-        for common, values, velocity in zip(self._commons, saved["values"], saved["velocity"], strict=True):
-            common.values[...] = values
-            common.velocity[...] = velocity
+        """Go on from `state_dict`, on all ranks, before the first `await diloco`.
+
+        Raises:
+            UsageError: an exchange is under way.
+            CheckpointError: it is of other arrays. Nothing has changed.
+        """
+        if self._under_way is not None:
+            raise UsageError("an exchange is under way", hint="Load before the first `await diloco`")
+        kept = [array for one in self._commons for array in (one.values, one.velocity)]
+        told = [array for pair in zip(saved["values"], saved["velocity"], strict=True) for array in pair]
+        shapes = [np.shape(array) for array in told]
+        if shapes != [array.shape for array in kept] or len(saved["feedback"]) != len(self._feedback):
+            raise CheckpointError(
+                "what was saved is of other arrays, or other fragments", hint="Pass the arguments of then"
+            )
+        for array, values in zip(kept, told, strict=True):
+            array[...] = values
+        for common in self._commons:
             common.sign()
         for feedback, error in zip(self._feedback, saved["feedback"], strict=True):
             feedback.error = None if error is None else np.array(error, np.float32)
@@ -469,17 +494,22 @@ class LocalSGD(DiLoCo):
 
 
 def source_of(rows: Sequence[tuple[int, ...]]) -> int | None:
-    """The member whose common values all get: the first of the majority; None: all have the same. Pure.
+    """The member whose common values all get; None: all have the same. Pure.
+
+    It is the first of the majority of those that are furthest: no number of members with an older state,
+    from a checkpoint say, has the others go back.
 
     Args:
-        rows: of each member: 1 where it has common values, and what tells them apart.
+        rows: of each member: 1 where it has common values, its plan, exchanges and steps, and what tells
+            its values apart.
     """
     known = [row for row in rows if row[0]]
     if not known:
         return 0
     if len(set(rows)) == 1:
         return None
-    most = max(known, key=lambda row: (known.count(row), -known.index(row)))
+    furthest = [row for row in known if row[2:4] == max(one[2:4] for one in known)]
+    most = max(furthest, key=lambda row: (furthest.count(row), -furthest.index(row)))
     return rows.index(most)
 
 

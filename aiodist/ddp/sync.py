@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Generator, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from aiodist.ddp.arguments import listed
+from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import Bucket, cap_of, digest, plan
+from aiodist.ddp.holders import first_holder, is_newcomer
 from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, UsageError, shown
 from aiodist.group import ErrorFeedback, ProcessGroup
 from aiodist.group.quantized import codec_named
@@ -22,9 +25,10 @@ Array = npt.NDArray[Any]
 class GradientSync:
     """A synchroniser of a model's copies on all ranks of a group: it keeps them equal.
 
-    Construction starts the broadcast of rank 0's values into all ranks' arrays; await the object once
-    before the first step. Then, in each step, mark every gradient ready as soon as it is computed, in
-    any order; communication goes on while you compute the others. `finish` gives the averages::
+    Construction starts the broadcast of rank 0's values into all ranks' arrays (elastic: the await does);
+    await the object once before the first step. Then, in each step, mark every gradient ready as soon as it
+    is computed, in any order; communication goes on while you compute the others. `finish` gives the
+    averages::
 
         sync = await dist.GradientSync(pg, weights)
         for batch in batches:
@@ -90,6 +94,10 @@ class GradientSync:
         self._min_size = min_size
         if elastic:
             pg.check_rebuild()
+        self._late = elastic and is_newcomer(pg)
+        self._holds = self._orphan = False  # this rank has had the common values; as in `first_holder`
+        self._ending = Once[list[Any]]()
+        self._sharing = Once[None]()
         tensors = listed(arrays, "arrays", "GradientSync")
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):
@@ -119,7 +127,7 @@ class GradientSync:
         return tuple(self._buckets)
 
     def _begin(self) -> None:
-        """Make buckets in the group's memory, and start the broadcast of rank 0's values."""
+        """Make buckets in the group's memory; where members never change, start the broadcast."""
         self._memory = [self.pg.empty(bucket.count, bucket.dtype) for bucket in self._buckets]
         for number, bucket in enumerate(self._buckets):
             for slot in bucket.slots:
@@ -130,7 +138,7 @@ class GradientSync:
         self._reset()
         self._synced = False
         self._arriving = [array.copy() for array in self._state]  # a failed broadcast must leave no half
-        self._initial = self._broadcast()
+        self._initial = [] if self._elastic else self._broadcast(0)
 
     def _reset(self) -> None:
         self._missing = [{slot.index for slot in bucket.slots} for bucket in self._buckets]
@@ -138,39 +146,49 @@ class GradientSync:
 
     # ── initial values ───────────────────────────────────────────────────────────────────────────────
 
-    def _broadcast(self) -> list[Awaitable[Any]]:
-        if self.pg.rank == 0:
+    def _broadcast(self, source: int) -> list[Awaitable[Any]]:
+        if self.pg.rank == source:
             for index, value in enumerate(self._values):
                 copy_into(self._slices[index], value)
-        return [self.pg.broadcast(memory, 0, async_op=True) for memory in (*self._memory, *self._arriving)]
+        arrays = (*self._memory, *self._arriving)
+        return [self.pg.broadcast(memory, source, async_op=True) for memory in arrays]
 
     async def synced(self) -> None:
-        """Wait until every array holds rank 0's values. `await sync` does this and gives `sync`.
+        """Wait until every array holds the common values: at the very beginning rank 0's. `await sync` does
+        this and gives `sync`. Cancelling it ends only the wait.
 
         Raises:
-            GroupBroken: the arrays are then as they were. Elastic: only `Evicted` and `QuorumLost`.
+            GroupBroken: the arrays are then as they were. Elastic: only `Evicted` and `QuorumLost`; that,
+                too, where all died that had the values.
         """
+        if not self._synced or self._sharing.pending:
+            await self._sharing.of(self._share)
+
+    async def _share(self) -> None:
         while not self._synced:
-            initial = self._initial
+            source = 0
             try:
-                for work in initial:
+                if self._elastic:
+                    rows = await self.pg.all_gather(np.array([self._holds, self._orphan]))
+                    source = first_holder(rows[:, 0].tolist(), rows[:, 1].tolist())
+                    self._initial = self._broadcast(source)
+                for work in self._initial:
                     await work
             except GroupBroken as error:
                 await self._regroup(error)
                 continue
-            if self._synced or self._initial is not initial:
-                continue  # another awaiter was first
-            self._synced = True
-            if self.pg.rank != 0:
+            self._synced = self._holds = True
+            if self.pg.rank != source:
                 for index, value in enumerate(self._values):
                     copy_into(value, self._slices[index])
                 for value, arrived in zip(self._state, self._arriving, strict=True):
                     copy_into(value, arrived)
 
     async def _regroup(self, error: GroupBroken | None = None) -> None:
-        """Go on with the members that are left, and newcomers; their values are on their way then."""
+        """Go on with the members that are left, and newcomers; the values are to be shared then."""
         if error is not None and (not self._elastic or isinstance(error, Evicted | QuorumLost)):
             raise error
+        self._orphan = self._late and not self._holds
         self.pg = await self.pg.rebuild(self._min_size)
         self._begin()
 
@@ -198,6 +216,11 @@ class GradientSync:
             raise UsageError(
                 "the initial values may still be on their way",
                 hint="Write `sync = await GradientSync(…)` before the first gradient is computed",
+            )
+        if self._ending.pending:
+            raise UsageError(
+                "the last step may count, or not: its finish() was cancelled",
+                hint="Call finish() again first: it says so, and gives the averages",
             )
         number = self._bucket_of.get(index)
         if number is None:
@@ -235,12 +258,13 @@ class GradientSync:
     async def finish(self) -> list[Any]:
         """End the step: wait for the averages.
 
-        Cancelling it ends only the wait; call it again.
+        Cancelling it ends only the wait; call it again, before the next `ready`.
 
         Returns:
             The averages over all ranks, in the order and with the shapes of `arrays`, torch tensors
             where the array is one. They lie in the buckets: valid until the next `ready`. Elastic: an empty
-            list where the members have changed; nothing counts of this step, do it again.
+            list where the members have changed; nothing counts of this step, on no rank: do it again. The
+            arrays and `state` are then as they were before it.
 
         Raises:
             UsageError: some gradients are not ready; the step goes on, give them and call again.
@@ -248,6 +272,8 @@ class GradientSync:
                 is over, skip the update.
             GroupBroken: the group broke; gradients are lost. Elastic: only `Evicted` and `QuorumLost`.
         """
+        if self._ending.pending:  # an earlier call was cancelled, or is not over
+            return await self._ending.of(self._end)
         missing = sorted(set().union(*self._missing))
         if missing:
             names = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
@@ -255,11 +281,16 @@ class GradientSync:
                 f"{len(missing)} of {len(self._values)} gradients are not ready: {names}",
                 hint="Mark unused ones ready with zeros; all ranks must give all of them",
             )
+        if self._elastic:
+            return await self._ending.of(self._end)  # its agreement is part of it, also where it is cancelled
+        return await self._end()
+
+    async def _end(self) -> list[Any]:
         works = self._works
         if self._elastic and not await self._agreed(works):
             self._end_step(counts=False)
             await self._regroup()
-            await self.synced()
+            await self._share()
             return []
         bad = await _ended(works)
         if self._works is works:  # another finish() of the same step may have ended it

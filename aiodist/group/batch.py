@@ -113,7 +113,8 @@ class Batches:
             try:
                 for held in block:
                     held.work._hold_back(False)
-                    held.start()
+                    if not held.work.done():  # else it is a receive that was taken back
+                        held.start()
             finally:
                 self._backend.batch(False)
 
@@ -149,11 +150,17 @@ class Batch:
         self._batches.open.pop(self._issuer, None)
         self._batches.begin(self)
         waited = [work for work in self.works if not work._awaited]
-        for work in waited:
-            work._let_be_dropped()  # the block is the await
-        if kind is None:
+        try:
+            if kind is None:
+                for work in waited:
+                    await work
+        except asyncio.CancelledError:
             for work in waited:
-                await work
+                work._ends_unbegun()  # as the one that was awaited now
+            raise
+        finally:
+            for work in waited:
+                work._let_be_dropped()  # the block is the await
 
 
 class Held(NamedTuple):

@@ -104,7 +104,7 @@ class GroupCore:
         self.control = control
         self.loop = loop = asyncio.get_running_loop()
         self.family: Family[GroupCore] = Family() if family is None else family
-        self.lineage = Lineage(self)
+        self.lineage = Lineage(self, roster.epoch)
         self.numbers = Numbers()
         self.failures = Failures()
         self.error: GroupBroken | None = None
@@ -359,10 +359,6 @@ class GroupCore:
         if isinstance(self.error, CollectiveMismatch):
             self.failures.note(self.error)
 
-    def drop_receives(self) -> None:
-        """End all receives for which nothing has come: the group is to be closed, whoever waits for them."""
-        self.backend.close_receives(self._closed_here, held=True)
-
     def _closed_here(self) -> GroupClosed:
         return GroupClosed(f"group '{self.roster.name}' was closed here while this receive waited")
 
@@ -599,7 +595,8 @@ class GroupCore:
         error.reader = self.roster.me
         self.error = error
         self.short = self.short_messages = None
-        lost = error.ranks if isinstance(error, PeerLost) else ()
+        aborted = (error.rank,) if isinstance(error, GroupAborted) else ()
+        lost = error.ranks if isinstance(error, PeerLost) else aborted
         self._track.trouble(f"group '{self.roster.name}' broke: {type(error).__name__}: {error}", lost)
         logger.debug("group '%s' breaks on rank %d: %s", self.roster.name, self.roster.me, error)
         self._watch.rest()

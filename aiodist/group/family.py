@@ -62,7 +62,9 @@ class Lineage(Generic[G]):
 
     Attributes:
         latest: the newest; closing an earlier one closes it. None between is kept.
+        began: the epoch of the first: that in which this process came.
     """
 
-    def __init__(self, first: G) -> None:
+    def __init__(self, first: G, began: int) -> None:
         self.latest = first
+        self.began = began

@@ -471,11 +471,10 @@ class ProcessGroup:
     ) -> Work[int]:
         """Receive a tensor from one rank.
 
-        The receive waits as long as the sender takes, unless `timeout` is given. If its one await is
-        cancelled, and nobody holds its Work, the receive is taken back: it no longer touches the tensor, and
-        the message goes to the next receive. (If MPI or NCCL moves the group's tensors, the receive goes on.
-        If a thread copies the message into a large tensor that is not contiguous at that moment, you may use
-        the tensor when the copy is done.)
+        The receive waits as long as the sender takes, unless `timeout` is given. Without `async_op=True` it
+        is taken back if its one await ends without the result: it no longer touches the tensor, and the
+        message goes to the next receive. (A receive of a tensor on a device, or that MPI or NCCL moves, goes
+        on.)
 
         Args:
             tensor: of the message's dtype and number of elements; overwritten.
@@ -591,9 +590,9 @@ class ProcessGroup:
     ) -> Work[Any]:
         """Receive an object from one rank, or from anybody where `src` is None.
 
-        The receive waits as long as the sender takes, unless `timeout` is given. If its one await is
-        cancelled, and nobody holds its Work, the receive is taken back, and the message goes to the next
-        receive. So `asyncio.wait_for(pg.recv_object(0), 0.2)` in a loop loses no message.
+        The receive waits as long as the sender takes, unless `timeout` is given. Without `async_op=True` it
+        is taken back if its one await ends without the result, and the message goes to the next receive. So
+        `asyncio.wait_for(pg.recv_object(0), 0.2)` in a loop loses no message.
 
         Raises:
             PeerClosed: from the Work: that rank has closed its group (if `src` is None: all have). This is
@@ -705,7 +704,8 @@ class ProcessGroup:
     ) -> Stream[Any]:
         """Call a handler of one rank that yields: `async for part in pg.stream(rank, "scan", prefix)`.
 
-        About a MiB of parts is sent ahead; then the handler waits. Leaving the loop stops the handler.
+        About a MiB of parts is sent ahead; then the handler waits. Leaving the stream's block stops the
+        handler, and so does dropping the stream. Cancelling an `anext` loses no part.
 
         Args:
             rank, handler, args, named: as in `call`.
@@ -723,7 +723,7 @@ class ProcessGroup:
         """Put a message into the mailbox of one rank, from which `messages` takes it.
 
         The call returns when the message is in the mailbox. If the mailbox is full (1024 messages, 64 MiB),
-        senders wait. Messages of one task arrive in its order.
+        senders wait. Messages of one process arrive in the order in which it began to send them.
 
         Args:
             rank: group rank; this one's, too.

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.errors import NonFiniteValues, UsageError, shown
+from aiodist.errors import NonFiniteValues, UsageError, WireError, shown
 from aiodist.group.core import GroupCore
 from aiodist.group.feedback import ErrorFeedback
 from aiodist.group.pieces import NOTE, Piece, pieces
@@ -300,7 +300,7 @@ class Run:
             else:
                 at = next(arrived)
                 data = room.got[at : at + self._codec.nbytes(count)]
-                poisoned = bool(np.isnan(self._codec.scales(data, count)).any())
+                poisoned = not np.isfinite(self._codec.scales(data, count)).all()
                 self._codec.decode(data, total, add=True)
             if poisoned and not first_bad:
                 first_bad = rank + 1
@@ -313,15 +313,35 @@ class Run:
         if rest is not None and mean:
             quiet.run(np.multiply, rest, np.float32(self._size), rest)  # the next mean divides it again
 
-    def _bad(self) -> NonFiniteValues | None:
+    def _notes(self) -> list[tuple[int, int]]:
+        """The notes of all sums: how many blocks are not finite, and 1 + the rank that gave the first.
+
+        Raises:
+            WireError: a sum is not what its note says.
+        """
+        notes = []
+        for piece, room in zip(self.pieces, self._room, strict=True):
+            places = accumulate((NOTE + nbytes for nbytes in piece.nbytes[:-1]), initial=0)
+            for rank, at in enumerate(places):
+                bad, giver = map(int, room.all[at : at + NOTE].view(np.int32))
+                scales = self._codec.scales(room.all[at + NOTE :], self._length(piece, rank))
+                fits = bad == np.count_nonzero(np.isnan(scales)) and not np.isinf(scales).any()
+                if not fits or not 0 <= giver <= (self._size if bad else 0):
+                    raise _no_sum(rank)
+                notes.append((bad, giver))
+        return notes
+
+    def _length(self, piece: Piece, rank: int) -> int:
+        """The number of elements of a rank's share."""
+        return piece.bounds[rank + 1] - piece.bounds[rank]
+
+    def _bad(self, notes: list[tuple[int, int]]) -> NonFiniteValues | None:
         """The error for sums that are not finite, the same on all ranks; None: all are."""
         blocks, first = 0, -1
-        for piece, room in zip(self.pieces, self._room, strict=True):
-            for at in accumulate((NOTE + nbytes for nbytes in piece.nbytes[:-1]), initial=0):
-                bad, giver = map(int, room.all[at : at + NOTE].view(np.int32))
-                if bad and first < 0:
-                    first = giver
-                blocks += bad
+        for bad, giver in notes:
+            if bad and first < 0:
+                first = giver
+            blocks += bad
         if not blocks:
             return None
         some = f"in {blocks} block{'' if blocks == 1 else 's'} of {self._codec.block} elements"
@@ -335,7 +355,8 @@ class Run:
 
     def _decode(self) -> None:
         """Write the result, unless it is not finite."""
-        self._found = None if self._keep else self._bad()
+        notes = self._notes()
+        self._found = None if self._keep else self._bad(notes)
         if self._found is not None:
             return
         target = self._asked.target
@@ -347,7 +368,10 @@ class Run:
             for rank in range(self._size):
                 values = whole[piece.share(rank)]
                 start = at + NOTE
-                self._codec.decode(room.all[start : start + self._codec.nbytes(values.size)], values)
+                data = room.all[start : start + self._codec.nbytes(values.size)]
+                self._codec.decode(data, values)
+                if self._codec.may_overflow(data, values.size) and np.isinf(values).any():
+                    raise _no_sum(rank)
                 at += NOTE + piece.nbytes[rank]
         if not straight:
             quiet.run(copy_into, target, whole.reshape(target.shape).astype(target.dtype))
@@ -379,6 +403,13 @@ class _Room:
     def __init__(self, given: Array, got: Array, summed: Array, all_: Array) -> None:
         self.given, self.got, self.summed, self.all = given, got, summed, all_
         self.nbytes = given.size + got.size + summed.size + all_.size
+
+
+def _no_sum(rank: int) -> WireError:
+    return WireError(
+        f"rank {rank} of the group has sent a quantised sum that is none",
+        hint="Look at that rank: its memory, or its program, is broken",
+    )
 
 
 def _flat(array: Array, part: slice) -> Array:

@@ -12,9 +12,10 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 
-from aiodist.environment import own_host
+from aiodist.environment import tls, tuning
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import StoreServer
+from aiodist.rendezvous.hosting import told_address
 
 _LINGER = 2.0  # seconds for the ranks to leave
 
@@ -58,10 +59,11 @@ class Host:
 
     @classmethod
     def start(cls) -> Host:
-        """Listen on a free port of this host's address towards others.
+        """Listen on a free port of this host's address towards others, with TLS where AIODIST_TLS_* says so.
 
         Raises:
             RendezvousError: this host has no address to listen on.
+            UsageError: a file of AIODIST_TLS_* cannot be used.
         """
         self = cls()
         self._thread.start()
@@ -86,8 +88,8 @@ class Host:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         job, secret = secrets.token_hex(4), secrets.token_hex(32)
-        host = own_host(os.environ) or outward() or "127.0.0.1"
-        server = await StoreServer.start(host, 0, job, secret.encode())
+        host = told_address(tuning(os.environ), outward() or "127.0.0.1")
+        server = await StoreServer.start(host, 0, job, secret.encode(), tls=tls(os.environ))
         self.place = Place(join_address(server.host, server.port), job, secret)
         self._ready.set()
         await self._stop.wait()

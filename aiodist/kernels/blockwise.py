@@ -6,8 +6,9 @@ scales of all blocks, then the codes; the last block may be shorter. With 4 bits
 first half of its block in its low bits, and one of the second half in its high bits, so both halves stay
 contiguous.
 
-A block with a value that is not finite has NaN as its scale, and all its elements decode to NaN. A block
-whose largest magnitude is below `SMALLEST` is zero: the inverse of its scale is no float32.
+A block with a value that is not finite has NaN as its scale, and all its elements decode to NaN. The scale of
+a block whose largest magnitude is below `TINY` is rounded up, as the float32 numbers there are far apart: at
+the smallest ones an error is at most half of their distance (2**-149) more.
 
 Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022 (linear codes here).
 """
@@ -25,7 +26,13 @@ from aiodist.kernels.quiet import quiet
 
 Array = npt.NDArray[Any]
 
-SMALLEST = 1e-36
+TINY = 1e-36
+"""Largest magnitude of a block below which the inverse of its scale may be no float32."""
+
+_STEP, _LIFT = (
+    2.0**-149,
+    np.float32(2.0**100),
+)  # between the smallest float32 numbers; makes none of them small
 LARGEST = np.finfo(np.float32).max
 AT_ONCE = 1 << 16
 """Elements that are worked on at once: what they need stays in a core's cache."""
@@ -63,6 +70,11 @@ class Blockwise:
     def scales(self, data: Array, count: int) -> Array:
         """The scales of encoded elements, float32; a view."""
         return data[: 4 * self.blocks(count)].view(np.float32)
+
+    def may_overflow(self, data: Array, count: int) -> bool:
+        """Whether elements may decode to what is not finite, though no scale says so: `encode` makes no such
+        codes, but what came may hold any."""
+        return bool((np.abs(self.scales(data, count)) > LARGEST / (1 << (self.bits - 1))).any())
 
     def encode(self, values: Array, data: Array, rest: Array | None = None) -> int:
         """Encode.
@@ -104,16 +116,19 @@ class Blockwise:
         """The codes of whole blocks, int8; their scales are written, and the room is used."""
         top = 127 if self.bits == 8 else 7
         np.maximum(np.maximum.reduce(run, axis=1), -np.minimum.reduce(run, axis=1), out=scale)
-        poisoned, tiny = ~np.isfinite(scale), scale < SMALLEST
+        poisoned, tiny = ~np.isfinite(scale), (scale < TINY) & (scale > 0)
+        steps = np.ceil(scale[tiny].astype(np.float64) / (top * _STEP))
         scale /= np.float32(top)
         np.minimum(
             scale, np.nextafter(LARGEST / np.float32(top), np.float32(0)), out=scale
         )  # `top` of it is finite
-        scale[tiny] = 0
+        scale[tiny] = steps * _STEP
         scale[poisoned] = np.nan
         inverse = 1 / scale
-        inverse[tiny | poisoned] = 0
+        inverse[(scale == 0) | tiny | poisoned] = 0
         np.multiply(run, inverse[:, None], out=room)
+        if steps.size:
+            room[tiny] = (run[tiny] * _LIFT) * (1 / (scale[tiny] * _LIFT))[:, None]
         if poisoned.any():
             room[poisoned] = 0  # where a value was not finite, 0 times it is not 0
         np.rint(room, out=room)

@@ -11,12 +11,13 @@ import asyncio
 import os
 import shlex
 import signal
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from aiodist.errors import UsageError
+from aiodist.errors import UsageError, name_ranks
 from aiodist.launch.beside import Dashboard
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.crew import Crew
@@ -25,6 +26,7 @@ from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.outcome import outcome_of
 from aiodist.launch.remote.link import Link
 from aiodist.launch.report import render, why_it_ended
 from aiodist.launch.tasks import cancel
@@ -33,7 +35,10 @@ from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import open_consoles, terminal_columns
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.starting import AgentContext
-from aiodist.observe.leaving import LOG_DIR, forget_dead, keep_dead
+from aiodist.observe.ended import tell_end
+from aiodist.observe.finding import has_ranks
+from aiodist.observe.leaving import LOG_DIR, forget_dead, keep_dead, keep_outcome
+from aiodist.observe.outcome import Outcome
 from aiodist.sanitize import one_line
 from aiodist.terminal import takes_colour
 
@@ -74,7 +79,8 @@ class Agent:
         self._crew: Crew | None = None
         self._finished = False
         self._dashboard: Dashboard | None = None
-        self._records = ""
+        self._before: list[str] = []  # why earlier attempts have ended
+        self._records = ""  # where ranks have written what they did last
 
     async def run(self) -> int:
         """Run the job → its exit code; the whole life of the agent."""
@@ -105,8 +111,9 @@ class Agent:
             verdict = await self._run_job(nodes)
             if nodes.head is not None:
                 nodes.head.code = verdict.code
+            outcome = await self._keep_outcome(nodes, verdict)
             if self._dashboard is not None:
-                await self._dashboard.over(verdict.code, self._records)
+                await self._dashboard.over(verdict.code, self._records, outcome)
         except asyncio.CancelledError:  # it leaves: the others shall miss it at once, so nothing is said
             if self._crew is not None:
                 await self._crew.kill_all()
@@ -129,6 +136,7 @@ class Agent:
             following = await self._next(nodes, verdict)
             if following.roster is None:
                 return self._amended(verdict, following)
+            await self._keep_outcome(nodes, verdict, again=True)
             await nodes.enter(following.roster)
             self._say_again(verdict, nodes)
 
@@ -136,12 +144,13 @@ class Agent:
         crew = self._crew = Crew(self._context, nodes)
         try:
             if self._config.wants_files and self._context.logs is None:
-                self._context.logs = LogFiles(self._config, nodes.place.job)
+                began = self._context.began
+                self._context.logs = LogFiles(self._config, nodes.place.job, nodes.place.run, began)
                 self._say(f"logs are in {self._context.logs.folder}")
             if self._config.dashboard and self._dashboard is None and nodes.head is not None:
                 logs = self._context.logs.folder if self._context.logs is not None else ""
                 self._dashboard = Dashboard(
-                    *(self._say, nodes.place.job, nodes.place.secret, logs), terminal=self._err.is_terminal
+                    *(self._say, nodes.place.run, nodes.place.secret, logs), terminal=self._err.is_terminal
                 )
             crew.start()
         except UsageError as error:
@@ -157,16 +166,38 @@ class Agent:
             nodes.head.over()
         verdict = judge(await self._all_reports(nodes, crew), len(nodes.roster.members))
         if verdict.code and not verdict.signum:
-            await self._keep_records(nodes.place.job)
-        forget_dead(nodes.place.job)
+            await self._keep_records(nodes)
+        forget_dead(nodes.place.run)
         return verdict
 
-    async def _keep_records(self, job: str) -> None:
-        """Write down what the ranks did last that have died here; say where that is."""
-        logs = self._context.records(job)
-        if (kept := await keep_dead(job, os.environ | ({LOG_DIR: logs} if logs else {}))) is not None:
-            self._records = str(kept)
-            self._say(f"what the ranks did last: aiodist explain {shlex.quote(str(kept))}")
+    async def _keep_records(self, nodes: Nodes) -> None:
+        """Write down what the ranks did last that have died here; say where that is, and what others have
+        written themselves."""
+        folder = self._context.records(nodes.place.job, nodes.place.run)
+        if folder is None:
+            return
+        await keep_dead(nodes.place.run, {LOG_DIR: str(folder)})
+        if await asyncio.to_thread(has_ranks, folder):
+            self._records = str(folder)
+            self._say(f"what the ranks did last: aiodist explain {shlex.quote(str(folder))}")
+
+    async def _keep_outcome(self, nodes: Nodes, verdict: Verdict, *, again: bool = False) -> Outcome | None:
+        """Write down how the job has ended, for who asks later → that; None: nothing has failed."""
+        place, config, now = nodes.place, self._config, time.time()
+        outcome = outcome_of(
+            *(verdict, place.run, config.command, place.nnodes, now), before=self._before, again=again
+        )
+        folder = self._context.records(place.job, place.run)
+        if outcome is None or folder is None:
+            return outcome
+        outcome = outcome.at(str(folder))
+        asked_for = bool(verdict.code) and config.log_dir is not None
+        if not await asyncio.to_thread(keep_outcome, outcome, os.environ, make=asked_for):
+            outcome = outcome.at("")
+        if outcome.code and not again:
+            with suppress(OSError):
+                tell_end(outcome)
+        return outcome
 
     async def _show(self, verdict: Verdict, nnodes: int) -> int:
         self._finished = True
@@ -300,7 +331,14 @@ class Agent:
                 why = f"{why_it_ended(culprit)}; "
             which = f"restart {roster.restarts} of {self._config.max_restarts}: all workers"
         on = f" on {len(roster.members)} nodes" if self._config.most > 1 else ""
-        self._say(f"{why}{which} begin again, {nodes.place.world_size}{on}")
+        line = f"{why}{which} begin again, {nodes.place.world_size}{on}"
+        self._before.append(line)
+        self._say(line)
+        well = sorted({ending.rank for ending in verdict.endings if ending.code == 0 and not ending.asked})
+        if well:
+            begin = "begins" if len(well) == 1 else "begin"
+            who = f"{name_ranks(well)} had ended well, and {begin} again, too"
+            self._say(f"{who}: an attempt counts as a whole")
 
     def _say(self, text: str) -> None:
         """Show one line. Names and errors in it may be of other nodes."""

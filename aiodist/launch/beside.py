@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from aiodist.observe.outcome import Outcome
+
 _COMMAND = (sys.executable, "-m", "aiodist", "dashboard", "--beside")
 _PARTING = 5.0  # seconds for it to end, or to say that pages are open
 _LONGEST = 1 << 16  # bytes of a line
@@ -25,14 +27,14 @@ class Dashboard:
 
     Args:
         say: shows a line to the operator.
-        job: id of the job.
+        run: the number of the launcher's run.
         secret: of the job, by which its store is reached; '': none.
         logs: folder of the workers' output; '': there is none.
         terminal: what `say` shows goes to a terminal.
     """
 
     def __init__(
-        self, say: Callable[[str], None], job: str, secret: str, logs: str, *, terminal: bool
+        self, say: Callable[[str], None], run: str, secret: str, logs: str, *, terminal: bool
     ) -> None:
         self._say = say
         self._loop = asyncio.get_running_loop()
@@ -49,16 +51,18 @@ class Dashboard:
         self._to, self._from = self._process.stdin, self._process.stdout
         os.set_blocking(self._from.fileno(), False)
         self._loop.add_reader(self._from.fileno(), self._readable)
-        self._tell({"job": job, "secret": secret, "logs": logs, "terminal": terminal})
+        self._tell({"run": run, "secret": secret, "logs": logs, "terminal": terminal})
 
-    async def over(self, code: int, records: str) -> None:
+    async def over(self, code: int, records: str, outcome: Outcome | None) -> None:
         """Tell the end of the job; returns when the process has ended, or stays for who reads the page.
 
         Args:
             code: the job's exit code.
             records: folder with what its ranks did last; '': there is none.
+            outcome: what the launcher says of it; None: nothing has failed.
         """
-        self._tell({"over": code, "records": records})
+        told = None if outcome is None else outcome.to_json()
+        self._tell({"over": code, "records": records, "outcome": told})
         with suppress(OSError):
             self._to.close()
         with suppress(TimeoutError):

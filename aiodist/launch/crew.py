@@ -247,9 +247,10 @@ class Crew:
             at_ns=worker.ended_ns - self._began_ns,
             asked=worker.asked,
             symptom=by_its_words(worker.code, worker.asked) and worker.words.symptom,
-            error=worker.words.error if worker.code != 0 else "",
-            words=worker.words.excerpt() if worker.code != 0 else (),
+            error=worker.words.error,
+            words=worker.words.excerpt() if worker.code != 0 or worker.words.error else (),
             doing=self._doing.get(place.first_rank + local_rank, ()),
+            wall=time.time() - (time.monotonic_ns() - worker.ended_ns) / 1e9,
         )
         self._endings.append(ending)
         self._do(self._sweep(worker))

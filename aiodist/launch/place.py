@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiodist.launch.config import LaunchConfig
+from aiodist.observe.leaving import RUN
 
 ABOUT_A_WORKER = (
     *("AIODIST_STORE", "AIODIST_RANK", "AIODIST_LOCAL_RANK", "AIODIST_WORLD_SIZE"),
-    *("AIODIST_NEWCOMER", "AIODIST_RESTART_COUNT"),
+    *("AIODIST_NEWCOMER", "AIODIST_RESTART_COUNT", RUN),
 )
 """Variables that say which worker a process is, and so are nothing for another one's environment."""
 
@@ -31,6 +32,8 @@ class Place:
         secret: shared by the job.
         host: this node's short name, for prefixes and reports.
         newcomer: the job ran already when this node came; its workers join the running group.
+        run: what tells this run of the launcher from all others, also of a job of the same name; the same on
+            all nodes.
     """
 
     node_rank: int
@@ -45,6 +48,7 @@ class Place:
     secret: str
     host: str
     newcomer: bool = False
+    run: str = ""
 
 
 def worker_environment(
@@ -84,8 +88,10 @@ def worker_environment(
         AIODIST_STORE=place.store,
         AIODIST_SECRET=place.secret,
     )
+    env[RUN] = place.run
     if config.local_addr:
         env["AIODIST_HOST"] = config.local_addr
+        env.pop("AIODIST_SOCKET_IFNAME", None)  # which says the same, or less
     if config.torch:
         env["AIODIST_TORCH"] = "1"
     if place.nproc > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
@@ -11,8 +10,12 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from aiodist.errors import WireError
 from aiodist.sanitize import one_line
+from aiodist.wire.bounded_json import load_json
 
 T = TypeVar("T")
+
+LONGEST = 4 << 20
+"""Bytes of what another agent left."""
 
 _LONGEST = 2000  # characters of one text
 _INDENT = 40
@@ -36,7 +39,7 @@ def read(kind: type[T], data: bytes, what: str) -> T:
         WireError: it is anything else.
     """
     try:
-        return _build(kind, json.loads(data))  # type: ignore[no-any-return]
+        return _build(kind, load_json(data, LONGEST))  # type: ignore[no-any-return]
     except (ValueError, TypeError, RecursionError) as error:
         words = one_line(str(error), 200)
         raise WireError(f"{what} is unreadable: {words or type(error).__name__}") from error

@@ -25,6 +25,7 @@ _HINTS = {
 _WITHOUT_HINT = re.compile(r"(.*\(in \w+(?: #\d+)? of group '.*?'\))\. ")
 _INTERRUPTED = "interrupted at "  # begins the line in which a rank says where Ctrl-C found it
 _KEPT_WAITING = "kept the others waiting"
+_LEFT = "ended while others needed it"
 _MOST_WORDS = 40  # last lines of a worker, which its agent has chosen
 _MOST_LOST = 64  # rows about lost nodes
 _MOST_WAYS = 5  # rows about others; ranks that were in many different operations would fill the screen
@@ -40,30 +41,33 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
         width: of the rule above and below; text is never cut.
     """
     if verdict.code == 0:
-        return _mended(verdict)
+        return shown(f"aiodist run: {survived(verdict)}") + "\n" if survived(verdict) else ""
     if verdict.signum:
-        return _interrupted(verdict)
-    title = "the job was cut short"
-    if verdict.culprit:
-        how = "failed first" if verdict.culprit.failed else _KEPT_WAITING
-        title = f"{name_ranks([verdict.culprit.rank])} {how}"
-    elif missed := [node for node in verdict.lost if node not in verdict.spared]:
-        title = lost_nodes(missed[:_MOST_LOST], "was")
+        rows = [f"aiodist run: {interrupted(verdict)}; exit code {verdict.code}", *on_places(verdict)]
+        return "".join(f"{shown(row)}\n" for row in rows)
     rows = [verdict.error, ""] if verdict.error else []
     if verdict.culprit:
-        rows += _culprit(verdict.culprit)
-    rows += _others(verdict, nnodes)
-    if verdict.limit:
-        were = "was" if verdict.limit == 1 else "were"
-        rows.append(f"{verdict.restarts} of {_count(verdict.limit, 'restart')} {were} used")
+        rows += [*on_culprit(verdict.culprit), ""]
+    rows += on_others(verdict, nnodes)
     rows.append(f"exit code {verdict.code}")
-    top = f"╭─ aiodist run: {title} "
+    top = f"╭─ aiodist run: {headline(verdict)} "
     top += "─" * max(0, width - len(top))
     bottom = "╰" + "─" * max(0, width - 1)
     paint = painter(colour)
     top, bottom, bar = paint("red", paint("bold", top)), paint("red", bottom), paint("red", "│")
     body = "".join(f"{bar} {shown(row)}".rstrip() + "\n" for row in rows)
     return f"{top}\n{body}{bottom}\n"
+
+
+def headline(verdict: Verdict) -> str:
+    """Who failed first, of a job that failed: 'rank 2 failed first', 'node 1 was lost'."""
+    culprit = verdict.culprit
+    if culprit is not None:
+        how = "failed first" if culprit.failed else _LEFT if culprit.left else _KEPT_WAITING
+        return f"{name_ranks([culprit.rank])} {how}"
+    if missed := [node for node in verdict.lost if node not in verdict.spared]:
+        return lost_nodes(missed[:_MOST_LOST], "was")
+    return "the job was cut short"
 
 
 def how_it_ended(ending: Ending) -> str:
@@ -73,7 +77,7 @@ def how_it_ended(ending: Ending) -> str:
 
 def why_it_ended(culprit: Ending) -> str:
     """'rank 1 failed (exit code 7)', 'rank 1 kept the others waiting': why an attempt has ended."""
-    how = f"failed ({how_it_ended(culprit)})" if culprit.failed else _KEPT_WAITING
+    how = f"failed ({how_it_ended(culprit)})" if culprit.failed else _LEFT if culprit.left else _KEPT_WAITING
     return f"rank {culprit.rank} {how}"
 
 
@@ -82,8 +86,8 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _mended(verdict: Verdict) -> str:
-    """The line on what a job that ended well has survived."""
+def survived(verdict: Verdict) -> str:
+    """What a job that ended well has survived: 'the job ended well after 1 restart'; '': nothing failed."""
     without = [
         f"{name_ranks([e.rank])} ({how_it_ended(e)} after {e.at_ns / 1e9:.2f} s · host {e.host})"
         for e in verdict.endings
@@ -95,23 +99,31 @@ def _mended(verdict: Verdict) -> str:
         hidden = len(without) - _MOST_WAYS
         named = ", ".join(without[:_MOST_WAYS]) + (f" and {hidden} more" if hidden > 0 else "")
         parts.append(f"without {named}")
-    return shown(f"aiodist run: the job ended well {', '.join(parts)}") + "\n" if parts else ""
+    return f"the job ended well {', '.join(parts)}" if parts else ""
 
 
-def _culprit(ending: Ending) -> list[str]:
+def on_culprit(ending: Ending) -> list[str]:
+    """Lines on the worker that the verdict names."""
     where = f"host {ending.host}, local rank {ending.local_rank}, pid {ending.pid}"
+    if ending.left:
+        after = f"exit code 0 after {ending.at_ns / 1e9:.2f} s"
+        rows = [f"{after} · {where}", "every rank has to issue the same operations: see where that one ends"]
+        return rows + (
+            ["the last error that it wrote:", "", *ending.words[:_MOST_WORDS]] if ending.error else []
+        )
     if not ending.failed:
         what = ending.doing[:_MOST_WORDS] or ["what it did is not known"]
-        return [f"the others waited for it; it was stopped · {where}", *what, ""]
+        return [f"the others waited for it; it was stopped · {where}", *what]
     rows = [f"{how_it_ended(ending)} after {ending.at_ns / 1e9:.2f} s · {where}"]
     if -ending.code in _HINTS:
         rows.append(_HINTS[signal.Signals(-ending.code)])
     rows += ["", *ending.words[:_MOST_WORDS]] if ending.words else ["it wrote nothing to stderr"]
-    return [*rows, ""]
+    return rows
 
 
-def _others(verdict: Verdict, nnodes: int) -> list[str]:
-    """One row for each way that other ranks ended: failures, what others noticed of them, the rest."""
+def on_others(verdict: Verdict, nnodes: int) -> list[str]:
+    """One line for each way that other ranks ended: failures, what others noticed of them, the rest; and on
+    lost nodes and restarts."""
     ways: dict[str, list[Ending]] = {}
     for ending in (*verdict.failures, *verdict.endings):
         if ending is verdict.culprit or any(ending in seen for seen in ways.values()):
@@ -131,6 +143,9 @@ def _others(verdict: Verdict, nnodes: int) -> list[str]:
     ]
     if 0 in verdict.lost and verdict.limit:
         rows.append("if the agent of node 0 still runs, start the one of this node again, to take part")
+    if verdict.limit:
+        were = "was" if verdict.limit == 1 else "were"
+        rows.append(f"{verdict.restarts} of {_count(verdict.limit, 'restart')} {were} used")
     return rows
 
 
@@ -158,10 +173,16 @@ def _noticed(error: str) -> str:
     return match.group(1) if match else said or kind
 
 
-def _interrupted(verdict: Verdict) -> str:
+def interrupted(verdict: Verdict) -> str:
+    """What the operator did: 'stopped by SIGINT: all 4 worker(s) have ended'."""
     forced = [e.rank for e in verdict.endings if e.asked == signal.SIGKILL]
     more = f"; {name_ranks(forced)} had to be killed" if forced else ""
     count = len({ending.rank for ending in verdict.endings})  # who was restarted has several
+    return f"stopped by {signal_name(verdict.signum)}: all {count} worker(s) have ended{more}"
+
+
+def on_places(verdict: Verdict) -> list[str]:
+    """Where Ctrl-C found the ranks, a line for each place."""
     places: dict[str, list[int]] = {}
     for ending in verdict.endings:
         for word in ending.words:
@@ -170,8 +191,4 @@ def _interrupted(verdict: Verdict) -> str:
     rows = [f"  {name_ranks(ranks)} at {place}" for place, ranks in list(places.items())[:_MOST_WAYS]]
     if rest := [rank for ranks in list(places.values())[_MOST_WAYS:] for rank in ranks]:
         rows.append(f"  {name_ranks(rest)} at other lines")
-    last = (
-        f"aiodist run: stopped by {signal_name(verdict.signum)}: all {count} worker(s) have ended{more}; "
-        f"exit code {verdict.code}"
-    )
-    return "".join(f"{shown(row)}\n" for row in (last, *rows))
+    return rows

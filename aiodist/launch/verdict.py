@@ -20,6 +20,7 @@ from aiodist.launch.plain import read
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
 _LATE = re.compile(r"[:;] (ranks? [\d, and]+) (?:had not arrived|did not answer)")
+_GONE = re.compile(r"(?:PeerLost: lost (ranks? [\d, and]+):|GroupAborted: (rank \d+) aborted the group)")
 NEVER = 1 << 62  # the turn of a node where nothing went wrong
 
 
@@ -42,6 +43,7 @@ class Ending:
         restarted: it failed, and was started again into the running group.
         forgiven: it failed, and the job went on without it.
         doing: what it did while others waited for it, as lines; () where it was not asked.
+        wall: when it ended, in seconds since 1970; 0.0: not known.
     """
 
     rank: int
@@ -58,6 +60,13 @@ class Ending:
     restarted: bool = False
     forgiven: bool = False
     doing: tuple[str, ...] = ()
+    wall: float = 0.0
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """The ranks that ended, or aborted, what this one waited for, as far as its error says."""
+        named = _GONE.match(self.error) if self.symptom else None
+        return frozenset(map(int, re.findall(r"\d+", named[1] or named[2]))) if named else frozenset()
 
     @property
     def late(self) -> frozenset[int]:
@@ -75,6 +84,11 @@ class Ending:
     def failed(self) -> bool:
         """Whether it ended badly, and not because we asked it to."""
         return self.code != 0 and not self.stopped
+
+    @property
+    def left(self) -> bool:
+        """Whether it ended well, of itself."""
+        return self.code == 0 and not self.asked
 
     @property
     def exit_code(self) -> int:
@@ -123,7 +137,7 @@ class Verdict:
     Args:
         code: what every agent exits with.
         culprit: the worker that failed first, if one did and it decided; or the one for which those that
-            failed had waited, and which was stopped.
+            failed had waited, and which was stopped; or the one that had ended well while they needed it.
         signum: the operator's signal, if that decided.
         lost: nodes that stopped answering or sent no report.
         spared: of these, the ones that the job went on without.
@@ -178,7 +192,9 @@ def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
     missed = lost - spared
     if failures and not (missed and failures[0].symptom):  # else the culprit was on a lost node
         late = [e for e in endings if e.rank in failures[0].late and e.stopped]
+        gone = [e for e in endings if e.rank in failures[0].gone and e.left]
         culprit = max(late, key=lambda e: (bool(e.doing), -e.rank), default=failures[0])
+        culprit = min(gone, key=lambda e: (e.at_ns, e.rank), default=culprit)
         return replace(job, code=failures[0].exit_code, culprit=culprit)
     return replace(job, code=1) if missed else job
 

@@ -9,9 +9,13 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from aiodist.environment import is_loopback
 from aiodist.errors import AiodistError, RendezvousError, UsageError
 from aiodist.net import kept
 from aiodist.net.shortage import EXHAUSTED, shortage
@@ -217,8 +221,13 @@ def port_owner(port: int) -> str:
 
 
 def outward() -> str:
-    """The address that this host has towards others, by its routes; '' where it has none."""
-    return next(filter(None, (_own_address(family, there) for family, there in _ELSEWHERE)), "")
+    """The address that this host has towards others, by its routes; '' where they lead nowhere, or by several
+    addresses and none of them to everywhere."""
+    found = next(filter(None, (_own_address(family, there) for family, there in _ELSEWHERE)), "")
+    if found:
+        return found
+    own = set(filter(None, (_own_address(family, there) for family, there in _neighbours())))
+    return own.pop() if len(own) == 1 else ""
 
 
 async def towards(host: str) -> str:
@@ -227,7 +236,40 @@ async def towards(host: str) -> str:
         found = await resolve(host, _DISCARD)
     except OSError:
         return ""
+    return _towards(found)
+
+
+def towards_most(hosts: Iterable[str]) -> str:
+    """The address that this host has towards most of these, by its routes; '' where none leads to any. One of
+    the loopback only if it is so for all. Names are looked up, which may take a while."""
+    found: Counter[str] = Counter()
+    for host in hosts:
+        with contextlib.suppress(OSError, UnicodeError):
+            infos = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
+            found[_towards([(family, address) for family, _, _, _, address in infos])] += 1
+    del found[""]
+    outer = Counter({address: count for address, count in found.items() if not is_loopback(address)})
+    return next((address for address, _ in (outer or found).most_common(1)), "")
+
+
+def _towards(found: Iterable[Resolved]) -> str:
     return next(filter(None, (_own_address(family, str(address[0])) for family, address in found)), "")
+
+
+def _neighbours() -> Iterator[tuple[int, str]]:
+    """An address in each network that a route leads to, but for the default one. Linux; none elsewhere."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+            network = int.from_bytes(int(line.split()[1], 16).to_bytes(4, sys.byteorder))
+            if network:
+                yield socket.AF_INET, str(ipaddress.IPv4Address(network + 1))
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/net/ipv6_route").read_text().splitlines():
+            fields = line.split()
+            there = ipaddress.IPv6Address(int(fields[0], 16))
+            prefix = int(fields[1], 16)
+            if 0 < prefix < 128 and not (there.is_link_local or there.is_multicast):
+                yield socket.AF_INET6, str(there + 1)
 
 
 def _own_address(family: int, there: str) -> str:

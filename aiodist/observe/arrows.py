@@ -11,6 +11,7 @@ short way a rank writes down that it has begun one after its peers can see that.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,15 +133,19 @@ def corrections(
             if arrow.room < -(errors[pair[0]] + errors[pair[1]]):
                 continue  # beyond all that the bounds allow
             tightest[pair] = min(arrow.room, tightest.get(pair, arrow.room))
-    while tightest and min(tightest.values()) < 0:
-        middle = _middle(tightest, errors)
-        if middle is None:  # some contradict each other
-            del tightest[min(tightest, key=lambda pair: tightest[pair])]
-            continue
-        needed = (room / (middle[one] - middle[other]) for (one, other), room in tightest.items() if room < 0)
-        part = max(needed)
-        return {clock: seconds * part for clock, seconds in middle.items()}
-    return dict.fromkeys(errors, 0.0)
+    pairs = sorted(tightest, key=tightest.__getitem__)
+    left_out = bisect_left(  # some contradict each other: those that run backwards the most go, until none do
+        range(sum(room < 0 for room in tightest.values())),
+        True,
+        key=lambda count: _middle({pair: tightest[pair] for pair in pairs[count:]}, errors) is not None,
+    )
+    rooms = {pair: tightest[pair] for pair in pairs[left_out:]}
+    needed = [pair for pair in rooms if rooms[pair] < 0]
+    middle = _middle(rooms, errors) if needed else None
+    if middle is None:
+        return dict.fromkeys(errors, 0.0)
+    part = max(rooms[one, other] / (middle[one] - middle[other]) for one, other in needed)
+    return {clock: seconds * part for clock, seconds in middle.items()}
 
 
 _HERE = ("the reference",)

@@ -25,11 +25,13 @@ from aiodist.observe.parcel import pack, unpack
 from aiodist.observe.view import RankView
 from aiodist.rendezvous import Store
 from aiodist.sanitize import one_line
+from aiodist.wire.bounded_json import load_json
 
 ASKED, SEEN = "observe/asked/", "observe/seen/"
 LINGER = 10.0  # seconds for which a wish and its answers stay
 PATIENCE = 3.0  # seconds for the answers: hosts look once a second, and their ranks may have to be asked
 MOST = 1 << 20  # operations of each rank; more than there are
+_LONGEST = 1000  # bytes of a wish
 EVERY = 0.1  # seconds from look to look for answers
 
 _log = logging.getLogger("aiodist.observe")
@@ -59,8 +61,10 @@ async def gather(store: Store, size: int, own: list[RankView], *, most: int, sta
         async with asyncio.timeout(PATIENCE):
             while len({view.rank for view in found.values() if view.alive}) < size:
                 for key in set(await store.list_keys(f"{SEEN}{asker}/")) - taken:
+                    if len(taken) == size:  # a rank answers once
+                        break
                     taken.add(key)
-                    for view in _views(key, await store.get(key)):
+                    for view in await asyncio.to_thread(_views, key, await store.get(key)):
                         found.setdefault(view.identity, view)
                 await asyncio.sleep(EVERY)
     await store.delete_key(f"{ASKED}{asker}")
@@ -71,7 +75,7 @@ def _views(key: str, data: bytes) -> list[RankView]:
     try:
         return unpack(data)
     except WireError as error:
-        _log.info("%s cannot be read: %s", one_line(key), error)
+        _log.info("%s cannot be read: %s", one_line(key), one_line(str(error)))
         return []
 
 
@@ -79,7 +83,7 @@ def _wish(data: bytes) -> tuple[int, bool] | None:
     """How many operations of each rank are wanted, and whether the ranks are to say what they do; None: the
     wish cannot be read."""
     try:
-        wish: Any = json.loads(data)
+        wish: Any = load_json(data, _LONGEST)
         return int(wish["most"]), bool(wish["stacks"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         _log.info("a request to see this host cannot be read: %s", one_line(str(error)))

@@ -1,7 +1,8 @@
 """What happened to a job, in ten lines at most, from what its ranks' recorders held. Pure.
 
 The first line is the answer: who ended first, or that nobody has. Then what that rank did last, what the
-others waited in, what went wrong, and what to do.
+others waited in, what went wrong, and what to do. Where a launcher has judged, its word is the answer: it has
+seen how each process ended, and the recorders say only what these did last.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from aiodist.errors import name_ranks
 from aiodist.observe.figures import span
+from aiodist.observe.outcome import Outcome
 from aiodist.observe.verdict import Verdict
 from aiodist.observe.view import Doing, JobView, RankView
 from aiodist.observe.words import operation, place, told, where
@@ -27,27 +29,81 @@ _LONG, _HEAD = 340, 200  # characters of what a rank told; those at its beginnin
 _WAITS = 3  # lines, at most, of operations that ranks wait in
 
 
-def explain(job: JobView, verdicts: Sequence[Verdict], trace: str) -> list[str]:
+def explain(
+    job: JobView,
+    verdicts: Sequence[Verdict],
+    trace: str,
+    *,
+    outcome: Outcome | None = None,
+    over: bool = False,
+) -> list[str]:
     """The lines.
 
     Args:
         job: its ranks.
         verdicts: on it.
         trace: the command line that makes a trace of it.
+        outcome: what its launcher says; None: nothing.
+        over: it has ended, and this is what it left.
     """
+    if outcome is not None:
+        return _by_launcher(job, outcome, trace)
     dead = sorted((rank for rank in job.ranks if rank.doing is Doing.dead), key=last_sign)
-    first = _accused(dead, job) or [
-        rank for rank in dead if last_sign(rank) - last_sign(dead[0]) <= FRESH + rank.error
-    ]
-    lines = [_title(job, first, len(dead))]
+    accused = _accused(job)
+    first = [rank for rank in dead if rank.rank in accused] or (
+        [rank for rank in dead if last_sign(rank) - last_sign(dead[0]) <= FRESH + rank.error]
+        if not accused
+        else [rank for rank in job.ranks if rank.rank in accused and rank.doing is Doing.left]
+    )
+    lines = [_title(job, first, len(dead), accused, over)]
     lines += [_last_of(rank) for rank in first[:2]]
     errors = _errors(job, dead)
     lines += [_told(error) for error in errors[:2]]
-    end = [_advice(first, errors, verdicts), f"see what led to it: {trace}"]
+    end = [_advice(first, errors, verdicts, accused, over), f"see what led to it: {trace}"]
     room = LINES - len(lines) - len(end)
     judged = [told(verdict.title) for verdict in verdicts[: max(1, room - _WAITS)]]
     live = [rank for rank in job.ranks if rank.doing not in (Doing.left, Doing.dead)]
     return [*lines, *judged, *_waits(live or dead, min(_WAITS, room - len(judged))), *end]
+
+
+def ended(outcome: Outcome) -> list[str]:
+    """The lines on a run whose ranks have left nothing: what its launcher says."""
+    lines = [f"{_head(outcome.script, outcome.size)}: {outcome.title}"]
+    lines += [line for line in (*outcome.lines, *outcome.others) if line]
+    return [*lines, *_to_do(outcome)]
+
+
+def _by_launcher(job: JobView, outcome: Outcome, trace: str) -> list[str]:
+    size = max(outcome.size, job.size)
+    lines = [f"{_head(job.name, size, len(job.hosts))}{_unseen(job, size)}: {outcome.title}"]
+    if outcome.rank >= 0:
+        culprit = next((rank for rank in job.ranks if rank.rank == outcome.rank), None)
+        left = f"rank {outcome.rank} has left no record of what it did"
+        lines.append(left if culprit is None else _last_of(culprit))
+    if outcome.error:
+        lines.append(f"rank {outcome.rank} told: {outcome.error}")
+    end = [*_to_do(outcome), f"see what led to it: {trace}"]
+    room = LINES - len(lines) - len(end)
+    lines += outcome.others[: max(1, room - _WAITS)]
+    others = [rank for rank in job.ranks if rank.rank != outcome.rank]
+    return [*lines, *_were_in(others, LINES - len(lines) - len(end)), *end]
+
+
+def _to_do(outcome: Outcome) -> list[str]:
+    again = ["the job has begun again since; how that ends is told here then"] if outcome.again else []
+    return [*again, *([f"to do: {outcome.advice}"] if outcome.advice else [])]
+
+
+def _were_in(ranks: Sequence[RankView], most: int) -> list[str]:
+    """In which operation ranks were when it failed, or their process ended."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        failed = [record for record in rank.recording.last if record.failed]
+        record = (*rank.recording.pending[:1], *failed[-1:])
+        if record:
+            found.setdefault(f"{operation(record[0])}{_at(record[0])}", []).append(rank.rank)
+    lines = [f"{name_ranks(sorted(who))} waited in {what}" for what, who in found.items()]
+    return lines[: max(0, most)]
 
 
 def last_sign(rank: RankView) -> float:
@@ -56,12 +112,13 @@ def last_sign(rank: RankView) -> float:
     return rank.time(max(vitals.flushed, vitals.turned, rank.recording.began))
 
 
-def _accused(dead: Sequence[RankView], job: JobView) -> list[RankView]:
-    """The dead rank that most others say they have lost first; [] where none does."""
-    died = {rank.rank for rank in dead}
-    votes = Counter(one for rank in job.ranks for one in _lost(rank) if one in died)
+def _accused(job: JobView) -> set[int]:
+    """The ranks that most others say they have lost first, or that aborted; none where nobody says so. One
+    that lives is none of them."""
+    lives = {rank.rank for rank in job.ranks if rank.doing not in (Doing.dead, Doing.left)}
+    votes = Counter(one for rank in job.ranks for one in _lost(rank) if one not in lives)
     most = max(votes.values(), default=0)
-    return [rank for rank in dead if votes[rank.rank] == most > 0]
+    return {rank for rank, count in votes.items() if count == most}
 
 
 def _lost(rank: RankView) -> set[int]:
@@ -84,14 +141,27 @@ def _told(error: _Error) -> str:
     return f"{name_ranks(list(error.ranks))} told {_clock(error.wall)}{error.at}: {one_line(text)}"
 
 
-def _title(job: JobView, first: Sequence[RankView], dead: int) -> str:
-    missing = job.size - len(job.ranks)
-    unseen = f"; {missing} of them wrote nothing" if missing > 0 else ""
-    head = f"{told(job.name)}, {job.size} ranks on {len(job.hosts)} host{'s'[: len(job.hosts) > 1]}{unseen}"
+def _head(name: str, size: int, hosts: int = 0) -> str:
+    """'train.py, 4 ranks on 1 host'."""
+    on = f" on {hosts} host{'s'[: hosts > 1]}" if hosts else ""
+    return f"{told(name)}, {size} rank{'s'[: size != 1]}{on}"
+
+
+def _unseen(job: JobView, size: int) -> str:
+    missing = size - len(job.ranks)
+    return f"; {missing} of them wrote nothing" if missing > 0 else ""
+
+
+def _title(job: JobView, first: Sequence[RankView], dead: int, accused: set[int], over: bool) -> str:
+    head = f"{_head(job.name, job.size, len(job.hosts))}{_unseen(job, job.size)}"
+    if not first and accused:
+        return f"{head}: {name_ranks(sorted(accused))} ended first, as the others say, and wrote nothing"
     if not first:
-        return f"{head}: no rank has died"
-    wall = last_sign(first[0]) - first[0].shift + first[0].recording.offset
+        return f"{head}: {'all that wrote have left, after an error' if over else 'no rank has died'}"
     who = name_ranks([rank.rank for rank in first])
+    if first[0].doing is Doing.left:
+        return f"{head}: {who} left first, as the others say"
+    wall = last_sign(first[0]) - first[0].shift + first[0].recording.offset
     rest = f", {dead - len(first)} more after that" if dead > len(first) else ""
     apart = "" if len(first) == 1 else f", within {span(FRESH)} of each other"
     return f"{head}: {who} died first, {_clock(wall)}{apart}{rest}"
@@ -158,14 +228,28 @@ def _failed_at(rank: RankView) -> str:
     return f" in {operation(failed[-1])}{_at(failed[-1])}" if failed else ""
 
 
-def _advice(first: Sequence[RankView], errors: Sequence[_Error], verdicts: Sequence[Verdict]) -> str:
+def _advice(
+    first: Sequence[RankView],
+    errors: Sequence[_Error],
+    verdicts: Sequence[Verdict],
+    accused: set[int],
+    over: bool,
+) -> str:
     if not first:
+        if accused:
+            return f"to do: see how {name_ranks(sorted(accused))} ended: the output says it, or the launcher"
         if verdicts:
             return f"to do: look at {name_ranks(verdicts[0].ranks)}, which cause it"
+        if over:
+            return "to do: repair what the ranks told; their output has the whole tracebacks"
         return "to do: if the job stands still, look at the rank that others wait for"
     rank = first[0]
     if any(rank.rank in error.ranks for error in errors):
         return f"to do: repair what rank {rank.rank} reported; its log has the whole traceback"
+    if rank.doing is Doing.left:
+        return (
+            f"to do: see where rank {rank.rank} leaves its group: every rank has to issue the same operations"
+        )
     return (
         f"to do: rank {rank.rank} reported no error: its log, or on {told(rank.host)} 'dmesg' "
         f"(out of memory?), says what ended it"

@@ -1,4 +1,9 @@
-"""What a process does for those who ask afterwards: it writes down its record, and those of the dead."""
+"""What a process does for those who ask afterwards: it writes down its record, and those of the dead.
+
+A record belongs to a job, which its key names, and each job has a folder of its own. A launcher's workers may
+have several jobs; which of them are the launcher's says the number of its run, and never a job's name: others
+may have the same.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-from aiodist.observe.dumps import open_given, open_kept, write
+from aiodist.environment.files import Folder
+from aiodist.observe.dumps import open_given, open_kept, remove_old, write, write_outcome
 from aiodist.observe.host import look
+from aiodist.observe.outcome import Outcome
 from aiodist.observe.view import RankView
 from aiodist.shm.records import name_of, open_folder, remove
 
 LOG_DIR = "AIODIST_LOG_DIR"
-"""Variable with the folder of the job's logs, by which a launcher that keeps logs says so to its workers."""
+"""Variable with the folder that gets what ranks of failed jobs did last; a launcher sets it, too."""
+
+RUN = "AIODIST_RUN"
+"""Variable with the number of a launcher's run, by which its workers' jobs are told from all others."""
 
 PATIENCE = 2.0  # seconds for writing: the folder may be on a server that does not answer
 PATIENCE_FOR_ALL = 30.0  # likewise, for all dead ranks of a host
@@ -25,61 +37,93 @@ PATIENCE_FOR_ALL = 30.0  # likewise, for all dead ranks of a host
 _log = logging.getLogger("aiodist.observe")
 
 
+def log_dir(environ: Mapping[str, str]) -> str:
+    """The folder that LOG_DIR names, as an absolute path: the program may go to another one; '': none."""
+    given = environ.get(LOG_DIR, "")
+    return os.path.abspath(os.path.expanduser(given)) if given else ""
+
+
 def keep(views: Iterable[RankView], environ: Mapping[str, str]) -> Path | None:
-    """Write down ranks of one job → the folder; None: there are none, or it could not be written.
+    """Write down ranks, those of each job in its folder → the folder of the last; None: there are none, or it
+    could not be written.
 
     What a dead process has left in shared memory is removed then.
     """
     folder = None
-    try:
-        for view in views:
-            if folder is None:
-                given = environ.get(LOG_DIR)
-                folder = open_given(given) if given else open_kept(view.key, environ, time.time())
-            write(folder, view)
-            if not view.alive:
-                _forget(view)
-        return None if folder is None else folder.path
-    except OSError as error:
-        _log.info("what the ranks did last cannot be written: %s", error)
-        return None
-    finally:
-        if folder is not None:
-            folder.close()
+    folders: dict[str, Folder] = {}
+    with ExitStack() as stack:
+        try:
+            for view in views:
+                if view.key not in folders:
+                    folders[view.key] = stack.enter_context(_open(view.key, environ))
+                folder = folders[view.key]
+                write(folder, view)
+                if not view.alive:
+                    _forget(view)
+            return None if folder is None else folder.path
+        except OSError as error:
+            _log.info("what the ranks did last cannot be written: %s", error)
+            for one in folders.values():
+                with contextlib.suppress(OSError):
+                    os.rmdir(one.path)  # of those that have nothing in them
+            return None
 
 
-def forget_dead(job: str) -> None:
-    """Remove what the dead ranks of a job have left in this host's shared memory."""
-    for view in look():
-        if _is_dead(view) and view.recording.about.get("job") == job:
-            _forget(view)
+def forget_dead(run: str) -> None:
+    """Remove what the dead ranks of a launcher's run have left in this host's shared memory."""
+    for view in _dead_of(run):
+        _forget(view)
 
 
-async def keep_dead(job: str, environ: Mapping[str, str]) -> Path | None:
-    """Write down the ranks of a job on this host that are dead → as `keep`; for half a minute at most.
+async def keep_dead(run: str, environ: Mapping[str, str]) -> Path | None:
+    """Write down the ranks of a launcher's run on this host that are dead → as `keep`; for half a minute at
+    most.
 
     Args:
-        job: its id.
+        run: its number.
     """
+    return await _apart(lambda: keep(_dead_of(run), environ), PATIENCE_FOR_ALL)
 
-    def work() -> Path | None:
-        dead = [view for view in look() if _is_dead(view) and view.recording.about.get("job") == job]
-        return keep(dead, environ)
 
-    return await _apart(work, PATIENCE_FOR_ALL)
+def keep_outcome(outcome: Outcome, environ: Mapping[str, str], *, make: bool) -> bool:
+    """Write down how a launcher's run has ended, beside what its ranks have left → whether it is written.
+
+    Args:
+        outcome: with its folder.
+        environ: says where the user's own folder of jobs is, of which old ones are removed.
+        make: also where no rank has left anything.
+    """
+    try:
+        if not make and not Path(outcome.folder).is_dir():
+            return False
+        with open_given(outcome.folder) as folder:
+            write_outcome(folder, outcome)
+    except OSError as error:
+        _log.info("how the job ended cannot be written: %s", error)
+        return False
+    with contextlib.suppress(OSError):
+        remove_old(environ)
+    return True
 
 
 async def keep_own(key: str, environ: Mapping[str, str]) -> None:
     """Write down this process's record, and those of the job's dead on this host; for two seconds at most."""
 
     def work() -> Path | None:
-        views = [
-            view for view in look(key) if (view.near and view.recording.pid == os.getpid()) or _is_dead(view)
-        ]
-        return keep(views, environ)
+        own = [_left(view) for view in look(key) if view.near and view.recording.pid == os.getpid()]
+        return keep([*own, *(view for view in look(key) if _is_dead(view))], environ)
 
     if (path := await _apart(work, PATIENCE)) is not None:
         _log.debug("what the ranks did last is in %s", path)
+
+
+def _open(key: str, environ: Mapping[str, str]) -> Folder:
+    """The folder of a job's dump: in the one that is given, else in this user's own."""
+    given = log_dir(environ)
+    if not given:
+        return open_kept(key, environ, time.time())
+    with open_given(given) as folder:
+        return folder.folder(key, make=True)
 
 
 async def _apart(work: Callable[[], Path | None], patience: float) -> Path | None:
@@ -99,6 +143,16 @@ async def _apart(work: Callable[[], Path | None], patience: float) -> Path | Non
         async with asyncio.timeout(patience):
             await done.wait()
     return found[0] if found else None
+
+
+def _left(view: RankView) -> RankView:
+    """A rank that writes itself down, as it is seen afterwards: it leaves."""
+    return replace(view, recording=replace(view.recording, left=view.now))
+
+
+def _dead_of(run: str) -> list[RankView]:
+    """The dead ranks of a launcher's run on this host."""
+    return [view for view in look() if _is_dead(view) and view.recording.about.get("run") == run]
 
 
 def _is_dead(view: RankView) -> bool:

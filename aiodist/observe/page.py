@@ -164,7 +164,8 @@ def indented(line: str) -> str:
 
 def _news(news: News) -> dict[str, Any]:
     ago = _round(news.ago) if news.ago < 60 else _round(news.ago / 60) * 60
-    return {"rank": news.rank, "ago": ago, "text": one_line(news.text, _LINE), "failure": news.failure}
+    told = {"rank": news.rank, "ago": ago, "text": one_line(news.text, _LINE), "failure": news.failure}
+    return told | {"past": news.past}
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

@@ -95,12 +95,14 @@ class News:
         ago: seconds.
         text: what, in the rank's words.
         failure: an operation that has failed; else an event.
+        past: it was before the job's present epoch, which its members formed since.
     """
 
     rank: int
     ago: float
     text: str
     failure: bool
+    past: bool = False
 
 
 def rows(before: JobView | None, now: JobView) -> tuple[Row, ...]:
@@ -241,10 +243,14 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _news(view: RankView) -> Iterator[News]:
     recording = view.recording
+    told = recording.about.get("entered")
+    entered = told if isinstance(told, float) else 0.0
     for record in recording.last:
         if record.failed:
             where = f" at {placed(record.line)}" if record.line is not None else ""
             text = f"{named(record)} has failed{where}"
-            yield News(view.rank, max(0.0, view.now - record.ended), text, failure=True)
+            ago = max(0.0, view.now - record.ended)
+            yield News(view.rank, ago, text, failure=True, past=record.ended < entered)
     for event in recording.events:
-        yield News(view.rank, max(0.0, view.now - event.at), event.text, failure=False)
+        ago = max(0.0, view.now - event.at)
+        yield News(view.rank, ago, event.text, failure=False, past=event.at < entered)

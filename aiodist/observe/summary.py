@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from aiodist.observe.outcome import Outcome
 from aiodist.observe.rates import News, Row, Totals, age, epoch, news, rows, totals
 from aiodist.observe.verdict import Verdict, judge
 from aiodist.observe.view import JobView
@@ -26,7 +27,8 @@ class Summary:
         rows: of the ranks, by rank.
         totals: of all rows.
         news: what has happened, the newest first.
-        verdicts: why it stands still, or is slow.
+        verdicts: why it stands still, or is slow; how it ended, as its launcher says.
+        code: its exit code, if its launcher says that it has ended; else None.
     """
 
     key: str
@@ -39,13 +41,16 @@ class Summary:
     totals: Totals
     news: tuple[News, ...]
     verdicts: tuple[Verdict, ...]
+    code: int | None = None
 
     @property
     def trouble(self) -> str:
-        """The worst, in one line: a verdict, else the newest failure or event; '' where there is none."""
+        """The worst, in one line: a verdict, else the newest failure or event; '' where there is none, or all
+        was mended by a new epoch."""
         if self.verdicts:
             return self.verdicts[0].title
-        worst = next((one for one in self.news if one.failure), next(iter(self.news), None))
+        present = [one for one in self.news if not one.past]
+        worst = next((one for one in present if one.failure), next(iter(present), None))
         return f"rank {worst.rank}: {worst.text}" if worst is not None else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -53,15 +58,24 @@ class Summary:
         return asdict(self)
 
 
-def summary(before: JobView | None, now: JobView, verdicts: tuple[Verdict, ...] | None = None) -> Summary:
+def summary(
+    before: JobView | None,
+    now: JobView,
+    verdicts: tuple[Verdict, ...] | None = None,
+    outcome: Outcome | None = None,
+) -> Summary:
     """What there is to show.
 
     Args:
         before: the same job, as it was seen some time before; None: it was not.
         verdicts: on the job, for who has judged it already; None: it is judged here.
+        outcome: its launcher's word on its end, which is then the verdict; None: there is none.
     """
     table = rows(before, now)
+    if outcome is not None:
+        verdicts = (outcome.verdict,)
     return Summary(
         *(now.key, now.name, now.size, now.hosts, epoch(now), age(now), table, totals(table)),
         *(tuple(news(now)[:_NEWS]), judge(now) if verdicts is None else verdicts),
+        code=None if outcome is None else outcome.code,
     )

@@ -150,6 +150,8 @@ def _awaited(task: Task[Any]) -> Future[Any] | None:
 def _told(coroutine: object) -> tuple[list[str], str]:
     """The calls that a coroutine is in, and the operation that it awaits; '' where that is none."""
     calls: list[str] = []
+    if isinstance(coroutine, Work):  # the task was made of it
+        return calls, f"awaits {_operation(coroutine)}"
     for frame in _chain(coroutine):
         awaited = frame.f_locals.get("self") if frame.f_code.co_name in _AWAITS else None
         if isinstance(awaited, Work):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 from aiodist.observe.arrows import Arrow, collectives, corrections, drawn_out, messages
@@ -46,11 +47,12 @@ def trace(job: JobView, seconds: float = math.inf) -> Json:
     base = min((span.start for span in shown), default=end)
     lanes = _lanes(shown, base)
     flows = list(_flows(arrows, lanes, base))
+    highest = dict.fromkeys((rank.rank for rank in ranks), 0)
+    for span in shown:
+        highest[span.rank] = max(highest[span.rank], lanes[id(span)])
     events: list[Json] = []
     for rank in ranks:
-        events += _names(
-            rank, 1 + max((lanes[id(span)] for span in shown if span.rank == rank.rank), default=0)
-        )
+        events += _names(rank, 1 + highest[rank.rank])
         events += _happened(rank, base, moved[clocks[rank.rank]], end - seconds)
     for span in shown:
         events += _slices(span, lanes[id(span)], base)
@@ -83,14 +85,17 @@ def _ends(span: Span, base: float) -> tuple[int, int]:
 
 def _lanes(shown: Iterable[Span], base: float) -> dict[int, int]:
     """The lane of each span, by its id: the lowest that is free."""
-    free: dict[int, list[int]] = {}  # by rank, from when on each of its lanes is free
+    taken: dict[int, list[tuple[int, int]]] = {}  # by rank: until when, and which lane; a heap
+    free: dict[int, list[int]] = {}  # by rank, a heap
     found = {}
     for span in sorted(shown, key=lambda span: span.start):
         start, end = _ends(span, base)
-        lanes = free.setdefault(span.rank, [])
-        lane = next((number for number, until in enumerate(lanes) if until <= start), len(lanes))
-        lanes[lane : lane + 1] = [end]
-        found[id(span)] = 1 + lane
+        ends, lanes = taken.setdefault(span.rank, []), free.setdefault(span.rank, [])
+        while ends and ends[0][0] <= start:
+            heappush(lanes, heappop(ends)[1])
+        lane = heappop(lanes) if lanes else 1 + len(ends)
+        heappush(ends, (end, lane))
+        found[id(span)] = lane
     return found
 
 

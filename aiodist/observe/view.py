@@ -222,6 +222,12 @@ class JobView:
         return str(argv[0]).rpartition("/")[2] if isinstance(argv, list) and argv else "?"
 
     @property
+    def run(self) -> str:
+        """The number of the launcher's run that it is of; '': its ranks tell of none."""
+        told = self.ranks[0].recording.about.get("run")
+        return told if isinstance(told, str) else ""
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts of its ranks, in the ranks' order."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))

@@ -519,7 +519,7 @@ class Track:
         """Note that the group has broken, and why.
 
         Args:
-            lost: global ranks that are gone.
+            lost: global ranks that are gone, or that have aborted it.
         """
         recorder = self._recorder
         recorder.troubled = True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import random
+import socket
 from typing import Any
 
 from aiodist.environment import Tls
@@ -25,6 +27,7 @@ from aiodist.net.sockets import describe, join_address
 from aiodist.rendezvous.answers import check_failure, check_news, words_of
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
+from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.rendezvous.methods import METHODS, check_answer
 from aiodist.rendezvous.pending import Pending
 from aiodist.rendezvous.server import CLIENT_ID_BYTES
@@ -72,6 +75,8 @@ class TcpStore(Store):
         self.port = port
         self.instance = b""
         self.generation = 0
+        self._meant = b""
+        self._place = self._dialed = NOWHERE  # as it was told; and as it is found there
         self._identity = identity
         self._secret = secret
         self._tls = tls
@@ -108,6 +113,8 @@ class TcpStore(Store):
         *,
         rank: int = -1,
         tls: Tls | None = None,
+        instance: bytes = b"",
+        place: MeetingPlace = NOWHERE,
     ) -> TcpStore:
         """Connect to a `StoreServer`, trying again until `timeout`: it may not have started yet.
 
@@ -115,13 +122,17 @@ class TcpStore(Store):
             timeout: seconds for connecting, and the default of every call afterwards.
             rank: of this process, to be named in messages; -1 where it has none yet.
             tls: for the way over TCP; None: without.
+            instance: names the very store that is meant; b'': any of this job and secret.
+            place: where this process was told to meet; nowhere: nothing is compared.
 
         Raises:
             RendezvousTimeout: nobody answered there in time; says what the network said.
-            AuthenticationError: the server is of another job, version, byte order or secret.
+            AuthenticationError: the server is of another job, version, byte order or secret, or another one
+                than the one that is meant.
         """
         identity = Identity(job, Purpose.store, rank, os.urandom(CLIENT_ID_BYTES))
         self = cls(host, port, identity, secret, timeout, tls)
+        self._meant, self._place = instance, place
         await self._dial(self.timeout)
         return self
 
@@ -299,7 +310,11 @@ class TcpStore(Store):
         self._accepted = None
         sock, address = await connect_to_store(self.host, self.port)
         self._accepted = self._loop.time()
-        handshake = Handshake.client(self._identity, self._secret, os.urandom(NONCE_BYTES))
+        self._dialed = self._place
+        if sock.family != getattr(socket, "AF_UNIX", None) and not self._place.found:
+            with contextlib.suppress(OSError):  # it has gone again
+                self._dialed = self._place.seen_at(*sock.getpeername()[:2])
+        handshake = Handshake.client(self._identity, self._secret, os.urandom(NONCE_BYTES), self._meant)
         connection = Connection(
             *(sock, handshake, self._tls, self._ready, self._frames, self._connection_lost)
         )
@@ -353,7 +368,9 @@ class TcpStore(Store):
         assert connection.handshake.peer is not None
         if why := connection.why_not(bool(self._secret or self._tls)):
             raise AuthenticationError(f"another process answers as the store at {self._where()}: {why}")
-        self._recognize(StoreCard.decode(connection.handshake.peer.card))
+        card = StoreCard.decode(connection.handshake.peer.card)
+        self._dialed.check(card.place, f"the store that answers at {self._where()}")
+        self._recognize(card)
         self._connection = connection
         self._connections += 1
         self._lost.clear()

@@ -55,7 +55,7 @@ class FileStore(Store):
 
     def __init__(self, path: Path, client: TcpStore, server: StoreServer | None, linger: float) -> None:
         super().__init__(client.timeout)
-        self.address = client.address
+        self.address, self.instance = client.address, client.instance
         self.path = path
         self.client = client
         self.server = server

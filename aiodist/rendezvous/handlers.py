@@ -15,6 +15,7 @@ from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.hosting import host_or_join, join, meet_by_file, told_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.rendezvous.meeting_point import SCHEMES, MeetingPoint, Way, meeting_point
 from aiodist.rendezvous.store import Store
 from aiodist.wire.handshake import TORCH_TOO
@@ -65,7 +66,10 @@ async def connect(asked: Invitation, point: MeetingPoint) -> Store:
         return cast(
             "Store", await module.connect(point.path, asked.job, asked.timeout, environ=asked.environ)
         )
-    return await TcpStore.connect(*point.address, asked.job, asked.secret, asked.timeout, tls=asked.tls)
+    place = MeetingPlace.at(*point.address) if point.host == "rank 0" else NOWHERE
+    return await TcpStore.connect(
+        *(*point.address, asked.job, asked.secret, asked.timeout), tls=asked.tls, place=place
+    )
 
 
 # The ways.
@@ -94,7 +98,7 @@ async def _at_address(asked: Invitation, point: MeetingPoint) -> Meeting:
             if asked.parts.scheme != "env" or not is_in_use(error):
                 raise
             raise RendezvousError(error.message, hint=f"{error.hint}. {TORCH_TOO}") from None
-    return await join(asked, *point.address)
+    return await join(asked, *point.address, instance=asked.instance)
 
 
 async def _by_file(asked: Invitation, point: MeetingPoint) -> Meeting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from typing import Any
 
 from aiodist.errors import UsageError
@@ -23,6 +24,7 @@ class HashStore(Store):
 
     def __init__(self, timeout: Timeout = None) -> None:
         super().__init__(timeout)
+        self.instance = os.urandom(16)
         self._machine = StoreMachine()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ids = itertools.count(1)

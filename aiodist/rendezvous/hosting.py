@@ -15,9 +15,11 @@ from functools import partial
 from aiodist.environment import Placement, Tuning, check_open_port, is_loopback
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import connect, describe, interface_address, join_address, outward, resolve, towards
+from aiodist.rendezvous.announcement import Announcement
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.store import Store
@@ -27,30 +29,44 @@ _log = logging.getLogger("aiodist.rendezvous")
 _EVERYWHERE = ("0.0.0.0", "::")
 _AGAIN = 0.02  # seconds until the next attempt
 
-Tell = Callable[[str], Awaitable[None]]
+Tell = Callable[[Announcement], Awaitable[None]]
 
 
-async def host_or_join(invitation: Invitation, address: str, port: int) -> Meeting:
-    """The store at an address that all ranks know: rank 0 hosts it."""
+async def host_or_join(
+    invitation: Invitation, address: str, port: int, place: MeetingPlace | None = None
+) -> Meeting:
+    """The store at an address that all ranks know: rank 0 hosts it.
+
+    Args:
+        place: what the ranks were told instead of the address, which follows from it.
+    """
     if invitation.placement().rank != 0:
-        return await join(invitation, address, port, anew=True)
-    return await host(invitation, address, port)
+        place = place or MeetingPlace.at(address, port)
+        return await join(invitation, address, port, anew=True, place=place)
+    return await host(invitation, address, port, place=place)
 
 
-async def host(invitation: Invitation, address: str, port: int = 0, tell: Tell | None = None) -> Meeting:
+async def host(
+    invitation: Invitation,
+    address: str,
+    port: int = 0,
+    tell: Tell | None = None,
+    place: MeetingPlace | None = None,
+) -> Meeting:
     """Host the store; rank 0 does.
 
     Args:
         address: to listen on; this host's, or what others have for it.
         port: 0: a free one.
-        tell: awaited with 'host:port' before anybody is waited for.
+        tell: awaited with where the store is before anybody is waited for.
+        place: where the ranks were told to meet; None: at the address and port.
 
     Raises:
         RendezvousError: the port is in use, or the address is not of this host.
         UsageError: other hosts could come in, and there is no secret.
     """
     await check_port(address, invitation)
-    server = await serve(invitation, address, port)
+    server = await serve(invitation, address, port, place)
     try:
         if is_loopback(server.host) and _spans_hosts(invitation.placement()) and not is_loopback(address):
             _log.warning(
@@ -66,39 +82,55 @@ async def host(invitation: Invitation, address: str, port: int = 0, tell: Tell |
         reached = address if server.host in _EVERYWHERE else server.host
         _log.debug("this process hosts the store at %s", join_address(reached, server.port))
         if tell is not None:
-            await tell(join_address(reached, server.port))
-        meeting = await join(invitation, reached, server.port)
+            await tell(Announcement(reached, server.port, server.instance))
+        meeting = await join(invitation, reached, server.port, instance=server.instance)
     except BaseException:
         await server.aclose()
         raise
     return replace(meeting, server=server)
 
 
-async def serve(invitation: Invitation, address: str, port: int) -> StoreServer:
-    """Start a server of a store at an address; errors as of `host`, but for a missing secret."""
+async def serve(
+    invitation: Invitation, address: str, port: int, place: MeetingPlace | None = None
+) -> StoreServer:
+    """Start a server of a store at an address; arguments and errors as of `host`, but not for a missing
+    secret."""
     start = partial(
         StoreServer.start, port=port, job=invitation.job, secret=invitation.secret, rank=0, tls=invitation.tls
     )
     try:
-        return await start(address)
+        server = await start(address)
+        server.place = place or MeetingPlace.at(address, server.port, server.host)
     except RendezvousError as error:
         own = invitation.tuning.host
         if own is None or "not an address of this host" not in error.message:
             raise
         # MASTER_ADDR is how others see this host (through a forwarded port, say); the user says what it has.
         await check_port(own, invitation)
-        return await start(own)
+        server = await start(own)
+        server.place = place or MeetingPlace.at(address, server.port)
+    return server
 
 
-async def join(invitation: Invitation, host: str, port: int, anew: bool = False) -> Meeting:
+async def join(
+    invitation: Invitation,
+    host: str,
+    port: int,
+    anew: bool = False,
+    *,
+    instance: bytes = b"",
+    place: MeetingPlace = NOWHERE,
+) -> Meeting:
     """The store that somebody hosts.
 
     Args:
         anew: not the one of the group before, which rank 0 may not have closed yet.
+        instance: the very store that is meant; b'': any of this job and secret.
+        place: where this process was told to meet.
 
     Raises:
         RendezvousTimeout: nobody listens there in time.
-        AuthenticationError: it is another job's, or has another secret.
+        AuthenticationError: it is another job's, or has another secret, or is not the one that is meant.
     """
     loop, rank = asyncio.get_running_loop(), invitation.placement().rank
     deadline, left = loop.time() + invitation.timeout, invitation.timeout
@@ -106,7 +138,11 @@ async def join(invitation: Invitation, host: str, port: int, anew: bool = False)
     while left > 0:
         try:
             store = await TcpStore.connect(
-                *(host, port, invitation.job, invitation.secret, left), rank=rank, tls=invitation.tls
+                *(host, port, invitation.job, invitation.secret, left),
+                rank=rank,
+                tls=invitation.tls,
+                instance=instance,
+                place=place,
             )
         except RendezvousTimeout:
             if not found_old:
@@ -125,6 +161,17 @@ async def join(invitation: Invitation, host: str, port: int, anew: bool = False)
         "last one that answered there was that of the group before",
         hint="Close a group on every rank before the next one is made; rank 0 hosts the next store",
     )
+
+
+async def place_at(invitation: Invitation, host: str, port: int) -> MeetingPlace:
+    """The place where somebody else's store is at which this process was told to meet the others."""
+    try:
+        numeric = str((await resolve(host, port))[0][1][0])
+    except OSError:
+        return MeetingPlace.at(host, port)
+    place = invitation.placement()
+    apart = is_loopback(numeric) and place.local_world_size != place.world_size
+    return replace(MeetingPlace.at(host, port, numeric), apart=apart)
 
 
 async def listens(address: tuple[str, int], patience: float) -> bool:

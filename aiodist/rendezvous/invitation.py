@@ -74,6 +74,7 @@ class Invitation:
         by_library: how the processes of a library that has ranks itself meet; None: it is not asked.
         seals_whole: whether tensors of whole numbers are authenticated in the group's connections, as what
             programs act on is; the same on all ranks. (torch's objects are such tensors.)
+        instance: names the very store that AIODIST_STORE means, where that was told; b'': nobody says.
     """
 
     url: str
@@ -85,6 +86,7 @@ class Invitation:
     store: Store | None = None
     by_library: Callable[[Invitation], Awaitable[Meeting]] | None = None
     seals_whole: bool = False
+    instance: bytes = b""
 
     @classmethod
     def of(cls, url: str, rank: int, world_size: int, timeout: float, environ: Mapping[str, str]) -> Self:

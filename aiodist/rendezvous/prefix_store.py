@@ -20,7 +20,7 @@ class PrefixStore(Store):
 
     def __init__(self, prefix: str, store: Store) -> None:
         super().__init__(store.timeout)
-        self.address = store.address
+        self.address, self.instance = store.address, store.instance
         self._prefix = f"{prefix}/"
         self._store = store
 

@@ -24,6 +24,7 @@ from aiodist.rendezvous.durable import DataFolder, Disk
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.jobs import JobSecrets, OneJob
 from aiodist.rendezvous.machine import DEFAULT_LIMIT, StoreMachine
+from aiodist.rendezvous.meeting_place import NOWHERE
 from aiodist.rendezvous.quota import clients_of_each, descriptors
 from aiodist.rendezvous.store_card import StoreCard, instance_of
 from aiodist.sanitize import one_line
@@ -44,6 +45,7 @@ class StoreServer:
         port: the port that it listens on.
         instance: 16 bytes that name this very store; clients get them, authenticated (b'' with many jobs).
         failure: why it stopped by itself; None while it has not.
+        place: where its host was told to meet the clients, which compare. May be set as soon as it is there.
     """
 
     host: str
@@ -53,6 +55,7 @@ class StoreServer:
         self, secrets: JobSecrets | OneJob, identity: Identity | None, tls: Tls | None, limit: int
     ) -> None:
         self.failure: Exception | None = None
+        self.place = NOWHERE
         self._secrets = secrets
         self._identity = identity  # of the one job that it serves
         self._tls = tls
@@ -233,7 +236,8 @@ class StoreServer:
         return self._presented(Identity(job, Purpose.store)), secret
 
     def _presented(self, identity: Identity) -> Identity:
-        card = StoreCard(instance_of(self._key, identity.job), self.generation, self._data is not None)
+        instance = instance_of(self._key, identity.job)
+        card = StoreCard(instance, self.generation, self._data is not None, self.place)
         return Identity(identity.job, Purpose.store, identity.rank, card.encode())
 
     def _new_store(self, job: str) -> JobStore:

@@ -28,6 +28,8 @@ class Store(ABC):
     Attributes:
         address: this host's address on the way to the store, which peers can reach, too; of the loopback
             where the store is in this process.
+        instance: bytes that name this very store, the same for all who use it; another one, also the next at
+            the same address, has others. b'': the store does not say.
 
     Raises (every method):
         UsageError: a key, value or number without meaning.
@@ -37,6 +39,7 @@ class Store(ABC):
     """
 
     address = "127.0.0.1"
+    instance = b""
 
     def __init__(self, timeout: Timeout = None) -> None:
         self.timeout = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)

@@ -7,6 +7,7 @@ import struct
 from dataclasses import dataclass
 
 from aiodist.errors import WireError
+from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 
 INSTANCE_BYTES = 16
 _CARD = struct.Struct(f"<{INSTANCE_BYTES}sQB")
@@ -20,23 +21,30 @@ class StoreCard:
         instance: 16 bytes that name this very store; a durable one keeps them over restarts.
         generation: how many times it was started on its data, 0 where it has none.
         durable: it keeps its data, so it is worth while to wait for it.
+        place: where its host was told to meet the others.
     """
 
     instance: bytes
     generation: int = 0
     durable: bool = False
+    place: MeetingPlace = NOWHERE
 
     def encode(self) -> bytes:
         """Its bytes, as the card of a handshake."""
-        return _CARD.pack(self.instance, self.generation, self.durable)
+        where = self.place
+        said = (where.told, where.found, "apart" if where.apart else "")
+        place = "\n".join(said) if where.told else ""
+        return _CARD.pack(self.instance, self.generation, self.durable) + place.encode()
 
     @staticmethod
     def decode(card: bytes) -> StoreCard:
         """Read one from the card of a handshake; `WireError` unless it is one."""
-        if len(card) != _CARD.size:
-            raise WireError("the server is no store of this version of aiodist")
-        instance, generation, durable = _CARD.unpack(card)
-        return StoreCard(instance, generation, bool(durable))
+        try:
+            instance, generation, durable = _CARD.unpack_from(card)
+            told, found, apart, *_ = [*card[_CARD.size :].decode().split("\n"), "", ""]
+        except (struct.error, UnicodeDecodeError):
+            raise WireError("the server is no store of this version of aiodist") from None
+        return StoreCard(instance, generation, bool(durable), MeetingPlace(told, found, bool(apart)))
 
 
 def instance_of(key: bytes, job: str) -> bytes:

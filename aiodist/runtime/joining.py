@@ -21,7 +21,7 @@ from aiodist.runtime import tracebacks
 from aiodist.runtime.elsewhere import refuse_elsewhere
 from aiodist.runtime.init import about_to_meet, ask, check_can_begin, knowing_secret
 from aiodist.runtime.late import told_who_finishes, unless
-from aiodist.runtime.member import ELASTIC, Member, outlives_jobs
+from aiodist.runtime.member import ELASTIC, Member, outlives_jobs, told_key
 from aiodist.timeouts import Timeout
 
 
@@ -91,8 +91,8 @@ async def join(
         asked = knowing_secret(asked)
         group = None
         while group is None:
-            meeting, begins = await _meet(asked, group_name)
-            member = Member(meeting, asked, group_name, choice)
+            meeting, begins, key = await _meet(asked, group_name)
+            member = Member(meeting, asked, group_name, choice, key)
             member.elastic = True
             if begins:
                 group = await member.first_epoch(told_who_finishes(asked.environ, meeting.world_size))
@@ -112,9 +112,9 @@ async def _admitted(member: Member, store: Store, left: float) -> ProcessGroup |
     return (await unless(member.join(left), until_deserted(member.job.store)))[0]
 
 
-async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool]:
-    """A meeting, and whether the job has yet to begin."""
-    run = None
+async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool, str]:
+    """A meeting, whether the job has yet to begin, and the job's key as far as the store says it."""
+    run, key = None, ""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + asked.timeout
     ours = asked.store is None
@@ -132,16 +132,18 @@ async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool]:
             if run is not _Run.UNDER_WAY and not begins:
                 await _until_it_runs(run, found, group_name, max(0.0, deadline - loop.time()))
                 run = _Run.UNDER_WAY
+            if run is _Run.UNDER_WAY:
+                key = await told_key(found, group_name)
         except BaseException:
             if ours:
                 await found.aclose()
             raise
         if run is _Run.UNDER_WAY:
-            return Meeting(found, -1, 0, None, address, owns_store=ours), False
+            return Meeting(found, -1, 0, None, address, owns_store=ours), False, key
         await found.aclose()
     meeting = await meet(asked)
     begins = run is _Run.DESERTED or await _look(meeting.store, group_name) is not _Run.UNDER_WAY
-    return meeting, begins
+    return meeting, begins, key
 
 
 async def _standing_store(asked: Invitation, begins: bool) -> Store | None:

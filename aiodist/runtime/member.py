@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import platform
+import re
 import socket
 import sys
 import threading
@@ -37,7 +38,7 @@ from aiodist.net.sockets import join_address
 from aiodist.observe.answer import Answerer
 from aiodist.observe.ask import ask
 from aiodist.observe.exchange import Exchange
-from aiodist.observe.leaving import LOG_DIR, keep_own
+from aiodist.observe.leaving import LOG_DIR, RUN, keep_own, log_dir
 from aiodist.observe.overheard import Overheard
 from aiodist.observe.watcher import Watcher
 from aiodist.recorder import Recorder
@@ -65,6 +66,9 @@ ELASTIC = "aiodist/elastic"
 """Key that tells a launcher that a failed worker may be started again alone: its script joins, and the job
 has begun. If a worker fails before that, the whole job starts again. b'over': the job has ended, and well."""
 
+KEY = "key"
+"""Key in a store that a member hosts in the place of a lost one: the job's key, which that one had given."""
+
 MOST_WORDS = 20  # of a command line, that are told to those who look at the job
 
 _HASTE = 1.0  # seconds that a store lingers for its clients when a rank was lost
@@ -82,12 +86,15 @@ class Member:
         asked: what led there; its timeout, in seconds, is the default of operations.
         group_name: of the world; '' for 'world'.
         choice: which backend carries out what.
+        key: of the job, where it was told; '': it follows from the meeting's store.
 
     Attributes:
         elastic: whether others may join later.
     """
 
-    def __init__(self, meeting: Meeting, asked: Invitation, group_name: str, choice: BackendChoice) -> None:
+    def __init__(
+        self, meeting: Meeting, asked: Invitation, group_name: str, choice: BackendChoice, key: str = ""
+    ) -> None:
         name, tuned = group_name or "world", asked.tuning
         self._loop = asyncio.get_running_loop()
         self._meeting = meeting
@@ -106,10 +113,12 @@ class Member:
         hosted = _hosted(meeting)
         uid = os.urandom(UID_BYTES)
         where = _address_of(meeting.store)
-        self._key = blake2b(f"{where} {self._job_id} {name}".encode(), digest_size=6).hexdigest()
+        self._key = key or _key(meeting.store, where, self._job_id, name)
+        self._log_dir = log_dir(os.environ)
         self._record = Memory(self._key)
         self._recorder = Recorder(self._record.buffer, os.getpid(), time.monotonic, time.time())
-        self._recorder.tell(**_about(self._job_id, name, where), clock=clock_id(), heartbeat=tuned.heartbeat)
+        about = _about(self._job_id, name, where, self._log_dir)
+        self._recorder.tell(**about, clock=clock_id(), heartbeat=tuned.heartbeat)
         self._interrupts = Interrupts()
         self._interrupts.begin()
         self._overheard = Overheard(self._loop, self._recorder)
@@ -218,6 +227,12 @@ class Member:
         return join_address(server.host, server.port)
 
     async def _reach_store(self, address: str, hosted_by: bytes) -> Store:
+        store = await self._store_at(address, hosted_by)
+        if hosted_by == self.job.uid:
+            await store.set(KEY, self._key.encode())
+        return store
+
+    async def _store_at(self, address: str, hosted_by: bytes) -> Store:
         current = self._meeting.store
         if address == _address_of(current) and isinstance(current, FileStore):
             return PrefixStore(self._name, current)
@@ -259,7 +274,7 @@ class Member:
         self._overheard.close()
         if self._recorder.troubled or self.job.hasty:
             self._recorder.flush()
-            await keep_own(self._key, os.environ)
+            await keep_own(self._key, {**os.environ, LOG_DIR: self._log_dir})
         self._recorder.leave()
         self._record.remove()
         with contextlib.suppress(UsageError):
@@ -301,16 +316,45 @@ def warn_of_plain_traffic(backend: str) -> None:
         )
 
 
-def _about(job: str, name: str, address: str) -> dict[str, Any]:
+async def told_key(store: Store, group_name: str) -> str:
+    """The key of a job that runs, where its store says it; '': it follows from the store.
+
+    Args:
+        store: where a newcomer meets the job.
+        group_name: of the world; '' for 'world'.
+    """
+    named = PrefixStore(f"aiodist/{group_name or 'world'}", store)
+    found = await named.get(KEY) if await named.check([KEY]) else b""
+    return found.decode() if _IS_KEY.fullmatch(found) else ""
+
+
+_IS_KEY = re.compile(rb"[0-9a-f]{12}")
+
+
+def _key(store: Store, where: str, job: str, name: str) -> str:
+    """What names one run of a job, for who looks at its processes: all of these have it, and no others, also
+    none of a job of the same name, at the same time or later.
+
+    Args:
+        store: where it meets.
+        where: its address, for a store that does not say which it is.
+        job, name: of the job, and its world.
+    """
+    this = store.instance.hex() or where
+    return blake2b(f"{this} {job} {name}".encode(), digest_size=6).hexdigest()
+
+
+def _about(job: str, name: str, address: str, log_dir: str) -> dict[str, Any]:
     """What a process tells of itself to those who look at its job."""
     return {
         "job": job,
+        "run": os.environ.get(RUN, ""),
         "name": name,
         "address": address,
         "argv": [one_line(word) for word in sys.argv[:MOST_WORDS]],
         "host": socket.gethostname(),
         "python": platform.python_version(),
-        "log_dir": os.environ.get(LOG_DIR, ""),
+        "log_dir": log_dir,
         "output": _output(os.environ),
     }
 

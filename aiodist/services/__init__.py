@@ -2,6 +2,7 @@
 
 lines       a connection for each direction of a pair, opened by its first call; it belongs to no epoch
 under_way   the calls without an answer, as both ends count them (pure); `alarm`, a timer for deadlines
+way         what waits for a connection and for room, in one order (`queue`, pure)
 caller      what this process asks of another: `asking` (pure), its end of that table
 callee      what another asks of this one: `serving` (pure), its end; `running`, handlers; `answers`
 handlers    what may be called by name; `records`, dataclasses by their fields; `mailbox`, messages

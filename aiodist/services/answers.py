@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
-from aiodist.callers import Whose, whose
-from aiodist.errors import CallError, GroupBroken, GroupClosed
 from aiodist.services.connection import Connection
+from aiodist.services.notes import Notes
 from aiodist.services.outcomes import raised
 from aiodist.services.serving import Served, Serving
 from aiodist.wire import calls
 from aiodist.wire.calls import PIECE, Says
-
-_log = logging.getLogger("aiodist.services")
 
 
 class Answers:
@@ -22,9 +18,11 @@ class Answers:
     Args:
         serving: the calls.
         connection: on which they came.
+        notes: what is logged of them.
     """
 
-    def __init__(self, serving: Serving, connection: Connection) -> None:
+    def __init__(self, serving: Serving, connection: Connection, notes: Notes) -> None:
+        self.notes = notes
         self._serving = serving
         self._connection = connection
 
@@ -64,7 +62,8 @@ class Answers:
 
     def raised(self, served: Served, name: str, error: BaseException) -> None:
         """Tell the caller what its handler raised."""
-        self.end(served, Says.RAISED, told(name, error))
+        self.end(served, Says.RAISED, raised(error))
+        self.notes.raised(name, error)
 
     def cancelled(self, served: Served, error: asyncio.CancelledError) -> None:
         """Answer a call whose task was cancelled: from here, or by the handler itself."""
@@ -76,26 +75,3 @@ class Answers:
     def stopped(self, served: Served) -> None:
         """Answer a call that was stopped."""
         self.end(served, Says.DROPPED if served.begun else Says.REFUSED, served.stopped.encode())
-
-
-def told(name: str, error: BaseException) -> bytes:
-    """The body that tells of an exception, which is logged here, from the handler's own lines on.
-
-    What another rank or the group did to the handler is no mistake of it.
-    """
-    level = logging.DEBUG if isinstance(error, CallError | GroupBroken | GroupClosed) else logging.ERROR
-    _note(level, "handler %s raised, and its caller is told:", name, error)
-    return raised(error)
-
-
-def ends_here(name: str, error: SystemExit) -> None:
-    """Log that a handler ends its process: nothing else says so."""
-    _note(logging.ERROR, "handler %s called exit, which ends this process:", name, error)
-
-
-def _note(level: int, words: str, name: str, error: BaseException) -> None:
-    if _log.isEnabledFor(level):
-        trace = error.__traceback__
-        while trace is not None and whose(trace.tb_frame.f_code.co_filename) is Whose.ours:
-            trace = trace.tb_next
-        _log.log(level, words, name, exc_info=(type(error), error, trace))

@@ -1,7 +1,7 @@
 """The calls that one process has asked of another, until they are answered. Pure: time is an argument.
 
-    room ──ask──▶ asked ──answered──▶ gone
-                    └──abandon──▶ abandoned ──answered──▶ gone
+    waits ──ask──▶ asked ──answered──▶ gone
+                     └──abandon──▶ abandoned ──answered──▶ gone
 
 An abandoned call (cancelled, or out of time) keeps its place until the other side has answered: only then
 does nothing of it run there any more.
@@ -18,30 +18,38 @@ from aiodist.wire.calls import Says
 
 
 class Asked(Call):
-    """A call that was sent.
+    """A call that is asked, or waits to be.
 
     Args:
-        number, kind, nbytes, deadline: see `Call`.
+        kind: see `Call`.
         waiter: who waits for the answer; opaque here.
 
     Attributes:
+        number: 0 until it is asked; see `Call` for others.
         name: of the handler; b"": of a message.
+        payload: its arguments, until it is asked.
+        timer: rings where it waits for too long; None: nothing does.
         by: the call of another process for which a handler of this one asks; None: no handler does.
     """
 
-    __slots__ = ("by", "name", "untold", "waiter")
+    __slots__ = ("by", "name", "payload", "timer", "untold", "waiter")
 
-    def __init__(self, number: int, kind: Says, nbytes: int, deadline: float, waiter: Any) -> None:
-        self.number = number  # not by `super`: each call passes here
+    def __init__(self, kind: Says, waiter: Any) -> None:
+        self.number = 0  # not by `super`: each call passes here
         self.kind = kind
-        self.nbytes = nbytes
-        self.deadline = deadline
         self.stopped = ""
         self.credit = PARTS
         self.waiter = waiter
-        self.name = b""
+        self.timer: Any = None
         self.by = SERVED.get()
         self.untold = 0  # bytes of parts that were taken, and not granted anew yet
+
+    def asks(self, name: bytes, payload: bytes, deadline: float) -> None:
+        """Note what it asks, and until when."""
+        self.name = name
+        self.payload = payload
+        self.nbytes = len(payload)
+        self.deadline = deadline
 
     def took(self, nbytes: int) -> int:
         """Note that a part was taken → the bytes to grant the other side now; 0: later, with others."""
@@ -60,14 +68,13 @@ class Asking(UnderWay[Asked]):
         super().__init__()
         self._last = 0
 
-    def ask(self, kind: Says, nbytes: int, deadline: float, waiter: Any) -> Asked:
-        """Enter a call, which fits."""
-        self._last = number = self._last + 1
-        self.calls[number] = asked = Asked(number, kind, nbytes, deadline, waiter)
-        self.nbytes += nbytes
-        if deadline < self.due:
-            self.due = deadline
-        return asked
+    def ask(self, asked: Asked) -> None:
+        """Enter a call, which fits, under a number of its own."""
+        self._last = asked.number = number = self._last + 1
+        self.calls[number] = asked
+        self.nbytes += asked.nbytes
+        if asked.deadline < self.due:
+            self.due = asked.deadline
 
     def answered(self, number: int) -> Asked:
         """Take out a call that the other side has answered. `WireError` where it was not asked."""

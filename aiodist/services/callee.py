@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from aiodist.errors import WireError
+from aiodist.errors import Tampered, WireError
 from aiodist.services.alarm import Alarm
 from aiodist.services.answers import Answers
 from aiodist.services.connection import Connection
@@ -52,7 +52,7 @@ class Callee:
         self._alarm = Alarm(loop, self._serving, self._expire)
         self._connection = Connection(loop, line, self._take, self._lost, _nothing)
         self._connection.taken = self._look_again
-        self._answers = Answers(self._serving, self._connection)
+        self._answers = Answers(self._serving, self._connection, handlers.notes)
         self._running = Running(loop, handlers, self._serving, self._answers, self._look_again)
 
     async def aclose(self, patience: float) -> None:
@@ -147,7 +147,7 @@ class Callee:
             served.stopped = served.stopped or why
             self._cancel(served)
 
-    def _lost(self, _why: str) -> None:
+    def _lost(self, _why: str | Tampered) -> None:
         self._stop_all("its caller is gone")
         self._end()
 

@@ -1,17 +1,17 @@
-"""What this process asks of another, on the connection that it has dialed."""
+"""What this process asks of another, on one connection that it has dialed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Collection
+import math
+from collections.abc import Callable
 from typing import Protocol
 
-from aiodist.errors import WireError
+from aiodist.errors import Tampered, WireError
 from aiodist.services.alarm import Alarm
 from aiodist.services.asking import Asked, Asking
 from aiodist.services.connection import Connection
-from aiodist.services.outcomes import LATE, LEAVES, LEFT, LOST, Outcome
+from aiodist.services.outcomes import LATE, LEAVES, LEFT, LOST, NOT_SENT, Outcome
 from aiodist.transport.line import Line
 from aiodist.wire import calls
 from aiodist.wire.calls import ENDS, Says
@@ -40,83 +40,44 @@ class Caller:
     Args:
         loop: the event loop.
         line: that this process dialed; owned.
+        room: called when there may be room for more, or when the connection has ended.
 
     Attributes:
         asking: the calls without an answer.
         over: the connection has ended.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line, room: Callable[[], None]) -> None:
         self.asking = Asking()
         self._loop = loop
-        self._rooms: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._room = room
         self._alarm = Alarm(loop, self.asking, self._expire)
-        self._connection = Connection(loop, line, self._take, self._lost, self._let_in)
+        self._connection = Connection(loop, line, self._take, self._lost, room)
 
     @property
     def over(self) -> bool:
         """Whether the connection has ended."""
         return self._connection.over
 
-    @property
-    def waiting(self) -> Collection[object]:
-        """The calls that wait for room, in order."""
-        return self._rooms
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether a call may be sent now, before nobody who waits."""
+    def fits(self, nbytes: int) -> bool:
+        """Whether a call with so many bytes may be sent now."""
         connection = self._connection
-        return not (connection.over or connection.full or self._rooms) and self.asking.fits(nbytes)
+        return not (connection.over or connection.full) and self.asking.fits(nbytes)
 
-    async def room(self, nbytes: int) -> None:
-        """Return when a call with so many bytes may be sent, or the connection has ended."""
-        first = False
-        while not self.over and not (self._fits(nbytes) if first else self.has_room(nbytes)):
-            let_in: asyncio.Future[None] = self._loop.create_future()
-            one = nbytes, let_in
-            if first:
-                self._rooms.appendleft(one)
-            else:
-                self._rooms.append(one)
-            try:
-                await let_in
-            except asyncio.CancelledError:
-                if one in self._rooms:
-                    self._rooms.remove(one)
-                self._let_in()
-                raise
-            first = True
-
-    def ask(
-        self,
-        kind: Says,
-        name: bytes,
-        payload: bytes,
-        deadline: float,
-        left: float,
-        waiter: asyncio.Future[Outcome] | Waiter,
-    ) -> Asked:
-        """Send a call, which there is room for.
-
-        Args:
-            kind: CALL, STREAM or MESSAGE.
-            name: of the handler.
-            payload: the arguments.
-            deadline: when it is given up here. Infinite for a stream, whose waiter sees to that.
-            left: seconds until then.
-            waiter: who has the answer.
-        """
-        asking, connection, nbytes = self.asking, self._connection, len(payload)
-        asked = asking.ask(kind, nbytes, deadline, waiter)
-        asked.name = name
-        number = asked.number
+    def ask(self, asked: Asked) -> None:
+        """Send a call, which fits."""
+        asking, connection, kind, nbytes = self.asking, self._connection, asked.kind, asked.nbytes
+        asking.ask(asked)
+        payload, asked.payload = asked.payload, b""
+        number, name, left = asked.number, asked.name, asked.deadline
+        if left < math.inf:
+            left = max(0.0, left - self._loop.time())
         if connection.in_turn(lane := 0 if kind is _MESSAGE else number, nbytes):
             connection.send_in_turn(lane, kind, number, calls.request_head(left, name), payload)
         else:
             connection.send(calls.request(kind, number, left, name, payload), many=len(asking.calls))
         if asking.due < self._alarm.at:
             self._alarm.set()
-        return asked
 
     def poll(self) -> bool:
         """Look for the answer of the only call for some microseconds; whether the loop has to turn then."""
@@ -131,7 +92,7 @@ class Caller:
     def took(self, asked: Asked, nbytes: int) -> None:
         """Note that a part was taken, so that others may come."""
         granted = asked.took(nbytes)
-        if granted and not asked.stopped and not self.over:
+        if granted and not asked.stopped and self.asking.calls.get(asked.number) is asked:
             self._connection.send(calls.grant(asked.number, granted))
 
     def close(self) -> None:
@@ -147,19 +108,15 @@ class Caller:
 
     # Inside.
 
-    def _fits(self, nbytes: int) -> bool:
-        return self.asking.fits(nbytes) and not self._connection.full
-
     def _take(self, kind: int, number: int, body: bytes | bytearray) -> None:
         if kind in ENDS:
             asked = self.asking.answered(number)
             if asked.kind is not _CALL:
                 if not asked.stopped:
-                    _tell(asked, (kind, body))
+                    tell(asked, (kind, body))
             elif not asked.waiter.done():
                 asked.waiter.set_result((kind, body))
-            if self._rooms:
-                self._let_in()
+            self._room()
         elif kind == _PART:
             asked = self.asking.part(number, len(body))
             if not asked.stopped:
@@ -167,29 +124,25 @@ class Caller:
         else:
             raise WireError(f"a frame of kind {kind} from the side that was dialed")
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, why: str | Tampered) -> None:
         self._alarm.stop()
         for asked in self.asking:
             self.asking.answered(asked.number)
             if not asked.stopped:
                 unseen = not why and asked.number > self._connection.last > 0
                 unseen = unseen or asked.number in self._connection.unsent
-                _tell(asked, (Says.REFUSED, (why or LEAVES).encode()) if unseen else (LOST, why))
-        self._let_in()
-
-    def _let_in(self) -> None:
-        """Let those in that wait for room, as far as there is some; all of them at the end."""
-        while self._rooms and (self.over or self._fits(self._rooms[0][0])):
-            let_in = self._rooms.popleft()[1]
-            if not let_in.done():
-                let_in.set_result(None)
-                if not self.over:
-                    return  # it will ask, and then there is room for the next, or not
+                tell(asked, _not_seen(why) if unseen else (LOST, why))
+        self._room()
 
     def _expire(self, now: float) -> None:
         for asked in self.asking.expired(now):
             self.abandon(asked)
-            _tell(asked, (LATE, None))
+            tell(asked, (LATE, None))
+
+
+def _not_seen(why: str | Tampered) -> Outcome:
+    """The outcome of a call that the other side has not seen, or not whole."""
+    return (NOT_SENT, why) if isinstance(why, Tampered) else (Says.REFUSED, (why or LEAVES).encode())
 
 
 def _lane(asked: Asked) -> int:
@@ -197,7 +150,8 @@ def _lane(asked: Asked) -> int:
     return 0 if asked.kind is _MESSAGE else asked.number
 
 
-def _tell(asked: Asked, outcome: Outcome) -> None:
+def tell(asked: Asked, outcome: Outcome) -> None:
+    """Give a call its outcome."""
     waiter = asked.waiter
     if asked.kind is _STREAM:
         waiter.ended(outcome)

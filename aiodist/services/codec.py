@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any
 
 from aiodist.errors import UsageError
@@ -15,12 +17,14 @@ from aiodist.wire.calls import MAX_PAYLOAD
 LARGE = 1 << 20
 """Bytes from which on a thread encodes and decodes."""
 
-_MANY = 4096  # items that are looked at: with more of them it is large
+_MANY = 4096  # parts that are looked at: with more of them it is large
 _TRAVELS = (
     "Convert it: None, numbers, text, bytes, lists, tuples, sets, dicts, dates, dataclasses, NumPy arrays "
     "and torch tensors on the CPU travel"
 )
 _PLAIN = frozenset((int, float, bool, type(None)))
+_MAPPINGS = frozenset((dict, OrderedDict))
+_CONTAINERS = _MAPPINGS | {list, tuple, set, frozenset}
 
 
 def encode(value: Any) -> bytes:
@@ -29,13 +33,12 @@ def encode(value: Any) -> bytes:
     Raises:
         UsageError: something in it cannot be sent, or it is too large.
     """
-    small = objects.encode_small(value)
-    if small is not None:
-        return small
     try:
-        payload = objects.encode(value)
-    except UsageError:
-        payload = _encode_records(value)
+        payload = objects.encode(value, apart=records.fields)
+    except UsageError as error:
+        if error.hint != objects.UNLESS_PICKLED:
+            raise
+        raise UsageError(error.message, hint=_TRAVELS) from None  # calls pickle nothing
     if len(payload) > MAX_PAYLOAD:
         raise UsageError(
             too_large("what is to be sent", len(payload), MAX_PAYLOAD),
@@ -44,38 +47,32 @@ def encode(value: Any) -> bytes:
     return payload
 
 
-def _encode_records(value: Any) -> bytes:
-    try:
-        return objects.encode(records.plain(value))
-    except UsageError as error:
-        if error.hint != objects.UNLESS_PICKLED:
-            raise
-        raise UsageError(error.message, hint=_TRAVELS) from None  # calls pickle nothing
-
-
 def is_bulky(value: Any) -> bool:
-    """Whether a value may be large, as far as a quick look shows."""
-    looked, rest = 0, [value]
+    """Whether a value may be large, as far as a look at `_MANY` of its parts shows. What holds the same part
+    often, or itself, is: each part counts as often as it would be written."""
+    looked, nbytes, rest = 0, 0, [value]
     while rest:
         one = rest.pop()
         kind = type(one)
         if kind in _PLAIN:
             continue
+        looked += 1
+        inside: Collection[Any] = ()
         if kind in (bytes, str):
-            if len(one) >= LARGE:
-                return True
-        elif kind in (list, tuple, dict):
-            looked += len(one)
-            if looked >= _MANY:
-                return True
-            rest += one.values() if kind is dict else one
+            nbytes += len(one)
+        elif kind in _CONTAINERS:
+            inside = one
         elif dataclasses.is_dataclass(kind):
-            rest += [getattr(one, field.name, None) for field in dataclasses.fields(kind)]
-            looked += 1
+            inside = [getattr(one, field.name, None) for field in dataclasses.fields(kind)]
         else:
-            nbytes = getattr(one, "nbytes", 0)
-            if isinstance(nbytes, int) and nbytes >= LARGE:
-                return True
+            size = getattr(one, "nbytes", 0)
+            nbytes += size if isinstance(size, int) else 0
+        looked += len(inside)
+        if looked >= _MANY or nbytes >= LARGE:
+            return True
+        rest += inside
+        if kind in _MAPPINGS:
+            rest += one.values()
     return False
 
 

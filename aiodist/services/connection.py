@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from aiodist.errors import WireError
+from aiodist.errors import Tampered, WireError
 from aiodist.net.polling import Poller
 from aiodist.services.outbox import Outbox, Pieces
 from aiodist.transport.line import Line
 from aiodist.wire.calls import PIECE, Frames, Says, frame
 
-_PIECE, _GOODBYE = (
+_PIECE, _GOODBYE, _ALTERED = (
     int(Says.PIECE),
     int(Says.GOODBYE),
+    int(Says.ALTERED),
 )  # of each frame it is asked: members of an enum are slow
 _BESIDE = frozenset(map(int, (Says.CANCEL, Says.GRANT)))  # these go past the pieces of their call
 
@@ -34,7 +35,8 @@ class Connection:
         line: not started.
         take: called with kind, number and body of each frame; what is sent in it leaves when all frames that
             came with it were taken. It may raise `WireError`, which ends the connection.
-        ended: called once, with the reason, unless this side ended it. '' where the peer said goodbye.
+        ended: called once, with the reason, unless this side ended it. '' where the peer said goodbye. The
+            peer is told of what was altered on its way (`Tampered`).
         drained: called when all that waited to be written has left.
 
     Attributes:
@@ -51,7 +53,7 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         line: Line,
         take: Callable[[int, int, bytes | bytearray], None],
-        ended: Callable[[str], None],
+        ended: Callable[[str | Tampered], None],
         drained: Callable[[], None],
     ) -> None:
         self.over = self.full = False
@@ -72,7 +74,7 @@ class Connection:
         self._pumping = False
         self._writers: list[asyncio.Future[None]] = []
         self._drained = drained
-        line.received, line.ended, line.drained = self._received, self._end, self._has_drained
+        line.received, line.ended, line.drained = self._received, self._line_ended, self._has_drained
         line.start()
 
     async def until_room(self, *, large: bool = False) -> None:
@@ -217,20 +219,35 @@ class Connection:
                     self.kill()
                     self._ended("")
                     return
+                elif kind == _ALTERED:
+                    self._end(Tampered())
+                    return
                 elif pieces.bodies and kind not in _BESIDE:
                     take(kind, number, pieces.whole(number, body))
                 else:
                     take(kind, number, body)
         except WireError as error:
             self._end(f"protocol error: {error.message}")
+        except Exception:
+            self._end("an error inside aiodist")  # what came behind it would be lost without a word
+            raise
         finally:
             self._flush()
         self.taken()
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str | Tampered) -> None:
         if not self.over:
             self.kill()
             self._ended(why)
+
+    def _line_ended(self, why: str | Tampered) -> None:
+        if not self.over and isinstance(why, Tampered):
+            self._line.write(frame(Says.ALTERED, 0))
+            self._stop()
+            self._line.close()
+            self._ended(why)
+        else:
+            self._end(why)
 
     def _stop(self) -> None:
         self.over = True

@@ -14,6 +14,7 @@ from typing import Any
 
 from aiodist.errors import UsageError, shown
 from aiodist.services import records
+from aiodist.services.notes import Notes
 from aiodist.wire.calls import MAX_NAME
 
 GRACE = 1.0
@@ -119,9 +120,11 @@ class Handlers:
     Attributes:
         by_name: of each name.
         names: of each function, its latest.
+        notes: what is logged of them.
     """
 
     def __init__(self) -> None:
+        self.notes = Notes(asyncio.get_running_loop())
         self.by_name: dict[str, Handler] = {}
         self.names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._latest = 0.0  # time of the latest registration

@@ -53,6 +53,7 @@ class Mailbox:
             self._outside.remove(letter)
         except ValueError:
             return False
+        self._let_in()  # those behind it may fit
         return True
 
     def close(self) -> None:

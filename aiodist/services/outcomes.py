@@ -12,15 +12,22 @@ from aiodist.errors import (
     CallTimeout,
     CallTooLate,
     CallUnknown,
+    GroupClosed,
     PeerLost,
     RemoteError,
+    Tampered,
 )
 from aiodist.sanitize import one_line
 from aiodist.wire import objects
 from aiodist.wire.calls import MAX_TEXT, Says, read_text
 
-LOST, LATE = -1, -2
-"""Kinds of outcomes that no frame says: the connection ended (body: why, as text), the deadline passed."""
+LOST, LATE, NOT_SENT, TOO_LATE, QUITS = range(-1, -6, -1)
+"""Kinds of outcomes that no frame says: the connection ended (body: why, as text or `Tampered`); the deadline
+passed; it was not sent, and never will be (why, likewise); not in time (so many calls had no answer; 0: the
+process takes nothing); this process has left the job."""
+
+ENCODING = -1
+"""Of a message that was not sent in time: an earlier one was still being encoded."""
 
 PASSED = "its deadline passed"
 """Why the other side has stopped a call, or not begun it; this side's clock may say so a moment later."""
@@ -31,11 +38,19 @@ LEAVES = "its process leaves the job"
 LEFT = "this process leaves the job"
 """Why this process waits for no answer any more."""
 
+ENDS_THE_PROCESS = (SystemExit, KeyboardInterrupt)
+"""What a handler may raise without an answer to its caller. All else is one."""
+
 Outcome = tuple[int, Any]
 """Kind, and the answer's body."""
 
 
-def error_of(outcome: Outcome, rank: int, name: str, timeout: float) -> CallError:
+def closed() -> GroupClosed:
+    """The error where this process has left the job."""
+    return GroupClosed("this process has left the job", hint="Call before the world's group is closed")
+
+
+def error_of(outcome: Outcome, rank: int, name: str, timeout: float) -> CallError | GroupClosed:
     """The error for an outcome that is no result.
 
     Args:
@@ -50,13 +65,47 @@ def error_of(outcome: Outcome, rank: int, name: str, timeout: float) -> CallErro
             return RemoteError(rank, name, str(kind_name)[:200], str(text)[:MAX_TEXT])
         except (AiodistError, TypeError, ValueError):
             return RemoteError(rank, name, "Exception", "what it raised cannot be read")
+    if kind == QUITS:
+        return closed()
     if kind == LATE:
         return _late(rank, name, timeout)
+    if kind == TOO_LATE:
+        return _too_late(rank, name, timeout, body)
+    if kind == NOT_SENT:
+        altered = isinstance(body, Tampered)
+        return _altered(CallNotRun, rank, name) if altered else not_run(rank, name, body)
     if kind in (Says.REFUSED, Says.DROPPED):
         return _stopped(kind, one_line(read_text(body)), rank, name, timeout)
+    if isinstance(body, Tampered):
+        return _altered(CallUnknown, rank, name)
     error = CallUnknown(rank, name, body or f"rank {rank} has left the job")
     error.__cause__ = PeerLost([rank], body) if body not in ("", LEFT) else None
     return error
+
+
+def _altered(kind: type[CallError], rank: int, name: str) -> CallError:
+    """The error where somebody altered what went between the two processes; neither of them is lost."""
+    cause = Tampered()
+    error = kind(rank, name, cause.message, hint=cause.hint)
+    error.__cause__ = cause
+    return error
+
+
+def not_run(rank: int, name: str, why: str) -> CallNotRun:
+    """The error for a call to a process that is lost, or cannot be reached."""
+    error = CallNotRun(rank, name, why)
+    error.__cause__ = PeerLost([rank], why)
+    return error
+
+
+def _too_late(rank: int, name: str, timeout: float, under_way: int) -> CallTooLate:
+    why, hint = f"it could not be sent within {timeout:g} s", "The rank is busy, or frozen"
+    if under_way > 0:
+        why = f"{under_way} earlier calls of this process to it have no answer; {why}"
+        hint = "Give calls a shorter timeout, ask fewer at once, or see what its handlers wait for"
+    if under_way == ENCODING:
+        why, hint = f"an earlier message was still being encoded; {why}", "Send large data by pg.send"
+    return CallTooLate(rank, name, why, hint=hint)
 
 
 def _stopped(kind: int, why: str, rank: int, name: str, timeout: float) -> CallError:
@@ -76,15 +125,31 @@ def _late(rank: int, name: str, timeout: float) -> CallTimeout:
     return CallTimeout(rank, name, f"no answer within {timeout:g} s", hint=hint)
 
 
+def described(error: BaseException) -> tuple[str, str]:
+    """The name of an exception's type, and its text, whatever the exception's own methods do."""
+    kind = type(error)
+    try:
+        module = kind.__module__
+        name = _plain(kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}", 200)
+    except ENDS_THE_PROCESS:
+        raise
+    except BaseException:
+        name = "Exception"
+    try:
+        return name, _plain(str(error), MAX_TEXT)
+    except ENDS_THE_PROCESS:
+        raise
+    except BaseException:
+        return name, "(its text cannot be made)"
+
+
+def _plain(text: str, most: int) -> str:
+    return str.encode(text[:most], "utf-8", "replace").decode()
+
+
 def raised(error: BaseException) -> bytes:
     """The body that tells of an exception: its type's name and its text."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its text cannot be made)"
-    return objects.encode([name[:200], text[:MAX_TEXT].encode("utf-8", "replace").decode()])
+    return objects.encode(list(described(error)))
 
 
 def too_large(what: str, nbytes: int, most: int) -> str:

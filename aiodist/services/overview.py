@@ -73,7 +73,7 @@ class Overview:
             for (by, name), numbers in within.items():
                 at = since("within", uid, by, name, numbers[0])
                 told["within"].append([by, rank, name.decode() or A_MESSAGE, at, len(numbers)])
-            waiting = peer.caller.waiting
+            waiting = peer.way.waiting
             for first in islice(waiting, 1):  # another one, where calls pass: then nobody waits for long
                 told["room"].append([rank, since("room", uid, id(first)), len(waiting)])
         for handler in handlers:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
-from aiodist.errors import AiodistError, CallError, CallNotRun, CallTooLate, GroupClosed, PeerLost
+from aiodist.errors import AiodistError
 from aiodist.services.callee import Callee
 from aiodist.services.caller import Caller
-from aiodist.services.outcomes import LEFT
+from aiodist.services.outcomes import closed, not_run
+from aiodist.services.way import Way
 from aiodist.transport.line import Line, MemoryLine
 
 _NEWS = 2.0  # seconds in which it is known why a process could not be reached: it died, or a new epoch began
@@ -34,12 +36,23 @@ class Place:
 
 
 class Peer:
-    """The two connections between this process and another: one for the calls of each."""
+    """The two directions between this process and another: a connection for the calls of each.
 
-    def __init__(self) -> None:
-        self.caller: Caller | None = None
+    Args:
+        way: to the other process.
+
+    Attributes:
+        callee: what the other process asks; None while it has no connection.
+    """
+
+    def __init__(self, way: Way) -> None:
+        self.way = way
         self.callee: Callee | None = None
-        self.dialing: asyncio.Task[Caller] | None = None
+
+    @property
+    def caller(self) -> Caller | None:
+        """What this process asks, on the latest connection."""
+        return self.way.caller
 
 
 class Peers:
@@ -104,67 +117,31 @@ class Peers:
 
     # Ways to them.
 
-    async def reach(
-        self, uid: bytes, rank: int, name: str, nbytes: int, deadline: float, timeout: float
-    ) -> Caller:
-        """A connection with room for a call.
+    def peer(self, uid: bytes) -> Peer:
+        """The connections with a process, from now on where there were none."""
+        peer = self.by_uid.get(uid)
+        if peer is None:
+            peer = self.by_uid[uid] = Peer(Way(self._loop, partial(self._dial, uid)))
+        return peer
+
+    def way(self, uid: bytes, rank: int, name: str) -> Way:
+        """The way to a process, for a call.
 
         Raises:
-            CallNotRun: the process is lost or cannot be reached.
-            CallTooLate: there was none in time.
+            CallNotRun: the process is lost.
+            GroupClosed: this process has left the job.
         """
-        caller: Caller | None = None
-        try:
-            async with asyncio.timeout_at(deadline):
-                while True:
-                    if self.closed:
-                        raise closed()
-                    if why := self._why_not(uid):
-                        raise CallNotRun(rank, name, why) from PeerLost([rank], why)
-                    caller = await self._caller(uid)
-                    await caller.room(nbytes)
-                    if not caller.over:
-                        return caller
-        except TimeoutError:
-            why, hint = f"it could not be sent within {timeout:g} s", "The rank is busy, or frozen"
-            if caller is not None and not caller.asking.fits(nbytes):
-                calls = len(caller.asking.calls)
-                why = f"{calls} earlier calls of this process to it have no answer; {why}"
-                hint = "Give calls a shorter timeout, ask fewer at once, or see what its handlers wait for"
-            raise CallTooLate(rank, name, why, hint=hint) from None
-        except (OSError, AiodistError) as error:
-            if isinstance(error, CallError | GroupClosed):
-                raise
-            raise CallNotRun(rank, name, f"it cannot be reached ({error})") from PeerLost([rank], str(error))
+        if self.closed:
+            raise closed()
+        if why := self._why_not(uid):
+            raise not_run(rank, name, why)
+        return self.peer(uid).way
 
     def _why_not(self, uid: bytes) -> str:
         place = self._place
         if place is None or uid not in place.ranks:
             return "it is no member of the job any more"
         return self._lost.get(uid, "")
-
-    async def _caller(self, uid: bytes) -> Caller:
-        peer = self.by_uid.setdefault(uid, Peer())
-        if peer.caller is not None and not peer.caller.over:
-            return peer.caller
-        if peer.dialing is None:
-            peer.dialing = self._loop.create_task(self._connect(uid, peer))
-        dialing = peer.dialing
-        await asyncio.wait([dialing])
-        if dialing.cancelled():
-            raise ConnectionAbortedError(LEFT)
-        return dialing.result()
-
-    async def _connect(self, uid: bytes, peer: Peer) -> Caller:
-        try:
-            line = await self._dial(uid)
-            if self.closed or self._why_not(uid):
-                line.kill()
-                raise ConnectionAbortedError(self._why_not(uid) or LEFT)
-            peer.caller = Caller(self._loop, line)
-            return peer.caller
-        finally:
-            peer.dialing = None
 
     async def _dial(self, uid: bytes) -> Line:
         """A line to a process, where the present epoch knows it; again where the next one begins."""
@@ -200,14 +177,6 @@ class Peers:
         peer = self.by_uid.pop(uid, None)
         if peer is None:
             return
-        if peer.dialing is not None:
-            peer.dialing.cancel()
-        if peer.caller is not None:
-            peer.caller.lose(why)
+        peer.way.lose(why)
         if peer.callee is not None:
             peer.callee.lose()
-
-
-def closed() -> GroupClosed:
-    """The error where this process has left the job."""
-    return GroupClosed("this process has left the job", hint="Call before the world's group is closed")

@@ -25,18 +25,18 @@ class Misfit(ValueError):
     """The error that a value does not have the fields of the dataclass that it is to become."""
 
 
-def plain(value: Any) -> Any:
-    """A value in which each dataclass is a dictionary of its fields, also in lists, tuples and dicts."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
-    kind = type(value)
-    if kind is list:
-        return [plain(item) for item in value]
-    if kind is tuple:
-        return tuple(plain(item) for item in value)
-    if kind is dict:
-        return {key: plain(item) for key, item in value.items()}
-    return value
+def fields(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass, by name; None of everything else.
+
+    Raises:
+        UsageError: it has no value for one of them.
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return None
+    try:
+        return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    except AttributeError as error:
+        raise UsageError(f"a {type(value).__name__} cannot be sent: {error!s:.200}") from error
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[int, Build]]:

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from aiodist.services.answers import Answers, ends_here, told
+from aiodist.services.answers import Answers
 from aiodist.services.codec import LARGE, decoded, encode, encoded
 from aiodist.services.handlers import Handler, Handlers
+from aiodist.services.outcomes import ENDS_THE_PROCESS, raised
 from aiodist.services.serving import SERVED, Served, Serving
 from aiodist.wire import objects
 from aiodist.wire.calls import Request, Says
@@ -70,12 +71,13 @@ class Running:
                     self._answers.at_once(number, _RESULT, encode(result))
                     return
                 running = result  # a plain function that returns a coroutine, say
-        except (Exception, asyncio.CancelledError) as error:
-            self._answers.at_once(number, Says.RAISED, told(name, error))
-            return
-        except SystemExit as error:
-            ends_here(name, error)
+        except ENDS_THE_PROCESS as error:
+            self._exits(name, error)
             raise
+        except BaseException as error:
+            self._answers.at_once(number, Says.RAISED, raised(error))
+            self._answers.notes.raised(name, error)
+            return
         served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
         served.slot = handler.slots
         served.slot.free -= 1
@@ -110,13 +112,8 @@ class Running:
                 await self._answers.room(len(answer))
             self._answers.end(served, _RESULT, answer)
             self._free()
-        except asyncio.CancelledError as error:
-            self._answers.cancelled(served, error)
-        except Exception as error:
-            self._answers.raised(served, handler.name, error)
-        except SystemExit as error:
-            ends_here(handler.name, error)
-            raise
+        except BaseException as error:
+            self._failed(served, handler.name, error)
 
     async def _carry_out(
         self, served: Served, name: str, payload: bytes | memoryview, handler: Handler | None
@@ -152,13 +149,24 @@ class Running:
             self._free()
         except _Refused as why:
             self._answers.end(served, Says.REFUSED, str(why).encode())
-        except asyncio.CancelledError as error:
+        except BaseException as error:
+            self._failed(served, name, error)
+
+    def _failed(self, served: Served, name: str, error: BaseException) -> None:
+        """Answer a call whose task ends with an exception, whichever that is."""
+        if isinstance(error, ENDS_THE_PROCESS):
+            self._exits(name, error)
+            raise error
+        if not self._loop.is_running():
+            raise error  # the loop has ended, and its tasks are taken apart
+        if isinstance(error, asyncio.CancelledError):
             self._answers.cancelled(served, error)
-        except Exception as error:
+        else:
             self._answers.raised(served, name, error)
-        except SystemExit as error:
-            ends_here(name, error)
-            raise
+
+    def _exits(self, name: str, error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            self._answers.notes.exits(name, error)
 
     async def _send_parts(self, served: Served, parts: Any) -> None:
         try:

@@ -6,42 +6,41 @@ import asyncio
 import math
 import weakref
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from aiodist.errors import CallError, CallTimeout, UsageError
 from aiodist.services.asking import Asked
-from aiodist.services.caller import Caller
 from aiodist.services.codec import decoded
-from aiodist.services.outcomes import Outcome, error_of
+from aiodist.services.outcomes import LATE, Outcome, error_of
 from aiodist.services.records import Build, Misfit
+from aiodist.services.way import Way
 from aiodist.wire.calls import Says
 
 T = TypeVar("T")
 
-
-class Opens(Protocol):
-    """Finds the way to the process that is called, as far as a stream needs it."""
-
-    async def __call__(self, nbytes: int, deadline: float) -> Caller:
-        """A connection on which so many bytes may be asked now."""
+_LEFT: Outcome = (-100, None)  # of a stream whose parts nobody wants any more
 
 
 class Stream(Generic[T]):
     """The parts that a handler of another rank yields, in order: `async for part in pg.stream(…)`.
 
-    The call is made when the first part is asked for. Leaving the loop, `aclose` and dropping the stream stop
-    the handler. About a MiB of parts comes before it is taken; then the handler waits.
+    The call is made when the first part is asked for. `aclose`, leaving its block and dropping the stream
+    stop the handler. About a MiB of parts comes before it is taken; then the handler waits. Where taking a
+    part is cancelled, the stream is as before, and the next `anext` gives that part.
 
     Raises, from the iteration:
         CallNotRun, CallUnknown, RemoteError: as `pg.call`.
         CallTooLate, CallTimeout: the next part did not come in time.
+        UsageError: it was left before its end, or two tasks take parts at once.
+    After an error, each further `anext` raises one, too.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        opens: Opens,
+        opens: Callable[[], Way],
         rank: int,
         name: str,
         payload: bytes,
@@ -55,11 +54,10 @@ class Stream(Generic[T]):
         self._payload = payload
         self._timeout = timeout
         self._build = build
-        self._caller: Caller | None = None
+        self._way: Way | None = None
         self._asked: Asked | None = None
         self._parts: deque[bytes | bytearray] = deque()
-        self._outcome: Outcome | None = None
-        self._over = False
+        self._end: Outcome | None = None  # what comes behind the parts
         self._awaited: asyncio.Future[None] | None = None
         self._taking = False
 
@@ -78,7 +76,7 @@ class Stream(Generic[T]):
 
     async def aclose(self) -> None:
         """Take no more parts, and have the handler stopped. May be repeated."""
-        self._leave()
+        self._leave(_LEFT)
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,41 +84,39 @@ class Stream(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
+        self._leave(_LEFT)
 
     def __del__(self) -> None:
-        if self._asked is not None and not self._over and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._caller.abandon, self._asked)  # type: ignore[union-attr]
+        if self._asked is not None and self._end is None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._way.abandon, self._asked)  # type: ignore[union-attr]
 
     async def _next(self) -> Any:
         deadline = self._loop.time() + self._timeout
-        try:
-            if self._asked is None and not self._over:
-                await self._begin(deadline)
-            if not self._parts and self._outcome is None and not self._over:
-                await self._until_news(deadline)
-            if self._parts and not self._over:
-                body = self._parts.popleft()
-                assert self._caller is not None
+        if self._asked is None and self._end is None:
+            self._begin()
+        if not self._parts and self._end is None:
+            await self._until_news(deadline)
+        parts = self._parts
+        if parts:
+            body = parts[0]
+            part = await decoded(body)
+            if parts:  # it is taken only now: nothing is lost where that was cancelled
+                parts.popleft()
+                assert self._way is not None
                 assert self._asked is not None
-                self._caller.took(self._asked, len(body))
-                return self._built(await decoded(body))
-        except asyncio.CancelledError:
-            self._leave()  # who iterates is gone, and asks for no other part
-            raise
-        over, self._over = self._over, True
-        if over or self._outcome is None or self._outcome[0] == Says.RESULT:
-            raise StopAsyncIteration
-        raise error_of(self._outcome, self._rank, self._name, self._timeout)
+                self._way.took(self._asked, len(body))
+                return self._built(part)
+        raise self._ending()
 
-    async def _begin(self, deadline: float) -> None:
-        caller = await self._opens(len(self._payload), deadline)
-        self._caller = caller
-        waiter = _Waiter(self)
-        self._asked = caller.ask(Says.STREAM, self._name.encode(), self._payload, math.inf, math.inf, waiter)
+    def _begin(self) -> None:
+        self._way = self._opens()
+        self._asked = asked = Asked(Says.STREAM, _Waiter(self))
+        asked.asks(self._name.encode(), self._payload, math.inf)  # each part has a deadline, here
         self._payload = b""
+        self._way.ask(asked)
 
     async def _until_news(self, deadline: float) -> None:
+        """Wait for the next part, or the end."""
         self._awaited = self._loop.create_future()
         timer = self._loop.call_at(deadline, self._wake)
         try:
@@ -128,9 +124,22 @@ class Stream(Generic[T]):
         finally:
             self._awaited = None
             timer.cancel()
-        if not self._parts and self._outcome is None and not self._over:
-            self._leave()
-            raise CallTimeout(self._rank, self._name, f"no part within {self._timeout:g} s")
+        if not self._parts and self._end is None:
+            assert self._way is not None
+            assert self._asked is not None
+            self._leave((LATE, None) if self._asked.number else self._way.why_late(self._asked))
+
+    def _ending(self) -> Exception:
+        """What comes behind the parts."""
+        assert self._end is not None
+        kind = self._end[0]
+        if kind == Says.RESULT:
+            return StopAsyncIteration()
+        if kind == _LEFT[0]:
+            return UsageError("the stream was left before its end", hint="Take all its parts, or call again")
+        if kind == LATE:
+            return CallTimeout(self._rank, self._name, f"no part within {self._timeout:g} s")
+        return error_of(self._end, self._rank, self._name, self._timeout)
 
     def _built(self, part: Any) -> Any:
         if self._build is None:
@@ -138,15 +147,16 @@ class Stream(Generic[T]):
         try:
             return self._build(part)
         except Misfit as error:
-            self._leave()
+            self._leave(_LEFT)
             raise CallError(self._rank, self._name, f"a part of another shape: {error}") from None
 
-    def _leave(self) -> None:
-        if not self._over:
-            self._over = True
+    def _leave(self, end: Outcome) -> None:
+        """Stop the handler, unless the stream has ended and all its parts are taken."""
+        if self._end is None or self._parts:
+            self._end = end
             self._parts.clear()
-            if self._asked is not None and self._caller is not None:
-                self._caller.abandon(self._asked)
+            if self._asked is not None and self._way is not None:
+                self._way.abandon(self._asked)
             self._wake()
 
     def _wake(self) -> None:
@@ -157,14 +167,15 @@ class Stream(Generic[T]):
 
     def take_part(self, body: bytes | bytearray) -> None:
         """Keep a part that has come."""
-        if not self._over:
+        if self._end is None:
             self._parts.append(body)
             self._wake()
 
     def take_end(self, outcome: Outcome) -> None:
         """Note how it ended."""
-        self._outcome = outcome
-        self._wake()
+        if self._end is None:
+            self._end = outcome
+            self._wake()
 
 
 class _Waiter:

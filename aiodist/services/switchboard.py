@@ -6,20 +6,19 @@ An epoch says who is where (`Place`); its control plane says who is lost.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from aiodist.errors import A_MESSAGE, AiodistError, CallError
+from aiodist.services.asking import Asked
 from aiodist.services.callee import Callee
-from aiodist.services.caller import Caller
 from aiodist.services.codec import LARGE, decoded, encode, encoded
 from aiodist.services.handlers import Handlers
 from aiodist.services.mailbox import Mailbox
-from aiodist.services.outcomes import Outcome, error_of
+from aiodist.services.outcomes import Outcome, closed, error_of
 from aiodist.services.overview import Overview
-from aiodist.services.peers import Peer, Peers, Place, closed
+from aiodist.services.peers import Peer, Peers, Place
 from aiodist.services.records import Build, Misfit
 from aiodist.services.stream import Stream
 from aiodist.transport.line import Line
@@ -29,8 +28,6 @@ from aiodist.wire.calls import Says
 _RESULT = int(Says.RESULT)
 
 _LEAVING = 1.0  # seconds that handlers have to end when their process leaves
-
-_log = logging.getLogger("aiodist.services")
 
 
 class Switchboard:
@@ -68,7 +65,7 @@ class Switchboard:
         if self._peers.closed or self._peers.is_lost(uid):
             line.kill()
             return
-        peer = self._peers.by_uid.setdefault(uid, Peer())
+        peer = self._peers.peer(uid)
         old, peer.callee = peer.callee, None
         if old is not None:  # its end has not been noticed here
             old.lose()
@@ -80,12 +77,7 @@ class Switchboard:
             return
         self.mailbox.close()
         peers = self._peers.close()
-        dialing = [peer.dialing for peer in peers if peer.dialing is not None]
-        for task in dialing:
-            task.cancel()
-        for peer in peers:
-            if peer.caller is not None:
-                peer.caller.close()
+        dialing = [task for peer in peers for task in peer.way.close()]
         callees = [peer.callee for peer in peers if peer.callee is not None]
         running = [task for callee in self._unused for task in callee.running()]
         ending = [asyncio.ensure_future(callee.aclose(_LEAVING)) for callee in callees]
@@ -108,10 +100,7 @@ class Switchboard:
         self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
     ) -> Stream[Any]:
         """The parts that a handler of another process yields. Errors as `ProcessGroup.stream`."""
-
-        async def opens(nbytes: int, deadline: float) -> Caller:
-            return await self._peers.reach(uid, rank, name, nbytes, deadline, timeout)
-
+        opens = partial(self._peers.way, uid, rank, name)
         return Stream(self._loop, opens, rank, name, encode(list(args)), timeout, build)
 
     async def take(self) -> tuple[bytes, Any] | None:
@@ -123,7 +112,7 @@ class Switchboard:
                 self.mailbox.put_back(letter)
                 raise
             except AiodistError as error:
-                _log.warning("a message that cannot be read was dropped: %s", error)
+                self.handlers.notes.unread(error)
         return None
 
     def check_open(self) -> None:
@@ -143,24 +132,23 @@ class Switchboard:
         timeout: float,
         build: Build | None,
     ) -> Any:
-        payload = objects.encode_small(value)
-        if payload is None:
+        payload, loop = objects.encode_small(value), self._loop
+        if payload is None and kind is not Says.MESSAGE:
             payload = await encoded(value)
-        nbytes, loop = len(payload), self._loop
-        left, deadline = timeout, loop.time() + timeout
-        peer = self._peers.by_uid.get(uid)
-        caller = None if peer is None else peer.caller
-        if caller is None or not caller.has_room(nbytes):
-            caller = await self._peers.reach(uid, rank, name or A_MESSAGE, nbytes, deadline, timeout)
-            left = max(0.0, deadline - loop.time())
+        way = self._peers.way(uid, rank, name or A_MESSAGE)
         answer: asyncio.Future[Outcome] = loop.create_future()
-        asked = caller.ask(kind, name.encode(), payload, deadline, left, answer)
+        asked = Asked(kind, answer)
         try:
-            if len(caller.asking.calls) == 1 and caller.poll():
+            if payload is None:
+                way.begin(asked)  # messages that begin meanwhile come behind it
+                payload = await encoded(value)
+            asked.asks(name.encode(), payload, loop.time() + timeout)
+            way.ask(asked)
+            if asked.number and way.looks():
                 await asyncio.sleep(0)
             outcome = await answer
-        except asyncio.CancelledError:
-            caller.abandon(asked)
+        except BaseException:
+            way.abandon(asked)
             raise
         how, body = outcome
         if how != _RESULT:

@@ -302,6 +302,45 @@ def remove(folder: Folders, name: str) -> None:
             folder.remove(text)
 
 
+def leave_note(name: str, data: bytes) -> None:
+    """Leave a file beside the recorders', which lies there for as long as that of a killed process.
+
+    Args:
+        name: of the file; it is no recorder's.
+        data: what it holds.
+
+    Raises:
+        OSError: it can be written nowhere.
+    """
+    wrong = OSError("there is no place for it")
+    for path in _paths():
+        try:
+            with Folder.open(path, make=True) as folder:
+                fresh = f".{name}.{os.getpid()}"  # it is read whole, or not at all
+                with os.fdopen(folder.fresh(fresh), "wb") as file:
+                    file.write(data)
+                folder.rename(fresh, name)
+                return
+        except OSError as error:
+            wrong = error
+    raise wrong
+
+
+def notes(ending: str, most: int) -> Iterator[bytes]:
+    """What the notes hold whose names end so and that are not too old, `most` bytes of each."""
+    try:
+        folders = open_folder()
+    except OSError:
+        return
+    after = time.time() - KEPT
+    with folders:
+        for text in folders.names():
+            if text.endswith(ending) and not text.startswith("."):
+                with contextlib.suppress(OSError), os.fdopen(folders.file(text), "rb") as file:
+                    if os.fstat(file.fileno()).st_mtime >= after:
+                        yield file.read(most)
+
+
 def sweep(folder: Folders) -> None:
     """Remove the files of processes that died a while ago, and what lies beside them."""
     before = time.time() - KEPT

@@ -147,12 +147,11 @@ class SimBackend:
     def rank_left(self, rank: int, whole: bool) -> None:
         """Do nothing."""
 
-    def close_receives(self, error: Callable[[], BaseException], held: bool = False) -> None:
-        """End the receives for which nothing has come and whose handles nobody holds."""
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """End the receives for which nothing has come."""
         for side in self._board.waiting(self):
-            if held or side.operation.work._can_be_taken_back:
-                self._board.receives[self.rank, side.operation.tag].remove(side)
-                side.operation.fail(error())
+            self._board.receives[self.rank, side.operation.tag].remove(side)
+            side.operation.fail(error())
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Do nothing."""

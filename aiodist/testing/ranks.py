@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from aiodist.environment import tls
 from aiodist.rendezvous import StoreServer
 from aiodist.testing.forkserver import SERVERS, Forked, Request, servers
 from aiodist.testing.hosts import entering
@@ -60,7 +61,8 @@ async def launch(
     """
     secret = secrets.token_hex(32)
     with _quiet():
-        server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
+        key = tls({**os.environ, **(env or {})})
+        server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode(), tls=key)
     begun = any(name.startswith(("PYTHON", "LD_")) for name in env or {})  # read as the interpreter starts
     forks = not begun and tuple(arguments[:2]) == WORKER and sys.platform == "linux"
     processes: list[Process] = []

@@ -27,12 +27,13 @@ class Line(ABC):
     Attributes:
         received: called with bytes that came. Set it and the next two before `start`.
         ended: called once, with the reason, when nothing more comes; not after this side's `close` or `kill`.
+            Where what came was altered (`Tampered`), the other side can still be told: write, and `close`.
         drained: called when all that waited to be written has left.
     """
 
     def __init__(self) -> None:
         self.received: Callable[[bytes], None] = _ignore
-        self.ended: Callable[[str], None] = _ignore
+        self.ended: Callable[[str | Tampered], None] = _ignore
         self.drained: Callable[[], None] = _ignore
 
     @abstractmethod
@@ -124,7 +125,8 @@ class SocketLine(Line):
         except OSError as error:
             self._end(error.strerror or str(error))
         except Tampered as error:
-            self._end(error.message)
+            self._out.unwatch()
+            self.ended(error)
         except WireError as error:
             self._end(f"protocol error: {error.message}")
         else:

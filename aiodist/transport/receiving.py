@@ -136,7 +136,7 @@ class Incoming:
         self._takers = {} if takers is None else takers
         self._cancelled: set[int] = set()
         self._arriving: _Receive | None = None  # its fragment is being received piecemeal
-        self._arriving_at = 0  # where in the message what `place` gave begins
+        self._arriving_at = self._arriving_to = 0  # where in the message what `place` gave lies
         self._scratch: memoryview | None = None
 
     # Incoming.
@@ -196,15 +196,23 @@ class Incoming:
         del self._posted[key]
         return True
 
-    def redirect(self, key: Key, into: Into) -> None:
-        """Have the bytes of a message, of which some may be here, go into another sink of the same size. What
-        is in the old one by now the caller has copied, all of it: some bytes may lie there uncounted."""
+    def redirect(self, key: Key, into: Into, moves: bool) -> None:
+        """Have the bytes of a message, of which some may be here, go into another sink of the same size.
+
+        Args:
+            moves: it is other memory: what has come is copied there, and the old memory is touched no more.
+        """
         receive = self._posted.get(key)
-        if receive is not None:
-            receive.sink = into
-            receive.signature = b""  # it may go to another receive: the caller has to compare
-            if self._arriving is receive and self.link is not None:
-                self.link.divert(into.view[self._arriving_at :])
+        if receive is None:
+            return
+        old, come = receive.sink, receive.got
+        receive.sink = into
+        receive.signature = b""  # it may go to another receive: the caller has to compare
+        if self._arriving is receive and self.link is not None:
+            self.link.divert(into.view[self._arriving_at :])
+            come = self._arriving_to  # of the fragment that arrives some bytes are here, and not counted
+        if moves and isinstance(old, Into):
+            into.view[:come] = old.view[:come]
 
     def post_again(self, key: Key, nbytes: int, sink: Sink, done: Done, signature: bytes = b"") -> bool:
         """Post the receive of a message as one of another size, instead of one that may be posted. No byte of
@@ -316,7 +324,7 @@ class Incoming:
         if not at:
             self._arriving = self._expect(frame)
         receive = self._arriving
-        self._arriving_at = frame.offset + at
+        self._arriving_at, self._arriving_to = frame.offset + at, frame.offset + frame.nbytes
         if receive is not None and isinstance(receive.sink, Into):
             return receive.sink.view[frame.offset + at : frame.offset + frame.nbytes]
         return self._scratch_of(min(frame.nbytes - at, FRAGMENT))

@@ -4,13 +4,13 @@
                 which is no larger than a piece and what a request has before its payload
     body        of CALL, STREAM, MESSAGE: f64 seconds left, u16 bytes of the name, the name, the payload
                 of RESULT, RAISED, PART: the payload; of REFUSED, DROPPED: text; of GRANT: u64 bytes
-                of CANCEL, GOODBYE: none; of PIECE: bytes that stand before the body of the next other frame
-                with this number, except CANCEL and GRANT
+                of CANCEL, GOODBYE, ALTERED: none; of PIECE: bytes that stand before the body of the next
+                other frame with this number, except CANCEL and GRANT
 
 A connection carries the calls of the process that dialed it. It sends CALL, STREAM and MESSAGE, each with a
 number of its own, counted from 1 (a large one may come after later ones), CANCEL and GRANT. The other side
 answers each of the first three with exactly one of RESULT, RAISED, REFUSED and DROPPED, after any number of
-PARTs of a stream. Either side ends with GOODBYE. Payloads are those of `wire.objects`.
+PARTs of a stream. Either side ends with GOODBYE or ALTERED. Payloads are those of `wire.objects`.
 
 These bytes are read only behind a completed handshake. Still sizes are bounded before anything is kept.
 """
@@ -58,6 +58,7 @@ class Says(enum.IntEnum):
     PART = 20
     PIECE = 21  # bytes of the body of a frame with this number, which comes behind its pieces
     GOODBYE = 32
+    ALTERED = 33  # what came from the other side is not what it sent, so nothing more is read
 
 
 ASKS: dict[int, Says] = {int(kind): kind for kind in (Says.CALL, Says.STREAM, Says.MESSAGE)}

@@ -65,15 +65,17 @@ _HELLO = struct.Struct("<4sc16sBiBHB")  # marker, order, nonce, purpose, rank, l
 _PROOF_BYTES = 32
 _WELCOME = struct.Struct("<32siH")  # proof, rank, len(card)
 _SAME_VERSION = "Install the same aiodist on every host"
-_SAME_SECRET = (
+SAME_SECRET = (
     "Set AIODIST_SECRET to the same on every host, or copy ~/.aiodist/secret from one of them to the others: "
     "hosts that share no home each made their own"
 )
+"""What to do where two processes of a job have different secrets."""
+
 _SAME_TLS = "Set AIODIST_TLS_CERT, AIODIST_TLS_KEY and AIODIST_TLS_CA in every process of the job, or in none"
 _SAME_ORDER = "All hosts of a job need the same byte order"
 _OWN_PORTS = "Two jobs share an address; give each its own port"
 _CHECK_ADDRESS = "Check host and port"
-_ADVICE = frozenset((_SAME_VERSION, _SAME_SECRET, _SAME_TLS, _SAME_ORDER, _OWN_PORTS, _CHECK_ADDRESS))
+_ADVICE = frozenset((_SAME_VERSION, SAME_SECRET, _SAME_TLS, _SAME_ORDER, _OWN_PORTS, _CHECK_ADDRESS))
 _TLS_FIRST_BYTE = b"\x16"
 
 
@@ -178,7 +180,8 @@ class Handshake:
 
         Args:
             nonce: 16 fresh random bytes.
-            to: the card of the process that is looked for, at most 255 bytes; b"": any that has the secret.
+            to: the card of the process that is looked for, or how it begins, at most 255 bytes; b"": any that
+                has the secret.
         """
         return cls(identity, secret, nonce, is_server=False, to=to)
 
@@ -364,7 +367,7 @@ class Handshake:
                 _OWN_PORTS,
             )
 
-        if self._to and self._to != self._identity.card:
+        if not self._identity.card.startswith(self._to):
             raise self._refuse(
                 f"{self._name(self.peer.rank, False)} looks for another process at this address",
                 "another process has taken that address",
@@ -388,7 +391,7 @@ class Handshake:
         return self._refuse(
             f"{them} has another secret than this process",
             f"{me} has another secret than this process",
-            _SAME_SECRET,
+            SAME_SECRET,
         )
 
     # Wording.

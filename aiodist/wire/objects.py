@@ -8,7 +8,8 @@ What travels keeps its exact type: None, bool, int of any size, float, complex, 
 frozenset, dict and OrderedDict with any hashable keys of these, date, datetime, timedelta, NumPy scalars and
 arrays of the dtypes in `types.DTYPES`, and dense torch tensors on the CPU. A subclass of one of these is
 another type. Arrays arrive writable, in C order and with memory of their own; tensors arrive as tensors where
-torch can be imported, else as arrays, and without their gradients. What an object holds twice arrives twice.
+torch can be imported, else as arrays, and without their gradients. What an object holds twice arrives twice:
+so what an object adds by this is bounded (`wire/repeats`), and one that holds itself is refused.
 
 Leaves that msgpack has no type for are extensions with a payload. Containers that it has no type for are
 arrays whose first element is an empty extension, the mark: so the decoder needs one flat pass and no
@@ -25,7 +26,7 @@ import enum
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -34,9 +35,10 @@ from zoneinfo import ZoneInfo
 import msgpack
 import numpy as np
 
-from aiodist.errors import AiodistError, UsageError, WireError
+from aiodist.errors import AiodistError, UsageError, WireError, shown
 from aiodist.types import BFLOAT16, DTYPE_CODES, DTYPES
 from aiodist.wire.bounded import SHORT, unpack
+from aiodist.wire.repeats import TEXT, Account, Repeated
 
 UNLESS_PICKLED = (
     "Convert it to plain types or arrays; or pass allow_pickle=True on both sides, "
@@ -74,15 +76,21 @@ class _Ext(enum.IntEnum):
     timedelta = 22
 
 
-def encode(obj: Any, *, allow_pickle: bool = False) -> bytes:
+Apart = Callable[[Any], "dict[str, Any] | None"]
+"""What takes an object apart that cannot be sent as it is: the dict to send in its place, or None."""
+
+
+def encode(obj: Any, *, allow_pickle: bool = False, apart: Apart | None = None) -> bytes:
     """An object as bytes. Arrays in C order are copied once, others twice.
 
     Args:
         obj: what to send; see the module for what can be.
         allow_pickle: pickle what cannot be sent as data. The receivers have to allow it, too.
+        apart: takes objects of other types apart; not those that must have a hash value here.
 
     Raises:
-        UsageError: something in it cannot be sent; says what and where.
+        UsageError: something in it cannot be sent, contains itself, or is held far too often; says what and
+            where.
     """
     try:
         if _is_plain(obj):
@@ -91,14 +99,21 @@ def encode(obj: Any, *, allow_pickle: bool = False) -> bytes:
                 return _HEAD.pack(FORMAT, len(plain)) + plain
             except OverflowError:
                 pass  # an integer of over 64 bits
-        encoder = _Encoder(allow_pickle)
+        encoder = _Encoder(allow_pickle, apart)
         encoder.value(obj, 0)
+        structure = encoder.packer.getbuffer()
+        return b"".join([_HEAD.pack(FORMAT, structure.nbytes), structure, *encoder.blobs])
     except _Refused as refused:
         raise UsageError(f"{refused.where()} {refused.problem}", hint=refused.hint) from refused.__cause__
     except ValueError as error:  # msgpack: a string of over 4 GiB
         raise UsageError(f"the object cannot be sent ({error})", hint="Put large data into arrays") from None
-    structure = encoder.packer.getbuffer()
-    return b"".join([_HEAD.pack(FORMAT, structure.nbytes), structure, *encoder.blobs])
+    except MemoryError:
+        raise UsageError("there is no memory for the object as bytes", hint="Send it in parts") from None
+    except RecursionError:
+        raise UsageError(
+            "the object cannot be sent from here: it is nested too deep for so many calls in each other",
+            hint="Send it from a function that fewer others have called",
+        ) from None
 
 
 def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) -> Any:
@@ -149,33 +164,49 @@ def _large_integer(value: int) -> msgpack.ExtType:
     return msgpack.ExtType(_Ext.integer, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_NUMBERS = frozenset({type(None), bool, int, float})
+_PLAIN = _NUMBERS | {str, bytes}
 _MANY = 16  # items, from which on their types are gone through at C speed
 _PLAIN_DEPTH = 3
 
 
-def _is_plain(x: Any, depth: int = 0) -> bool:
+def _is_plain(x: Any) -> bool:
     """Whether msgpack can write a value by itself, at C speed: lists and dicts, not deep, of leaves that it
-    has types for. Most messages are."""
-    kind = type(x)
-    if kind is dict:
-        for key in x:
-            if type(key) not in _PLAIN:
-                return False
-        items = x.values()
-    elif kind is list:
-        items = x
-    else:
-        return kind in _PLAIN
-    if len(items) > _MANY and _PLAIN.issuperset(map(type, items)):
+    has types for. Most messages are. One that holds a container twice, or long texts, which it may hold
+    often, is written with an account."""
+    if type(x) is str or type(x) is bytes:
+        return True
+    return _are_plain((x,), set(), 0)
+
+
+def _are_plain(items: Collection[Any], seen: set[int], depth: int) -> bool:
+    if len(items) > _MANY and _NUMBERS.issuperset(map(type, items)):
         return True
     for item in items:
-        if type(item) not in _PLAIN and (depth == _PLAIN_DEPTH or not _is_plain(item, depth + 1)):
+        kind = type(item)
+        if kind is str or kind is bytes:
+            if len(item) >= TEXT:
+                return False
+        elif kind is list or kind is dict:
+            if depth > _PLAIN_DEPTH or id(item) in seen:
+                return False
+            seen.add(id(item))
+            if kind is dict:
+                for key in item:
+                    kind = type(key)
+                    if kind is str or kind is bytes:
+                        if len(key) >= TEXT:
+                            return False
+                    elif kind not in _NUMBERS:
+                        return False
+                item = item.values()
+            if not _are_plain(item, seen, depth + 1):
+                return False
+        elif kind not in _NUMBERS:
             return False
     return True
 
 
-_NUMBERS = frozenset({type(None), bool, int, float})
 _SMALL = 16 << 10  # bytes of a text, of bytes
 _FEW = 256  # items
 _CONTAINERS = 64  # fewer than `MAX_DEPTH`: they may stand in each other
@@ -243,33 +274,65 @@ def _packed(x: Any) -> bytes:
     return packed
 
 
+_Write = Callable[["_Encoder", Any, int], None]
+
+
 class _Encoder:
     """A writer of one structure, which collects its blobs."""
 
-    def __init__(self, allow_pickle: bool) -> None:
+    def __init__(self, allow_pickle: bool, apart: Apart | None) -> None:
         self.packer = msgpack.Packer(
             default=_large_integer, strict_types=True, autoreset=False, unicode_errors="surrogatepass"
         )
         self.blobs: list[Any] = []
         self._allow_pickle = allow_pickle
+        self._apart = apart
+        self._account = Account()
+        self._pickled: dict[int, bytes] = {}  # by the id of what was pickled
 
     def value(self, x: Any, depth: int) -> None:
         """Write anything. `_Refused` if it cannot be."""
         kind = type(x)
         if kind in _PLAIN:
+            if kind is str or kind is bytes:
+                self._charge(self._account.text, x)
             self.packer.pack(x)
             return
         if depth > MAX_DEPTH:
             raise _Refused(f"is nested over {MAX_DEPTH} deep", "Does it contain itself?")
         write = _WRITERS.get(kind)
         if write is not None:
-            write(self, x, depth + 1)
+            self.container(write, x, x, depth)
+        elif kind is np.ndarray:
+            self.array(x)
         elif isinstance(x, np.generic) and kind is x.dtype.type and x.dtype in DTYPE_CODES:
             self.leaf(_Ext.scalar, bytes([DTYPE_CODES[x.dtype]]) + x.tobytes())
         elif kind is _torch_tensor():
             self.tensor(x)
+        elif self._apart is not None and (parts := self._apart(x)) is not None:
+            self.container(_Encoder.plain_mapping, x, parts, depth)
         else:
             self.pickle(x, f"is of type {_name(kind)}")
+
+    def container(self, write: _Write, x: Any, parts: Any, depth: int) -> None:
+        """Write a container, and enter it in the account.
+
+        Args:
+            write: writes it.
+            x: the container.
+            parts: what is written in its place; mostly itself.
+        """
+        key = id(x)
+        outer = self._charge(self._account.enter, key)
+        write(self, parts, depth + 1)
+        self._account.leave(key, outer)
+
+    def _charge(self, add: Callable[..., Any], *what: Any) -> Any:
+        """Enter a cost in the account."""
+        try:
+            return add(*what)
+        except Repeated as found:
+            raise _Refused(str(found), _ONCE) from None
 
     def leaf(self, code: _Ext, payload: bytes) -> None:
         """Write an extension."""
@@ -277,7 +340,7 @@ class _Encoder:
 
     def sequence(self, items: list[Any], depth: int) -> None:
         """Write a list; at C speed where it holds no containers."""
-        if _PLAIN.issuperset(map(type, items)):
+        if self.plain(items):
             self.packer.pack(items)
         else:
             self.packer.pack_array_header(len(items))
@@ -285,27 +348,47 @@ class _Encoder:
 
     def plain_mapping(self, items: dict[Any, Any], depth: int) -> None:
         """Write a dict, likewise."""
-        if _PLAIN.issuperset(map(type, items)) and _PLAIN.issuperset(map(type, items.values())):
+        if self.plain(items) and self.plain(items.values()):
             self.packer.pack(items)
         else:
             self.mapping(items, depth)
 
+    def plain(self, items: Collection[Any]) -> bool:
+        """Whether all items are plain leaves. They are in the account then."""
+        kinds = set(map(type, items))
+        if not kinds <= _PLAIN:
+            return False
+        self._charge(self._account.leaves, items, kinds)
+        return True
+
     def mapping(self, items: dict[Any, Any], depth: int) -> None:
         """Write a dict whose keys or values are not plain."""
         self.packer.pack_map_header(len(items))
+        self._charge(self._account.mixed, 2 * len(items))
         step, key = "", None
         try:
             for key, value in items.items():
                 step = " key "
-                self.value(key, depth)
+                self.hashed(key, depth)
                 step = ""
                 self.value(value, depth)
         except _Refused as refused:
-            refused.steps.append(f"{step}[{repr(key)[:40]}]")
+            refused.steps.append(f"{step}[{_key(key)[:40]}]")
             raise
 
-    def items(self, items: Iterable[Any], depth: int) -> None:
+    def hashed(self, x: Any, depth: int) -> None:
+        """Write what must have a hash value where it arrives: nothing in it is taken apart, into a dict."""
+        apart, self._apart = self._apart, None
+        self.value(x, depth)
+        self._apart = apart
+
+    def items(self, items: Collection[Any], depth: int) -> None:
         """Write the elements of a container."""
+        if self.plain(items):
+            for item in items:
+                self.packer.pack(item)
+            return
+        self._charge(self._account.mixed, len(items))
         index = 0
         try:
             for index, item in enumerate(items):  # noqa: B007 - the handler reads it
@@ -319,6 +402,12 @@ class _Encoder:
         self.packer.pack_array_header(1 + len(items))
         self.leaf(code, b"")
         self.items(items, depth)
+
+    def members(self, code: _Ext, items: set[Any] | frozenset[Any], depth: int) -> None:
+        """Write a set."""
+        apart, self._apart = self._apart, None
+        self.marked(code, items, depth)
+        self._apart = apart
 
     def datetime(self, x: datetime, depth: int) -> None:
         """Write a datetime: naive, with a fixed offset, or in a named zone."""
@@ -335,9 +424,10 @@ class _Encoder:
             return
         self.marked(_Ext.datetime, (x.replace(tzinfo=None, fold=0).isoformat(), x.fold, zone), depth)
 
-    def array(self, x: np.ndarray[Any, Any], depth: int = 0) -> None:
+    def array(self, x: np.ndarray[Any, Any]) -> None:
         """Write an array."""
         if x.dtype in DTYPE_CODES:
+            self._charge(self._account.large, id(x), x.nbytes, _held(x))
             self.blob(x, 0)
         else:
             self.pickle(x, f"is an array of dtype {x.dtype}")
@@ -356,6 +446,7 @@ class _Encoder:
             except (TypeError, RuntimeError):  # NumPy has no such dtype; a quantized tensor
                 pass
         if array is not None and array.dtype in DTYPE_CODES:
+            self._charge(self._account.large, id(x), array.nbytes, _held(array))
             self.blob(array, _TORCH)
         else:
             self.pickle(x, f"is a torch tensor ({x.dtype}, {x.layout}, on {x.device})")
@@ -373,25 +464,45 @@ class _Encoder:
             raise _Refused(f"{problem}, which cannot be sent as data", UNLESS_PICKLED)
         import pickle
 
+        blob = self._pickled.get(id(x))
         try:
-            blob = pickle.dumps(x, protocol=5)
+            if blob is None:
+                blob = self._pickled[id(x)] = pickle.dumps(x, protocol=5)
         except Exception as error:
             raise _Refused(
                 f"{problem}, which cannot be pickled ({type(error).__name__}: {error!s:.100})",
                 "Convert it to plain types or arrays",
             ) from error
+        self._charge(self._account.large, id(x), len(blob), len(blob))
         self.leaf(_Ext.pickled, _BLOB.pack(len(blob)) + _name(type(x)).encode(errors="replace")[:200])
         self.blobs.append(blob)
 
 
-_WRITERS: dict[type, Callable[[_Encoder, Any, int], None]] = {
+_ONCE = "What an object holds twice travels twice: send each part once, and name it by a key in other places"
+
+
+def _key(x: Any, depth: int = 2) -> str:
+    """A key, for an error: it may hold anything, any number of times, so its first parts are shown."""
+    if type(x) is tuple and depth:
+        parts = [_key(one, depth - 1) for one in x[:4]]
+        return f"({', '.join(parts)}{', …' if len(x) > 4 else ',' * (len(x) == 1)})"
+    return repr(x) if isinstance(x, enum.Enum) else shown(x)
+
+
+def _held(x: np.ndarray[Any, Any]) -> int:
+    """Bytes of the memory in which an array's elements lie: a view may show some of them again and again."""
+    spans = (abs(stride) * (extent - 1) for extent, stride in zip(x.shape, x.strides, strict=True))
+    memory: int = sum(spans, x.itemsize)
+    return min(x.nbytes, memory)
+
+
+_WRITERS: dict[type, _Write] = {
     list: _Encoder.sequence,
     dict: _Encoder.plain_mapping,
     tuple: lambda encoder, x, depth: encoder.marked(_Ext.tuple, x, depth),
-    set: lambda encoder, x, depth: encoder.marked(_Ext.set, x, depth),
-    frozenset: lambda encoder, x, depth: encoder.marked(_Ext.frozenset, x, depth),
+    set: lambda encoder, x, depth: encoder.members(_Ext.set, x, depth),
+    frozenset: lambda encoder, x, depth: encoder.members(_Ext.frozenset, x, depth),
     datetime: _Encoder.datetime,
-    np.ndarray: _Encoder.array,
     complex: lambda encoder, x, _: encoder.leaf(_Ext.complex, _COMPLEX.pack(x.real, x.imag)),
     date: lambda encoder, x, depth: encoder.marked(_Ext.date, (x.toordinal(),), depth),
     timedelta: lambda encoder, x, depth: encoder.marked(

@@ -73,7 +73,7 @@ def test_every_option_with_underscores(script: str) -> None:
         job="j",
         role="r",
         local_addr="10.0.0.1",
-        log_dir="l",
+        log_dir=os.path.abspath("l"),
         redirects={0: 3, 1: 3, 2: 3},
         tee={0: 1, 2: 2},
         shown=frozenset({0, 2}),

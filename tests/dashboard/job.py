@@ -1,12 +1,13 @@
 """A job for the page's tests: ranks that print, wait for a slow one, and stop or fail when told to.
 
-job.py SECONDS [stalls|fails]
+job.py SECONDS [stalls|fails|killed]
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 
@@ -39,6 +40,9 @@ async def main() -> None:
         await group.broadcast(going, src=0)
     if how == "stalls" and group.rank == 2:
         time.sleep(60)  # cause
+    if how == "killed" and group.rank == 1:
+        await asyncio.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
     if how == "fails" and group.rank == 1:
         await asyncio.sleep(0.3)
         os._exit(7)

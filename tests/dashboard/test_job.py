@@ -24,6 +24,7 @@ import pytest
 from aiodist.cli.main import main
 from aiodist.dashboard.run import metrics_token
 from aiodist.errors import UsageError
+from aiodist.observe.host import look_at_jobs
 from aiodist.observe.page import COLUMNS, apply
 from tests.dashboard import job
 from tests.dashboard.chromium import browser, path
@@ -127,6 +128,19 @@ class Shown:
         return self._state[part]
 
 
+def descendants(pid: int) -> set[int]:
+    """The processes that a process has started, and those that these have."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError, IndexError):
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {pid}
+    while more := {one for one, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
 def everybodys_words() -> str:
     """The command lines of all processes: what `ps` shows to every user."""
     found = []
@@ -177,6 +191,58 @@ def test_the_page_beside_a_job_tells_its_ranks_and_logs_and_ends_with_it(tmp_pat
         socket.create_connection(("127.0.0.1", urlsplit(url).port or 0)).close()
     (folder,) = (one for one in (job.state / "aiodist/jobs").iterdir() if one.is_dir())
     assert token not in "".join(file.read_text() for file in folder.rglob("*.log"))
+
+
+def test_after_a_death_the_page_says_who_how_and_when_and_has_the_logs(tmp_path: Path) -> None:
+    """As the launcher's box does. The logs are in a folder that was named by a relative path."""
+
+    async def watch(url: str) -> tuple[Any, list[str]]:
+        async with _stream(url) as (http, data, headers, stream):
+            outputs = (
+                await stream.until("logs", lambda logs: any(one["rank"] == 1 for one in logs["outputs"]))
+            )["outputs"]
+            (number,) = (one["id"] for one in outputs if one["rank"] == 1)
+            await stream.until("code", lambda code: code)
+            verdicts = await stream.until("verdicts", len)
+            async with http.get(f"{data}logs?of={number}&stream=stdout", headers=headers) as answer:
+                return verdicts, list((await answer.json())["lines"])
+
+    logs = os.path.relpath(tmp_path / "logs")
+    options = ["--dashboard", f"--log-dir={logs}", "--nproc-per-node=4"]
+    with started(tmp_path, "run", *options, JOB, "1", "killed") as job:
+        verdicts, lines = asyncio.run(watch(job.url()))
+        assert job.end() == 137
+    assert lines and lines[0].startswith("rank 1 is at step 0")
+    (verdict,) = verdicts
+    assert re.fullmatch(r"rank 1 failed first: killed by SIGKILL at \d\d:\d\d:\d\d UTC", verdict["title"])
+    assert verdict["ranks"] == [1] and verdict["kind"] == "ended"
+    assert any(line.startswith("killed by SIGKILL after ") for line in verdict["lines"])
+    assert verdict["lines"][-1].startswith("→ find out who killed rank 1: ")
+    assert "╭─ aiodist run: rank 1 failed first ─" in job.words
+
+
+@pytest.mark.slow("waits until a job has gone")
+def test_a_dashboard_of_its_own_says_how_its_job_ended(tmp_path: Path) -> None:
+    async def watch(url: str) -> Any:
+        rank, pid = map(COLUMNS.index, ("rank", "pid"))
+        async with _stream(url) as (_, _, _, stream):
+            rows = await stream.until("rows", lambda rows: len(rows) == 4)
+            (victim,) = (row[pid] for row in rows if row[rank] == 1)
+            os.kill(victim, signal.SIGKILL)
+            await stream.until("code", lambda code: code == 137)
+            return await stream.until("verdicts", len)
+
+    with started(tmp_path, "run", *PROCESSES, "100") as job:
+        key = ""
+        while not key:
+            own = descendants(job.process.pid)
+            seen = [one for one in look_at_jobs() if one.ranks[0].recording.pid in own]
+            key = seen[0].key if seen and len(seen[0].ranks) == 4 else ""
+            assert job.process.poll() is None
+        with started(tmp_path, "dashboard", key) as page:
+            (verdict,) = asyncio.run(watch(page.url()))
+        assert job.end() == 137
+    assert verdict["title"].startswith("rank 1 failed first: killed by SIGKILL at ")
 
 
 @pytest.mark.slow("three ranks die and come back")

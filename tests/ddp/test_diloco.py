@@ -270,10 +270,12 @@ def test_it_goes_on_from_what_was_saved() -> None:
         assert straight == resumed
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=7))
-def test_whose_values_all_shall_have(rows: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 1), st.just(9), *[st.integers(0, 2)] * 3), min_size=1, max_size=7))
+def test_whose_values_all_shall_have(rows: list[tuple[int, ...]]) -> None:
+    """Those of the majority of those that are furthest, by exchanges and steps."""
     source = source_of(rows)
-    known = [row for row in rows if row[0]]
+    most = max((row[2:4] for row in rows if row[0]), default=(0, 0))
+    known = [row for row in rows if row[0] and row[2:4] == most]
     if not known:
         assert source == 0
     elif source is None:

@@ -64,6 +64,23 @@ def test_every_rank_has_the_same_bits_near_the_exact_result(
     assert np.abs(results[0].astype(np.float64) - exact).max(initial=0) <= 1.1 * most / steps + own * most
 
 
+@pytest.mark.parametrize("magnitude", [1e-45, 3e-44, 1e-41, 3e-39, 9e-37, 1e-30, 1.0, 3e37])
+@pytest.mark.parametrize("codec", ["int8/64", "int4/10"])
+def test_no_magnitude_of_float32_is_lost(codec: str, magnitude: float) -> None:
+    def mine(rank: int) -> Any:
+        return (np.random.default_rng(rank).uniform(-1, 1, 300) * magnitude).astype(np.float32)
+
+    async def part(pg: ProcessGroup) -> Any:
+        return await pg.all_reduce_quantized(mine(pg.rank), codec=codec)
+
+    results = on_all(2, part)
+    assert results[0].tobytes() == results[1].tobytes()
+    exact = mine(0).astype(np.float64) + mine(1)
+    steps, step = 127 if codec.startswith("int8") else 7, 2.0**-149
+    assert np.abs(results[0] - exact).max() <= 1.01 * (2 * magnitude / steps + 2 * step)
+    assert np.count_nonzero(results[0]) > 100 or magnitude < 1e-44
+
+
 def test_many_pieces_of_which_several_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "AT_ONCE", 512)
     pieces.pieces.cache_clear()

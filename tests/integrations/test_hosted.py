@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from aiodist.environment import split_address
 from aiodist.errors import AuthenticationError, RendezvousError
 from aiodist.integrations.hosted import Host
+from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import connect
+from aiodist.rendezvous import TcpStore
+from aiodist.rendezvous import server as server_module
 from tests.rendezvous.meeting import rendezvous
 
 
@@ -36,6 +40,27 @@ async def test_ranks_meet_where_it_is_and_nobody_else() -> None:
         with pytest.raises(AuthenticationError):
             environ = place.environ(0, 3)
             await rendezvous("env://", timeout=30, environ=environ, secret=other.place.secret.encode())
+
+
+async def test_it_uses_tls_where_the_variables_say_so(
+    certificates: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients come over TCP, as from another host."""
+    monkeypatch.setattr(server_module, "listen_local", lambda host, port: None)
+    ours = certificates("ours")
+    for name, path in ours.items():
+        monkeypatch.setenv(name, path)
+    with closing(Host.start()) as host:
+        place = host.place
+        environ = {**place.environ(0, 1), **ours}
+        async with await rendezvous(
+            "env://", timeout=30, environ=environ, secret=place.secret.encode()
+        ) as met:
+            assert isinstance(met.store, TcpStore) and met.store._connection is not None
+            assert isinstance(met.store._connection._buffer.sock, SecureSocket)
+            await met.store.set("key", b"value")
+        with pytest.raises(AuthenticationError, match="TLS"):
+            await TcpStore.connect(*split_address(place.address), place.job, place.secret.encode(), 10)
 
 
 async def test_it_listens_until_it_is_closed() -> None:

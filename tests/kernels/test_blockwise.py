@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as from_numpy
 
 from aiodist.kernels import blockwise
-from aiodist.kernels.blockwise import SMALLEST, Blockwise
+from aiodist.kernels.blockwise import Blockwise
 
 codecs = st.builds(Blockwise, st.sampled_from([8, 4]), st.integers(1, 40).map(lambda half: 2 * half))
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -32,10 +32,8 @@ def test_no_value_moves_by_more_than_half_a_scale(codec: Blockwise, values: Any)
     rest = np.full_like(values, 9)
     back, scale, bad = there_and_back(codec, values, rest)
     assert bad == 0
-    wide = values.astype(np.float64)
-    tiny = scale == 0
-    assert (np.abs(wide - back)[~tiny] <= 0.50001 * scale[~tiny].astype(np.float64)).all()
-    assert (np.abs(wide[tiny]) < SMALLEST).all() and (back[tiny] == 0).all()
+    assert (np.abs(values.astype(np.float64) - back) <= 0.50001 * scale.astype(np.float64)).all()
+    assert (values[scale == 0] == 0).all()
     assert (rest == values - back).all()
     added = values.copy()
     data = np.empty(codec.nbytes(values.size), np.uint8)
@@ -43,6 +41,23 @@ def test_no_value_moves_by_more_than_half_a_scale(codec: Blockwise, values: Any)
     codec.decode(data, added, add=True)
     with np.errstate(over="ignore"):
         assert np.array_equal(added, values + back)
+
+
+@given(codecs, st.integers(-149, 127), st.integers(1, 300), st.integers(0, 99))
+def test_a_scale_fits_its_block_at_every_magnitude(
+    codec: Blockwise, power: int, count: int, seed: int
+) -> None:
+    """From the smallest float32 number, 1e-45, to the largest, 3e38."""
+    parts = np.random.default_rng(seed).uniform(-1.999999, 1.999999, count)
+    values = np.ldexp(parts, power).astype(np.float32)
+    back, scale, bad = there_and_back(codec, values)
+    assert bad == 0
+    starts = range(0, count, codec.block)
+    peaks = np.maximum.reduceat(np.abs(values), list(starts)).astype(np.float64)
+    top = 127 if codec.bits == 8 else 7
+    fair = np.repeat(peaks / top, codec.block)[:count]
+    assert (scale <= 1.000001 * fair + 2.0**-149).all()
+    assert (np.abs(values.astype(np.float64) - back) <= 0.50001 * scale.astype(np.float64)).all()
 
 
 @given(codecs, from_numpy.arrays(np.float32, st.integers(0, 200), elements=finite))

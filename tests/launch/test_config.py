@@ -118,5 +118,7 @@ def test_where_nodes_may_come_later() -> None:
 
 def test_what_the_user_tuned_stays() -> None:
     config = LaunchConfig(("true",), 2, local_addr="10.0.0.2")
-    env = worker_environment({"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "0"}, config, PLACE, 0)
+    given = {"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "0", "AIODIST_SOCKET_IFNAME": "eth0"}
+    env = worker_environment(given, config, PLACE, 0)
+    assert "AIODIST_SOCKET_IFNAME" not in env, "both are refused, and the address was found by it"
     assert (env["OMP_NUM_THREADS"], env["PYTHONUNBUFFERED"], env["AIODIST_HOST"]) == ("4", "0", "10.0.0.2")

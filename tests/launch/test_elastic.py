@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.levels import few
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
@@ -58,6 +59,29 @@ def test_a_group_that_keeps_failing(start: Start) -> None:
     assert "rank 1 failed (exit code 5); restart 2 of 2: all workers begin again, 2\n" in err
     assert "it failed soon after its start; waiting 0.5 s before the next\n" in err
     assert "rank 1 failed first" in err and "│ 2 of 2 restarts were used\n│ exit code 6\n" in err
+
+
+def test_who_has_ended_well_begins_again_with_all_and_is_told_so(start: Start) -> None:
+    job = start(
+        """
+        here(f"{COUNT} {os.getpid()}")
+        if COUNT == 0 and RANK == 1:
+            until_go()
+            sys.exit(3)
+        """,
+        *("--max-restarts", "1"),
+        nproc=3,
+    )
+    first = [line.split() for line in job.expect(3)]
+    others = [Path("/proc", pid) for rank, _, pid in first if rank != "1"]
+    until(lambda: not any(one.exists() for one in others), "the end of ranks 0 and 2")
+    job.go.touch()
+    code, _, err = job.end()
+    assert code == 0, err
+    ran = sorted((int(rank), int(count)) for rank, count, _ in map(str.split, job.told))
+    assert ran == list(product(range(3), range(2)))
+    again = "rank 1 failed (exit code 3); restart 1 of 1: all workers begin again, 3\n"
+    assert f"{again}aiodist run: ranks 0 and 2 had ended well, and begin again, too: an attempt" in err
 
 
 def test_those_who_die_of_a_death_cost_no_restart(start: Start) -> None:

@@ -12,7 +12,7 @@ import pytest
 from aiodist.doctor.apart.address_probe import probe
 from aiodist.errors import RendezvousError
 from aiodist.launch.nodes.ports import bind_address
-from aiodist.net.sockets import is_in_use, listen, port_owner, resolve
+from aiodist.net.sockets import is_in_use, listen, port_owner, resolve, towards_most
 from aiodist.transport.endpoint import SocketEndpoint
 
 IMPOSSIBLE = ["node..cluster", "n" * 70, "knöten..cluster", "ö" * 70]
@@ -59,3 +59,8 @@ async def test_whoever_has_a_port_gives_a_terminal_no_orders(name: bytes, shown:
             assert port_owner(taken.getsockname()[1]) == f"pid {os.getpid()} ({shown})"
     finally:
         prctl(15, before)
+
+
+def test_the_address_towards_hosts_is_none_of_the_loopback_unless_all_are() -> None:
+    assert towards_most([]) == towards_most(["node..cluster", "nobody.invalid"]) == ""
+    assert towards_most(["127.0.0.1", "localhost"]) == "127.0.0.1"

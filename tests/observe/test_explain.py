@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiodist.observe import RankView
-from aiodist.observe.explain import LINES, explain
+from aiodist.observe.explain import LINES, ended, explain
+from aiodist.observe.outcome import Outcome
 from aiodist.observe.verdict import Verdict
 from aiodist.recorder import Line
 from tests.observe.made import a_job, a_rank, a_record
@@ -84,3 +87,45 @@ def test_never_more_than_ten_lines() -> None:
     assert len(lines) == LINES
     assert any("more waits" in line for line in lines)
     assert lines[-1].endswith(TRACE)
+
+
+KILLED = Outcome(
+    *("r", "train.py", 4, 137, 1e9, "rank 2 failed first: killed by SIGKILL at 01:46:54 UTC", 2),
+    others=("ranks 0, 1 and 3 noticed: lost rank 2",),
+    advice="see dmesg",
+)
+
+
+def test_what_the_launcher_says_comes_before_what_records_seem_to_say() -> None:
+    """Rank 1 has the oldest last sign of life, and rank 2, which failed, has left no record."""
+    ranks = [a_rank(rank, flushed=14.0 + rank, alive=False) for rank in (1, 3)]
+    lines = explain(a_job(*ranks, waiting(0)), (), TRACE, outcome=KILLED, over=True)
+    assert lines == [
+        f"train.py, 4 ranks on 1 host; 1 of them wrote nothing: {KILLED.title}",
+        "rank 2 has left no record of what it did",
+        "ranks 0, 1 and 3 noticed: lost rank 2",
+        "rank 0 waited in all_reduce #12 of world (train.py:41 in main)",
+        "to do: see dmesg",
+        f"see what led to it: {TRACE}",
+    ]
+    again = explain(a_job(*ranks), (), TRACE, outcome=replace(KILLED, again=True), over=True)
+    assert "the job has begun again since; how that ends is told here then" in again
+    assert ended(KILLED) == [f"train.py, 4 ranks: {KILLED.title}", KILLED.others[0], "to do: see dmesg"]
+
+
+def test_without_a_launcher_the_rank_that_the_others_lost_is_told() -> None:
+    about = {"argv": ["train.py"], "lost": [2]}
+    others = [a_rank(rank, about=about, left=20.0, events=["PeerLost: lost rank 2"]) for rank in (0, 1, 3)]
+    lines = explain(a_job(*others), (), TRACE, over=True)
+    assert lines[0].endswith(
+        "; 1 of them wrote nothing: rank 2 ended first, as the others say, and wrote nothing"
+    )
+    assert "to do: see how rank 2 ended: the output says it, or the launcher" in lines
+    left = a_rank(2, left=19.0, about={"argv": ["train.py"], "lost": [2]})
+    lines = explain(a_job(*others, left), (), TRACE, over=True)
+    assert lines[0].endswith(": rank 2 left first, as the others say")
+    assert not any("stands still" in line or "no rank has died" in line for line in lines)
+    alone = [a_rank(rank, left=20.0, events=["CollectiveMismatch: ranks disagree"]) for rank in range(4)]
+    lines = explain(a_job(*alone), (), TRACE, over=True)
+    assert lines[0].endswith(": all that wrote have left, after an error")
+    assert "to do: repair what the ranks told; their output has the whole tracebacks" in lines

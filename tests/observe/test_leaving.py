@@ -35,17 +35,17 @@ def files(tmp_path: Path) -> set[str]:
 
 
 async def test_the_dead_of_a_job_are_written_down_and_forgotten(make: Make, tmp_path: Path) -> None:
-    dead, alive, other = make(1), make(0), make(1, key="another", job="k")
+    dead, alive, other = make(1, run="r"), make(0, run="r"), make(1, key="another", run="s")
     for one in (dead, other):
         one.memory._let_go()
     beside = tmp_path / "memory" / f"aiodist-{os.geteuid()}" / f"{dead.memory.name}.new{STACKS}"
     beside.write_text("{}")
     logs = tmp_path / "logs"
-    assert await keep_dead("j", {LOG_DIR: str(logs)}) == logs
+    assert await keep_dead("r", {LOG_DIR: str(logs)}) == logs / KEY
     assert [rank.rank for rank in read_job(logs).ranks] == [1]
     assert files(tmp_path) == {alive.memory.name, other.memory.name}
-    assert await keep_dead("j", {}) is None
-    forget_dead("k")
+    assert await keep_dead("r", {}) is None
+    forget_dead("s")
     assert files(tmp_path) == {alive.memory.name}
 
 
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_gets_no_half_of_a_file(tmp_path: Path) -> None:
     try:
         assert keep([a_rank(events=["x" * 20000])], {LOG_DIR: str(disk)}) is None
         assert list(disk.iterdir()) == []
-        assert keep([a_rank()], {LOG_DIR: str(disk)}) == disk
+        assert keep([a_rank()], {LOG_DIR: str(disk)}) == disk / "cafe"
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         assert keep([a_rank()], {LOG_DIR: str(disk)}) is None
     finally:

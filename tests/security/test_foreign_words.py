@@ -18,6 +18,7 @@ from aiodist.launch.plain import read
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
 from aiodist.rendezvous import StoreServer, TcpStore
+from aiodist.rendezvous.announcement import About
 from aiodist.rendezvous.answers import check_failure
 from aiodist.rendezvous.etcd import refusals, words
 from aiodist.rendezvous.etcd.alive import is_gone
@@ -217,6 +218,8 @@ def test_hosts_of_a_roster_are_one_line() -> None:
 
 
 async def test_the_address_that_rank_0_left_in_torchruns_store(clock: Clock) -> None:
+    about = About("the address of rank 0", "job", "key", b"secret")
+
     class Board:
         def __init__(self, said: str) -> None:
             self.said = said
@@ -233,9 +236,11 @@ async def test_the_address_that_rank_0_left_in_torchruns_store(clock: Clock) -> 
         "node..cluster:1",
         f"{HOST}:{EVIL}",
     ):
-        with pytest.raises(AiodistError) as caught:
-            await told._told(cast("Texts", Board(said)), "the store", "key", 30)
-        assert is_one_line(str(caught.value))
+        line = f"{said} {bytes(16).hex()}"
+        for text in (said, f"{line} {about.proof(line)}"):  # a stranger's, and a rank 0's
+            with pytest.raises(AiodistError) as caught:
+                await told._told(cast("Texts", Board(text)), "the store", "key", 30, about)
+            assert is_one_line(str(caught.value))
 
 
 def test_why_a_rank_cannot_go_on_by_mpi() -> None:

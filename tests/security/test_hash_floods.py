@@ -51,7 +51,7 @@ def tuples(count: int) -> list[tuple[int, int]]:
 
 def table(code: objects._Ext | None, keys: list[Any]) -> bytes:
     """The encoding of a set, or of a dict (None), without one: the sender need not make it."""
-    encoder = objects._Encoder(False)
+    encoder = objects._Encoder(False, None)
     if code is None:
         encoder.packer.pack_map_header(len(keys))
         for key in keys:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiodist as dist
 from aiodist.backends.base import Operation
 from aiodist.backends.host.level import carried
 from aiodist.control.messages import Say
@@ -437,3 +438,58 @@ def test_what_is_of_objects_stays_it_on_every_level() -> None:
         (tensors, OBJECT_TAGS, True),
     ):
         assert Operation(call, nothing, None, None, None, nothing, tag=tag).sealed is sealed
+
+
+@pytest.mark.parametrize("way", ["forth", "back"])
+@pytest.mark.parametrize(
+    "rewrite", [flipped, twice, lambda data: b"\0" * 40 + data], ids=["bit", "twice", "put"]
+)
+async def test_calls_streams_and_messages(way: str, rewrite: Callable[[bytes], bytes]) -> None:
+    """Who asked is told what happened, on whichever way it did; nobody is lost, and the next call goes on."""
+    attacked = Attacked(2)
+    ran: list[int] = []
+
+    async def main(pg: ProcessGroup) -> str:
+        @pg.handler
+        async def waits(number: int) -> int:
+            ran.append(number)
+            if number:
+                await asyncio.Event().wait()
+            return number
+
+        @pg.handler
+        async def parts() -> AsyncIterator[int]:
+            yield 0
+            await asyncio.Event().wait()
+
+        await pg.barrier()
+        if pg.rank == 0:
+            stream = pg.stream(1, parts)
+            assert await anext(stream) == 0
+            assert await pg.call(1, waits, 0) == 0
+            asked = [
+                asyncio.ensure_future(pg.call(1, waits, 7)),
+                asyncio.ensure_future(pg.call(1, waits, 8)),
+                asyncio.ensure_future(anext(stream)),
+            ]
+            while 8 not in ran:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            attack = Once(rewrite, True)
+            setattr(attacked.relays[1], way, attack)
+            sending = asyncio.ensure_future(pg.send_message(1, "hello"))
+            for one in [*asked, sending]:
+                with pytest.raises(dist.CallUnknown, match=ALTERED) as caught:
+                    await one
+                assert isinstance(caught.value.__cause__, Tampered)
+            assert attack.done == 1
+            assert await pg.call(1, waits, 0) == 0
+            await pg.send_message(1, "end")
+        else:
+            async for _, message in pg.messages():
+                if message == "end":
+                    break
+        await pg.barrier()
+        assert not pg._core.control.core.lost
+        return "on"
+
+    assert await attacked.run(main) == ["on", "on"]

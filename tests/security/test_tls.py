@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -376,6 +378,20 @@ def test_under_our_launcher(tmp_path: Path, certificates: Certificates) -> None:
     assert done.returncode == 2
     assert "AIODIST_TLS_CA not set, though another AIODIST_TLS_* variable is" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_all_who_serve_or_open_a_store_say_whether_by_tls() -> None:
+    """Nobody in the package forgets it: each such call names `tls`."""
+    package = Path(server_module.__file__).parents[1]
+    named = re.compile(r"(StoreServer\.start|StoreServer\.start_many|TcpStore\.connect|FileStore\.open)$")
+    calls = 0
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            inner = node.args if isinstance(node, ast.Call) and ast.unparse(node.func) == "partial" else []
+            if isinstance(node, ast.Call) and named.match(ast.unparse(inner[0] if inner else node.func)):
+                calls += 1
+                assert "tls" in [word.arg for word in node.keywords], f"{path}:{node.lineno}"
+    assert calls > 12
 
 
 def test_a_job_where_one_has_none(tmp_path: Path, certificates: Certificates) -> None:

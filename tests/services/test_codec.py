@@ -14,6 +14,7 @@ from aiodist.errors import UsageError
 from aiodist.services import codec
 from aiodist.services.codec import LARGE, encode, encoded, is_bulky
 from aiodist.wire import objects
+from tests.programs.values import Pair, visits
 
 
 @dataclass
@@ -35,7 +36,49 @@ def test_what_is_bulky() -> None:
         assert is_bulky(value)
     for value in [small, [1, "a", None], Batch(small, [Batch(small)]), {}, 3]:
         assert not is_bulky(value)
-    assert is_bulky(list(range(5000)))
+    for many in (
+        list(range(5000)),
+        set(range(5000)),
+        {n: n for n in range(5000)},
+        ["x" * 4096] * 300,
+        [small] * 4100,
+    ):
+        assert is_bulky(many)
+
+
+def test_a_look_at_a_value_ends() -> None:
+    """Whatever holds itself, or the same parts again and again, is large."""
+    cycle = Pair()
+    cycle.left = cycle
+    doubled = Pair()
+    for _ in range(60):
+        doubled = Pair(doubled, doubled)
+    endless: list[Any] = []
+    endless.append(endless)
+    with visits(5000):
+        assert is_bulky(cycle)
+    with visits(5000):
+        assert is_bulky([{"a": (doubled,)}])
+    assert is_bulky(endless)
+
+
+@pytest.mark.parametrize("times", [15, 60])
+async def test_what_is_held_too_often_is_found_in_a_thread(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting(value: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return encode(value)
+
+    monkeypatch.setattr(codec, "encode", noting)
+    doubled = Pair()
+    for _ in range(times):
+        doubled = Pair(doubled, doubled)
+    with visits(), pytest.raises(UsageError, match="holds the same parts so often"):
+        await encoded(doubled)
+    assert threading.main_thread() not in threads
 
 
 async def test_an_array_in_a_dataclass_is_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from aiodist.services.connection import Connection
 from aiodist.services.outbox import AT_ONCE
 from aiodist.transport.line import MemoryLine
@@ -15,7 +17,7 @@ async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins(
     loop = asyncio.get_running_loop()
     mine, theirs = MemoryLine.pair(loop, 0, 0)
     came: list[int] = []
-    ended: list[str] = []
+    ended: list[object] = []
     last: asyncio.Future[None] = loop.create_future()
 
     def take(kind: int, number: int, _: object) -> None:
@@ -25,7 +27,7 @@ async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins(
         if len(came) == AT_ONCE + 2 or ended:
             last.set_result(None)
 
-    def end(why: str) -> None:
+    def end(why: object) -> None:
         ended.append(why)
         if not last.done():
             last.set_result(None)
@@ -44,3 +46,23 @@ async def test_that_a_large_frame_is_dropped_is_told_before_the_next_one_begins(
     assert sorted(came) == list(range(1, small + 1)) and came[:2] == [small, 1]
     here.kill()
     there.kill()
+
+
+async def test_an_error_of_who_takes_a_frame_ends_the_connection() -> None:
+    """The frames that came with it are lost, so both sides are told."""
+    loop = asyncio.get_running_loop()
+    mine, theirs = MemoryLine.pair(loop, 0, 0)
+    ended: list[object] = []
+    told: asyncio.Future[object] = loop.create_future()
+
+    def take(*_: object) -> None:
+        raise ValueError("no mistake of the other side")
+
+    here = Connection(loop, mine, lambda *_: None, told.set_result, lambda: None)
+    there = Connection(loop, theirs, take, ended.append, lambda: None)
+    with pytest.raises(ValueError, match="no mistake"):
+        theirs.received(frame(Says.CALL, 1) + frame(Says.CALL, 2))
+    assert there.over
+    assert ended == ["an error inside aiodist"]
+    assert await told == "its connection ended without goodbye"
+    assert here.over

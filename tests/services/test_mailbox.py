@@ -74,6 +74,19 @@ async def test_bytes_count_too() -> None:
     assert again is first
 
 
+async def test_what_is_behind_a_message_that_is_withdrawn_comes_in() -> None:
+    """As far as it fits; nobody takes anything meanwhile."""
+    box, entered = Mailbox(), list[int]()
+    box.offer(letter(0, entered, BYTES // 2 + 1))
+    large = letter(1, entered, BYTES // 2 + 1)
+    box.offer(large)
+    box.offer(letter(2, entered))
+    box.offer(letter(3, entered))
+    assert entered == [0]
+    assert box.withdraw(large)
+    assert entered == [0, 2, 3]
+
+
 async def test_a_closed_mailbox_ends_who_waits() -> None:
     box = mailbox.Mailbox()
     taking = asyncio.create_task(box.take())

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from aiodist.errors import UsageError
-from aiodist.services.records import Misfit, builder, parameters, plain, returned
+from aiodist.services.records import Misfit, builder, fields, parameters, returned
+from aiodist.wire import objects
 
 
 @dataclass
@@ -31,11 +32,21 @@ WHOLE = Path("a", [Point(1)], (Point(3, 4),), {"b": Point(5)}, Path("c", []))
 
 
 def test_there_and_back() -> None:
-    flat = plain([WHOLE])
+    flat = objects.decode(objects.encode([WHOLE], apart=fields))
     assert flat[0]["points"] == [{"x": 1, "y": 2}]
     make = builder(list[Path])
     assert make is not None
     assert make(flat) == [WHOLE]
+
+
+def test_fields_are_of_objects_of_dataclasses_only() -> None:
+    assert fields(Point(1)) == {"x": 1, "y": 2}
+    assert fields(Point) is None
+    assert fields({"x": 1}) is None
+    unset = Point(1)
+    del unset.x
+    with pytest.raises(UsageError, match=r"a Point cannot be sent: .*'x'"):
+        fields(unset)
 
 
 def test_what_a_function_says() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -131,3 +133,156 @@ async def test_a_plain_function_that_returns_something_to_await_counts_until_it_
 
     await ask(server, client)
     assert (going, most) == (0, 3)
+
+
+class Own(BaseException):
+    """A program's own, which is no Exception."""
+
+
+class Mute(BaseException):
+    """One whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise Own
+
+
+@dataclass
+class Wrong:
+    """Its own methods raise: what makes one of an argument does."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        raise Own("while it is made")
+
+
+class Strange:
+    """A result of which nothing can be asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Own(name)
+
+    def __repr__(self) -> str:
+        raise Own
+
+    def __reduce__(self) -> Any:
+        raise Own
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "test_running.Own": lambda: Own("text"),
+    "test_running.Mute": Mute,
+    "GeneratorExit": GeneratorExit,
+    "BaseException": BaseException,
+    "asyncio.exceptions.CancelledError": asyncio.CancelledError,
+    "Failed": lambda: pytest.fail.Exception("of a test"),
+    "StopIteration": lambda: StopIteration(3),
+    "StopAsyncIteration": StopAsyncIteration,
+    "BaseExceptionGroup": lambda: BaseExceptionGroup("two", [Own(), ValueError()]),
+}
+
+
+@pytest.mark.parametrize("raised", RAISED)
+async def test_whatever_a_handler_raises_is_answered_and_its_place_is_free(
+    raised: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calls that came with it are answered, too."""
+    make = RAISED[raised]
+
+    def server(pg: ProcessGroup) -> None:
+        @pg.handler(limit=1)
+        def plain() -> None:
+            raise make()
+
+        @pg.handler(limit=1)
+        async def at_once() -> None:
+            raise make()
+
+        @pg.handler(limit=1)
+        async def later() -> None:
+            await asyncio.sleep(0)
+            raise make()
+
+        @pg.handler(limit=1)
+        async def when_stopped() -> None:
+            try:
+                await asyncio.sleep(0)
+                asyncio.current_task().cancel()  # type: ignore[union-attr]
+                await asyncio.sleep(1000)
+            finally:
+                raise make()
+
+        @pg.handler(limit=1)
+        def soon() -> Any:
+            return later()
+
+        @pg.handler(limit=1)
+        async def takes(data: bytes) -> None:
+            raise make()
+
+        @pg.handler(limit=1)
+        async def parts(count: int) -> AsyncIterator[int]:
+            for number in range(count):
+                yield number
+            raise make()
+
+        pg.handler(lambda number: number, name="quick")
+
+    async def client(pg: ProcessGroup) -> None:
+        for name in ("plain", "at_once", "later", "when_stopped", "soon", "takes"):
+            args = [bytes(2 << 20)] if name == "takes" else []
+            for _ in range(2):
+                beside = [asyncio.create_task(pg.call(1, "quick", number)) for number in range(5)]
+                failing = asyncio.create_task(pg.call(1, name, *args))
+                beside += [asyncio.create_task(pg.call(1, "quick", number)) for number in range(5, 10)]
+                with pytest.raises(dist.RemoteError) as caught:
+                    await failing
+                assert await asyncio.gather(*beside) == list(range(10))
+                if not raised.startswith("Stop"):  # which Python makes a RuntimeError of
+                    assert caught.value.type_name.endswith(raised)
+        for count in (0, 2):
+            stream = pg.stream(1, "parts", count)
+            assert [await anext(stream) for _ in range(count)] == list(range(count))
+            with pytest.raises(dist.RemoteError):
+                await anext(stream)
+        services = pg._calls._services()
+        assert services.overview.look(0.0)["asked"] == 0
+
+    await ask(server, client)
+
+
+async def test_values_whose_own_methods_raise() -> None:
+    def server(pg: ProcessGroup) -> None:
+        @pg.handler(limit=1)
+        def plain(value: Wrong) -> None:
+            raise AssertionError("it has no argument")
+
+        @pg.handler(limit=1)
+        async def later(value: Wrong) -> None:
+            raise AssertionError("it has no argument")
+
+        @pg.handler(limit=1)
+        def strange() -> Any:
+            return Strange()
+
+        @pg.handler(limit=1)
+        async def strange_later() -> Any:
+            return [Strange()]
+
+        @pg.handler(limit=1)
+        async def strange_parts() -> AsyncIterator[Any]:
+            yield 1
+            yield Strange()
+
+    async def client(pg: ProcessGroup) -> None:
+        for _ in range(2):
+            for name in ("plain", "later"):
+                with pytest.raises(dist.RemoteError, match="Own: while it is made"):
+                    await pg.call(1, name, {"number": 3})
+            for name in ("strange", "strange_later"):
+                with pytest.raises(dist.RemoteError):
+                    await pg.call(1, name)
+            with pytest.raises(dist.RemoteError):
+                [part async for part in pg.stream(1, "strange_parts")]
+
+    await ask(server, client)

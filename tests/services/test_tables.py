@@ -22,6 +22,14 @@ def begin(serving: Serving, number: int, kind: Says, nbytes: int, deadline: floa
     return serving.begin(number, kind, nbytes, deadline)
 
 
+def ask(asking: Asking, kind: Says, nbytes: int, deadline: float) -> Asked:
+    """A call is asked."""
+    asked = Asked(kind, None)
+    asked.nbytes, asked.deadline = nbytes, deadline
+    asking.ask(asked)
+    return asked
+
+
 @given(st.integers(0, 1 << 32), st.integers(20, 400))
 def test_what_may_be_asked_may_be_served(seed: int, steps: int) -> None:
     """A pair of ends, whose frames arrive in order after any time: nobody refuses what the other may do."""
@@ -36,7 +44,7 @@ def test_what_may_be_asked_may_be_served(seed: int, steps: int) -> None:
             case 0 | 1:
                 nbytes = rng.choice([0, 10, WINDOW // 3, WINDOW, 2 * WINDOW])
                 if asking.fits(nbytes):
-                    one = asking.ask(Says.CALL, nbytes, rng.random(), None)
+                    one = ask(asking, Says.CALL, nbytes, rng.random())
                     asked.append(one)
                     there.append(("call", one))
             case 2:
@@ -69,7 +77,7 @@ def test_what_may_be_asked_may_be_served(seed: int, steps: int) -> None:
 
 def test_a_window_of_calls() -> None:
     asking = Asking()
-    calls = [asking.ask(Says.CALL, 0, 1.0, None) for _ in range(CALLS)]
+    calls = [ask(asking, Says.CALL, 0, 1.0) for _ in range(CALLS)]
     assert not asking.fits(0)
     asking.abandon(calls[0])
     assert not asking.fits(0)  # it may still run there
@@ -113,7 +121,7 @@ def test_more_than_a_window_is_refused() -> None:
 def test_deadlines(deadlines: list[float], now: float) -> None:
     asking, serving = Asking(), Serving()
     for number, deadline in enumerate(deadlines):
-        asking.ask(Says.CALL, 0, deadline, None)
+        ask(asking, Says.CALL, 0, deadline)
         begin(serving, number + 1, Says.CALL, 0, deadline)
     assert asking.due == serving.due == min(deadlines, default=math.inf)
     late = [one.number for one in asking.expired(now)]
@@ -126,7 +134,7 @@ def test_deadlines(deadlines: list[float], now: float) -> None:
 @given(st.lists(st.integers(0, PARTS), max_size=200))
 def test_credit_is_given_back_whole(sizes: list[int]) -> None:
     asking, serving = Asking(), Serving()
-    asked = asking.ask(Says.STREAM, 0, math.inf, None)
+    asked = ask(asking, Says.STREAM, 0, math.inf)
     served = begin(serving, asked.number, Says.STREAM, 0, math.inf)
     waiting: list[int] = []
     for size in sizes:
@@ -142,10 +150,10 @@ def test_credit_is_given_back_whole(sizes: list[int]) -> None:
 
 def test_parts_that_nobody_granted_are_refused() -> None:
     asking = Asking()
-    asked = asking.ask(Says.STREAM, 0, math.inf, None)
+    asked = ask(asking, Says.STREAM, 0, math.inf)
     assert asking.part(asked.number, 2 * PARTS) is asked
     with pytest.raises(WireError, match="not granted"):
         asking.part(asked.number, 0)
-    call = asking.ask(Says.CALL, 0, math.inf, None)
+    call = ask(asking, Says.CALL, 0, math.inf)
     with pytest.raises(WireError, match="no stream"):
         asking.part(call.number, 0)

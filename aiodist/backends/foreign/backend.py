@@ -159,6 +159,10 @@ class ForeignBackend:
         """Note that a member has closed this group: the envelopes of its messages go by the internal one."""
         self._level.rank_left(rank, whole)
 
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """End the receives whose envelopes have not come."""
+        self._level.close_receives(error)
+
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one."""
         entry = Entry(next(self._places), -1)

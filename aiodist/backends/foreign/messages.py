@@ -76,6 +76,7 @@ class Messages:
         """Post a receive."""
         envelope = np.empty(_ENVELOPE.size + self._group.engine.greets, np.uint8)
         posted = self._make(Kind.recv, operation, operation.peer, operation.tag, envelope)
+        posted.of = operation
         posted.then = lambda: self._came(operation, posted.result, envelope)
         self._submit(posted)
 

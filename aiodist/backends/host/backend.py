@@ -489,10 +489,10 @@ class HostBackend:
             self._messages.take_back(operation)
             operation.fail(PeerClosed(ranks))
 
-    def close_receives(self, error: Callable[[], BaseException], held: bool = False) -> None:
-        """End the receives for which nothing has come and whose handles nobody holds, or `held`: any."""
-        for operation in self._messages.waiting():
-            work = operation.work
-            if type(operation) is Operation and (held or work._can_be_taken_back) and not work.done():
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """End the receives for which nothing has come; of other engines' too, while that is all of them."""
+        for operation in [] if self._dead else self._messages.waiting():
+            whole = operation.whole
+            if whole is not None and not whole.work.done():
                 self._messages.take_back(operation)
-                operation.fail(error())
+                whole.fail(error())

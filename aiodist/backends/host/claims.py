@@ -3,6 +3,9 @@
 Message k of a source and tag goes to the k-th receive that claims one of them. A receive that is taken back
 (the await of it was cancelled) leaves its message to the next one, and so on: the receives move up, in their
 order. What no receive is left for stays, and the next receive of that source and tag gets it.
+
+A message is claimed until its receive has ended: also while a thread copies it to the receive's tensor. So a
+receive that is posted meanwhile claims the next message, and one that is taken back leaves this one.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import numpy as np
 
 from aiodist.backends.base import Array, Operation, as_bytes
 from aiodist.backends.buffers import Buffers
+from aiodist.backends.host.copies import TensorCopy
+from aiodist.types import message_signature
 
 
 @dataclass(slots=True, eq=False)
@@ -26,12 +31,14 @@ class Claim:
         number: of the message, among those of its source and tag.
         receiver: the receive that gets it; None: nobody for now.
         place: where its bytes go, contiguous and of one axis.
-        users: `place` is the receiver's tensor, or `made` copies it there.
-        made: copies `place` to the receiver's tensor, where that is not contiguous.
+        users: `place` is the receiver's tensor, or what `made` copies to it.
+        made: copies `place`, which is the message's own then, to the receiver's tensor, which is not
+            contiguous.
         signature: the message's, once it is known.
 
     Attributes:
         complete: all bytes are in `place`.
+        copy: what copies them to the receiver's tensor now.
         order: -1: it came before all that nobody has claimed (`messages.Arrival`).
     """
 
@@ -44,14 +51,24 @@ class Claim:
     made: Buffers | None
     signature: bytes | None
     complete: bool = False
+    copy: TensorCopy | None = None
     order: int = -1
 
     def sever(self) -> memoryview:
-        """Go on in memory of its own, with what is in the receiver's by now → that memory."""
-        own = np.empty(self.place.nbytes, np.uint8)
-        own[:] = self.place.view(np.uint8)
-        self.place, self.users, self.made = own, False, None
-        return as_bytes(own)
+        """Go on in memory of its own → that memory, with what is in the receiver's if all is there by now.
+        The receiver's is not touched any more by what copies to it."""
+        if self.copy is not None:
+            self.copy.stop()
+            self.copy = None
+        if self.complete and self.signature is None:  # it bore the one that was expected: nobody was told
+            self.signature = message_signature(self.place.dtype, self.place.size, self.number)
+        if self.users and self.made is None:
+            own = np.empty(self.place.nbytes, np.uint8)
+            if self.complete:
+                own[:] = self.place.view(np.uint8)
+            self.place = own
+        self.users, self.made = False, None
+        return as_bytes(self.place)
 
 
 def move_up(claims: Iterable[Claim]) -> list[tuple[Claim, Operation | None]]:
@@ -148,7 +165,7 @@ class Claims:
             claim.receiver
             for claims in self._open.values()
             for claim in claims.values()
-            if claim.receiver is not None and claim.signature is None
+            if claim.receiver is not None and claim.signature is None and not claim.complete
         ]
 
     def forget(self) -> None:

@@ -48,6 +48,7 @@ class Inner(Protocol):
     def abort(self, quiet: Callable[[], None]) -> None: ...
     def retire(self) -> None: ...
     def rank_left(self, rank: int, whole: bool) -> None: ...
+    def close_receives(self, error: Callable[[], BaseException]) -> None: ...
 
 
 class Groups(Protocol):
@@ -123,6 +124,11 @@ class Level:
         """Note that a member has closed the user's group; see `Backend`."""
         if rank in self.ranks:
             self.backend.rank_left(rank, whole)
+
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """End the receives for which nothing has come here; see `Backend`."""
+        if self._backend is not None:
+            self._backend.close_receives(error)
 
     def abort(self) -> None:
         """Stop everything; the user's group's release is held while anything here touches a buffer."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,9 +22,9 @@ from aiodist.backends.base import Array, Operation, as_bytes, flat
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.claims import Claim, Claims, move_up
+from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.errors import WireError
-from aiodist.kernels.cost import copy_cost_ns
 from aiodist.recorder.layout import FIRST
 from aiodist.transport import Incoming, Into, Key, Taken
 from aiodist.types import agree, message_signature
@@ -416,29 +416,33 @@ class Messages:
         """Give a message that is here to its receiver."""
         receiver, made = claim.receiver, claim.made
         assert receiver is not None
-        self._claims.remove(claim)
-        if not claim.users and receiver.senders:
+        if made is not None:
+            self._copy(claim, made.after)
+        elif claim.users or not receiver.senders:
+            self._fulfil(claim)
+        else:
             target = receiver.target
             assert isinstance(target, np.ndarray)
             data = claim.place.view(target.dtype).reshape(target.shape)
-            self._copied(claim, copy_cost_ns(target.nbytes), partial(np.copyto, target, data))
-        elif made is not None:
-            self._copied(claim, made.empty_ns(), made.empty)
-        else:
-            receiver.succeed()
+            self._copy(claim, [(target, data)])
 
-    def _copied(self, claim: Claim, cost: float, copies: Callable[[], None]) -> None:
+    def _copy(self, claim: Claim, pairs: Sequence[tuple[Array, Array]]) -> None:
         """Copy a message to its receiver's tensor, which has it then, unless it was taken back meanwhile."""
-        receiver = claim.receiver
-        assert receiver is not None
+        claim.copy = copy = TensorCopy(pairs)
 
         def over() -> None:
-            if claim.receiver is receiver:
-                receiver.succeed()
-            else:
-                self._restore(claim)
+            if not copy.stopped:
+                claim.copy = None
+                self._fulfil(claim)
 
-        self._run(cost, copies, over)
+        self._run(copy.cost_ns, copy.run, over)
+
+    def _fulfil(self, claim: Claim) -> None:
+        """End a receive that has its message."""
+        receiver = claim.receiver
+        assert receiver is not None
+        self._claims.remove(claim)
+        receiver.succeed()
 
     # ── taking receives back ─────────────────────────────────────────────────────────────────────────
 
@@ -446,10 +450,12 @@ class Messages:
         """Take back a receive that nobody waits for any more. Its message goes to the next one."""
         claim, tag = operation.noted, operation.tag
         self.settle(tag)
-        if self._dead:
-            return
         if operation.work.done():  # and nobody was given the result
             self._restore(claim)
+            return
+        if claim is not None:
+            self._leave(claim)  # also where no progress is made any more
+        if self._dead:
             return
         if claim is None:
             queue = self._queues[tag]
@@ -457,10 +463,7 @@ class Messages:
             if not queue:
                 del self._queues[tag]
             self._advance(tag)
-        elif self._claims.find(claim.source, tag, claim.number) is None:
-            claim.receiver = None  # it is being copied
         else:
-            self._leave(claim)
             claim.receiver = None
             self._move_up(claim.source, tag)
 
@@ -476,17 +479,18 @@ class Messages:
         claim.receiver = None
         if self._dead:
             return
-        if claim.signature is None:  # it bore the one that was expected, so nobody was told of it
-            claim.signature = message_signature(claim.place.dtype, claim.place.size, claim.number)
-        if claim.users:
-            claim.sever()
+        claim.sever()
         self._claims.restore(claim)
         self._move_up(claim.source, claim.tag)
 
     def _leave(self, claim: Claim) -> None:
-        """Have a message that is on its way come into memory of its own: it does not go to its receiver."""
-        if claim.users:
-            self._channel(claim).redirect(self._key(claim), Into(claim.sever()))
+        """Have a message go on in memory of its own, wherever it is: it does not go to its receiver, whose
+        tensor is touched no more."""
+        if claim.users or claim.copy is not None:
+            moves = claim.users and claim.made is None
+            own = Into(claim.sever())
+            if not claim.complete:
+                self._channel(claim).redirect(self._key(claim), own, moves)
 
     def _move_up(self, source: int, tag: int) -> None:
         """Have the receives of a source and tag move up, now that one of them is gone."""

@@ -40,6 +40,7 @@ from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import Invitation, Meeting, StoreServer, told_address
 from aiodist.rendezvous import meet as meet_there
+from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.sanitize import one_line
 
 _LONGEST = 1024  # bytes of what rank 0 tells
@@ -106,9 +107,11 @@ async def meet(asked: Invitation) -> Meeting:
                 await talk(lambda comm: comm.Ibcast(told, 0))
         if another is not None:
             raise another
-        address, fresh = _read(told)
+        line, fresh = _read(told)
         key = fresh.encode() or given
-        meeting = await meet_there(replace(place, environ={**environ, "AIODIST_STORE": address}, secret=key))
+        store = Announcement.read(line, _about(environ, key))
+        told_so = {**environ, "AIODIST_STORE": join_address(store.host, store.port)}
+        meeting = await meet_there(replace(place, environ=told_so, secret=key, instance=store.instance))
     except BaseException as error:
         if server is not None:
             await server.aclose()
@@ -167,7 +170,7 @@ async def _talk(library: Library, timeout: float) -> AsyncIterator[Talk]:
 
 
 async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[StoreServer | None, bytes]:
-    """Start the store → it and its address, or the reason why it cannot start.
+    """Start the store → it and what is told of it, or the reason why it cannot start.
 
     Args:
         one_host: all processes are on this host.
@@ -184,19 +187,25 @@ async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[Store
         if not host:
             raise RendezvousError(
                 "this host has no address towards others",
-                hint="Set AIODIST_HOST there to one that the other hosts reach",
+                hint="Set AIODIST_HOST there to one that the other hosts reach, or AIODIST_SOCKET_IFNAME to "
+                "the network interface that has it",
             )
         key = given or fresh.encode()
         server = await StoreServer.start(*(host, 0, job_id(environ), key), rank=0, tls=tls(environ))
     except (UsageError, RendezvousError, OSError) as error:
         return None, f"!{error}".encode()[:_LONGEST]
-    return server, f"{fresh} {join_address(server.host, server.port)}".encode()
+    line = Announcement(server.host, server.port, server.instance).text(_about(environ, key))
+    return server, f"{fresh} {line}".encode()
 
 
 def _read(told: Array) -> tuple[str, str]:
-    """Address and fresh secret ('' where all have one), from what rank 0 tells."""
+    """What is said of the store, and the fresh secret ('' where all have one), from what rank 0 tells."""
     text = told.tobytes().rstrip(b"\0").decode(errors="replace")
     if text.startswith("!"):
         raise RendezvousError(f"rank 0 cannot host the store: {one_line(text[1:])}")
-    fresh, _, address = text.partition(" ")
-    return address, fresh
+    fresh, _, line = text.partition(" ")
+    return line, fresh
+
+
+def _about(environ: Environ, key: bytes) -> About:
+    return About("the address of rank 0", job_id(environ), "told by MPI", key)

@@ -91,6 +91,9 @@ class StagedBackend:
     def rank_left(self, rank: int, whole: bool) -> None:
         """Do nothing: the host backend matches its messages."""
 
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """Do nothing: likewise."""
+
     def child(self, host: HostBackend, whole: bool) -> StagedBackend:
         """The backend of a group made of this one's members."""
         return StagedBackend(host, self._device, self._copier)
@@ -129,6 +132,7 @@ class StagedBackend:
             factor=operation.factor,
             source_sizes=operation.source_sizes,
             target_sizes=operation.target_sizes,
+            of=operation if operation.call.kind is Kind.recv else None,
         )
         step.then = partial(self._carried_out, operation, step, _worth(staging.after), marks)
         self._host.submit(step)

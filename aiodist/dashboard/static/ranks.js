@@ -57,7 +57,7 @@ export function chosen() {
 export function draw({ columns, rows, job, news, verdicts, state }) {
   places = Object.fromEntries(columns.map((name, place) => [name, place]));
   failures = new Map();
-  for (const one of news) if (!failures.has(one.rank)) failures.set(one.rank, `${span(one.ago)} ago: ${one.text}`);
+  for (const one of news) if (!one.past && !failures.has(one.rank)) failures.set(one.rank, `${span(one.ago)} ago: ${one.text}`);
   heads.forEach((head, place) => {
     const on = COLUMNS[place][0] === sort.by;
     if (on) head.setAttribute("aria-sort", sort.down ? "descending" : "ascending"); else head.removeAttribute("aria-sort");

@@ -203,14 +203,21 @@ class Checkpoints:
             name: thing.state_dict() if callable(getattr(thing, "state_dict", None)) else thing
             for name, thing in things.items()
         }
+        before = {name: (thing, _changes_of(thing)) for name, thing in things.items()}
         for name, tree in trees.items():
             snapshot(tree, name, lambda _, array: array)  # what cannot be saved is refused before anything
         if self._last is not None and not self._skips:
             await self._last.ended()
-        return await self._pg.together(self._begin(number, trees))
+        return await self._pg.together(self._begin(number, trees, before))
 
-    async def _begin(self, number: int, trees: Mapping[str, Any]) -> Saving | None:
-        """Agree with the others that a checkpoint begins, copy what it holds, and begin to write it."""
+    async def _begin(
+        self, number: int, trees: Mapping[str, Any], before: Mapping[str, tuple[Any, int]]
+    ) -> Saving | None:
+        """Agree with the others that a checkpoint begins, copy what it holds, and begin to write it.
+
+        Args:
+            before: things and their changes (`_changes_of`), as the trees were taken.
+        """
         pg = self._pg
         try:
             path = await self._agree(pg, number, sorted(trees))
@@ -224,6 +231,12 @@ class Checkpoints:
         copied: dict[str, Any] | Exception
         try:
             copied = await self._thread(partial(self._copied, trees))
+            for name, (thing, changes) in before.items():
+                if _changes_of(thing) != changes:
+                    raise CheckpointError(
+                        f"{name} was changed by a step while it was copied",
+                        hint="Await save() before the next step",
+                    )
         except Exception as error:  # of memory, say; the others are told when they write
             copied = error
         task = asyncio.create_task(self._write(pg, path, number, copied))
@@ -501,6 +514,13 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
         except Exception as error:  # whatever a class of others raises
             raise CheckpointError(f"{name} in {path} is of another model: {_told(error)}") from error
     return Checkpoint(found.step, path, found.size, trees)
+
+
+def _changes_of(thing: Any) -> int:
+    """How often what is saved has changed, as far as it says so: `ShardedOptimizer` does, whose arrays are
+    copied while other tasks run."""
+    found = getattr(thing, "_changes", 0)
+    return found if isinstance(found, int) else 0
 
 
 def _told(error: Exception) -> str:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from aiodist.ddp.checkpoint.index import OTHER
 from aiodist.errors import CheckpointError
 from aiodist.sanitize import one_line
+from aiodist.wire.bounded_json import load_json
 
 Array = npt.NDArray[Any]
 
@@ -156,5 +157,5 @@ class Reader:
             length = int.from_bytes(file.read(8), "little")
             if length > min(found, _MOST_HEADER):
                 raise CheckpointError(f"{path} is damaged: its header has no length", hint=OTHER)
-            self._headers[rank] = 8 + length, json.loads(file.read(length))
+            self._headers[rank] = 8 + length, load_json(file.read(length), length, spread=4)
         return self._headers[rank]

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.ddp.checkpoint.files import regular
-from aiodist.ddp.checkpoint.index import OTHER, checked, sealed
+from aiodist.ddp.checkpoint.index import MOST_BYTES, OTHER, checked, sealed
 from aiodist.errors import CheckpointError
 from aiodist.sanitize import one_line
+from aiodist.wire.bounded_json import load_json
 
 logger = logging.getLogger("aiodist.ddp.checkpoint")
 
@@ -82,9 +83,15 @@ def name_of(number: int, step: int) -> str:
 
 def finish(path: Path, index: dict[str, Any]) -> None:
     """Write the index, all at once: the checkpoint is whole then."""
+    told = json.dumps(sealed(index))
+    if len(told) > MOST_BYTES:
+        raise CheckpointError(
+            f"its index has {len(told)} bytes, more than are read again ({MOST_BYTES})",
+            hint="Save fewer, larger arrays: an index has a line for each, and for each rank's part",
+        )
     early = path / f"{INDEX}.early"
     with early.open("w") as file:
-        json.dump(sealed(index), file)
+        file.write(told)
         file.flush()
         os.fsync(file.fileno())
     early.replace(path / INDEX)
@@ -104,7 +111,7 @@ def index_of(path: Path) -> dict[str, Any]:
     """
     try:
         with regular(path / INDEX) as file:
-            return checked(json.loads(file.read()))
+            return checked(load_json(file.read(MOST_BYTES + 1), MOST_BYTES, spread=4))
     except CheckpointError as error:
         raise CheckpointError(f"{path / INDEX} cannot be used: {error}") from error
     except (OSError, ValueError, RecursionError, MemoryError) as error:

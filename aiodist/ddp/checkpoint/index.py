@@ -21,6 +21,8 @@ from aiodist.types import DTYPES
 FORMAT = 1
 OTHER = "Load an older checkpoint: load(step); steps() lists them"
 """The hint of what is damaged."""
+MOST_BYTES = 100_000_000
+"""Bytes that an index may have, as the header of a file: that is a million arrays, or parts of them."""
 _MOST = 1 << 63
 _MOST_DIMENSIONS = 64  # NumPy's limit
 _ITEMSIZES = {dtype.name: dtype.itemsize for dtype in DTYPES}

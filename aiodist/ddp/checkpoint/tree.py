@@ -29,6 +29,7 @@ from aiodist.errors import CheckpointError, UsageError, shown
 from aiodist.tensors import view, wrap
 from aiodist.tensors.device import torch_of
 from aiodist.types import dtype_named
+from aiodist.wire.repeats import Account, Repeated
 
 Array = npt.NDArray[Any]
 Node = Any
@@ -65,7 +66,12 @@ class Copied:
 
 
 def snapshot(
-    tree: Any, path: str, take: Callable[[str, Array], Array], depth: int = MOST_DEPTH, alone: bool = False
+    tree: Any,
+    path: str,
+    take: Callable[[str, Array], Array],
+    depth: int = MOST_DEPTH,
+    alone: bool = False,
+    account: Account | None = None,
 ) -> Any:
     """The tree with a copy of each array.
 
@@ -74,30 +80,53 @@ def snapshot(
         take: copies an array, given its path.
         depth: levels that may come.
         alone: it is within a PerRank.
+        account: of what is saved; None: a new one.
 
     Raises:
         UsageError: something in it cannot be saved.
     """
-    if isinstance(tree, PerRank | Mapping | list | tuple) and depth <= 0:
+    account = Account() if account is None else account
+    if not isinstance(tree, PerRank | Mapping | list | tuple) or isinstance(tree, Parts):
+        return _leaf(tree, path, take, account)
+    if depth <= 0:
         raise UsageError(
             f"{path[:40]}… has more than {MOST_DEPTH} levels", hint="Save what is in it by names of their own"
         )
-    if isinstance(tree, Parts):
-        parts = [(at, take(f"{path}[{at}]", one)) for at, one in tree.parts]
-        return Parts(tree.dtype, tree.shape, parts)
+    outer = _charged(path, account.enter, id(tree))
+    below = partial(snapshot, take=take, depth=depth - 1, account=account)
+    copied = _container(tree, path, alone, below)
+    account.leave(id(tree), outer)
+    return copied
+
+
+def _charged(path: str, add: Callable[..., Any], *what: Any) -> Any:
+    """What an account says to an addition: what is held often is saved often, too."""
+    try:
+        return add(*what)
+    except Repeated as found:
+        raise UsageError(f"{path} {found}", hint="Save each part once") from None
+
+
+def _container(tree: Any, path: str, alone: bool, below: Callable[..., Any]) -> Any:
     if isinstance(tree, PerRank):
         if alone:
             raise UsageError(f"{path} is a PerRank within a PerRank", hint="Take the inner one away")
-        return PerRank(snapshot(tree.value, path, take, depth - 1, True))
+        return PerRank(below(tree.value, path, alone=True))
     if isinstance(tree, Mapping):
         for key in tree:
             if not isinstance(key, str | int) or isinstance(key, bool):
                 raise UsageError(f"{path} has the key {shown(key)}: a checkpoint takes texts and integers")
-        items = {key: snapshot(value, f"{path}.{key}", take, depth - 1, alone) for key, value in tree.items()}
+        items = {key: below(value, f"{path}.{key}", alone=alone) for key, value in tree.items()}
         return Some(items) if isinstance(tree, Some) else items
-    if isinstance(tree, list | tuple):
-        found = [snapshot(value, f"{path}.{i}", take, depth - 1, alone) for i, value in enumerate(tree)]
-        return tuple(found) if isinstance(tree, tuple) else found
+    found = [below(value, f"{path}.{i}", alone=alone) for i, value in enumerate(tree)]
+    return tuple(found) if isinstance(tree, tuple) else found
+
+
+def _leaf(tree: Any, path: str, take: Callable[[str, Array], Array], account: Account) -> Any:
+    if isinstance(tree, Parts):
+        parts = [(at, take(f"{path}[{at}]", one)) for at, one in tree.parts]
+        return Parts(tree.dtype, tree.shape, parts)
+    _charged(path, account.mixed, 1)
     if tree is None or type(tree) in _PLAIN:
         return tree
     if not hasattr(tree, "shape") and not hasattr(tree, "__dlpack__"):
@@ -106,7 +135,9 @@ def snapshot(
             hint="Pass numbers, texts, arrays, dicts and lists of them, or what has a state_dict",
         )
     form = TENSOR if torch_of(tree) else SCALAR if isinstance(tree, np.generic) else ARRAY
-    return Copied(form, take(path, view(tree, writable=False, what=path)))
+    array = view(tree, writable=False, what=path)
+    _charged(path, account.large, id(tree), array.nbytes, array.nbytes)
+    return Copied(form, take(path, array))
 
 
 def nodes_of(tree: Any, path: str, rank: int, size: int, out: dict[str, Array]) -> Node:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from aiodist.ddp.arguments import check_disjoint, number
 from aiodist.ddp.awaited import each_awaited
 from aiodist.ddp.buckets import cap_of
+from aiodist.ddp.holders import is_newcomer
 from aiodist.ddp.sharded import resharding, state_dict
 from aiodist.ddp.sharded.model import Model, apart
 from aiodist.ddp.sharded.shares import Shares
@@ -28,6 +30,7 @@ from aiodist.types import ReduceOp
 from aiodist.work import Work
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 _UPDATE_NS = 4.0  # of an element
 _BLOCK = 1 << 16  # elements whose squares are added up at once
 
@@ -38,10 +41,11 @@ class _Met:
 
     shares: Shares
     steps: int
+    history: str
     options: list[dict[str, Any]]
     commons: list[Array]
     missing: int = 0  # elements whose state nobody has
-    lost: bool = False  # members knew that before
+    restored: bool = False  # `restore` was called in it
 
 
 class ShardedOptimizer:
@@ -74,9 +78,10 @@ class ShardedOptimizer:
     do; for one that looks at shapes (Adafactor, Muon) pass `whole=True`.
 
     With `elastic=True` members may die and newcomers join. A step counts on all members or on none; where it
-    does not, `step` returns an empty list, and is to be done again. The share of a member that died is gone
-    with it, unless `redundancy` ranks keep a copy: then it goes on as if nothing had happened. Else
-    `StateLost` is raised, or, where there is one, `restore` is called.
+    does not, `step` returns an empty list, and is to be done again: `steps` says which one. The share of a
+    member that died is gone with it, unless `redundancy` ranks keep a copy: then it goes on as if nothing had
+    happened. Else `StateLost` is raised, or, where there is one, `restore` is called: the step in which it is
+    called does not count, whenever in it the member died.
 
     Args:
         pg: the process group; elastic: a world.
@@ -157,8 +162,12 @@ class ShardedOptimizer:
         self._held = False  # this rank has its share of a state
         self._synced = False  # all ranks have the same values
         self._lost = False  # nobody has the state of some elements any more
+        self._late, self._orphan = self._elastic and is_newcomer(pg), False  # as in `first_holder`
         self._complete = True  # the arrays hold what the pieces hold; not within a step, and after a load
         self._loaded = False
+        self._history = _new_history()
+        self._busy = self._restoring = False
+        self._changes = 0  # of what `state_dict` gives: begun and ended ones
         self._begin()
         self._shares = model.shares(pg.rank, pg.empty)
         self._update.place(self._shares.pieces)
@@ -182,7 +191,8 @@ class ShardedOptimizer:
             StateLost: no member has the state of some elements: load a checkpoint, on all members.
         """
         if not self._synced:
-            await self.pg.together(self._reconcile())
+            self._check_idle("Await it")
+            await self._alone(self._reconcile())
 
     def __await__(self) -> Generator[Any, None, ShardedOptimizer]:
         yield from self.synced().__await__()
@@ -207,6 +217,7 @@ class ShardedOptimizer:
             UsageError: it does not fit, or was given already.
         """
         self._check_synced()
+        self._check_idle("Give gradients")
         place = self._model.place.get(index)
         if place is None:
             raise UsageError(f"index {shown(index)} names no array that is trained")
@@ -230,8 +241,9 @@ class ShardedOptimizer:
                 Without it the `.grad` of torch parameters.
 
         Returns:
-            the arrays: those of the constructor, or new ones in place of what cannot be written. Elastic: an
-            empty list where the members have changed; nothing counts of this step, do it again.
+            the arrays: those of the constructor, or new ones in place of what cannot be written; the step is
+            in them, on all ranks. Elastic: an empty list where it is in none, because the members have
+            changed; go on with the step that `steps` says, an earlier one after `restore`.
 
         Raises:
             UsageError: a gradient is missing, or does not fit; nothing was sent for this call.
@@ -241,7 +253,18 @@ class ShardedOptimizer:
             GroupBroken: the group broke; the values are undefined. Elastic: only `Evicted` and `QuorumLost`.
         """
         self._check_synced()
-        return await self.pg.together(self._step(self._gradients(gradients)))
+        self._check_idle("Begin the next one")
+        return await self._alone(self._step(self._gradients(gradients)))
+
+    async def _alone(self, steps: Coroutine[Any, Any, T]) -> T:
+        """Do what changes values and state, to its end; nothing else may use them meanwhile."""
+        self._busy = True
+        self._changes += 1
+        try:
+            return await self.pg.together(steps)
+        finally:  # they have ended, also where this await was cancelled
+            self._busy = False
+            self._changes += 1
 
     def zero_grad(self) -> None:
         """Forget the `.grad` of all torch parameters."""
@@ -254,6 +277,10 @@ class ShardedOptimizer:
                 "this rank may not have the common values yet",
                 hint="Write `await optimizer` first, also after a load",
             )
+
+    def _check_idle(self, what: str) -> None:
+        if self._busy:
+            raise UsageError("a step, or an await of the optimizer, is under way", hint=f"{what} after it")
 
     def _checked(self, place: int, gradient: Any) -> Array:
         found = view(gradient, writable=False, what=f"gradient {self._model.trained[place]}")
@@ -307,8 +334,9 @@ class ShardedOptimizer:
             return []
         self._reset()
         scale = self._scale(squares)
-        # From here on the step counts: members that go on alone end it, from what they hold.
-        shares = self._shares
+        # From here on the step is done: members that go on alone end it, from what they hold. It counts
+        # unless they have to go back to what was saved.
+        shares, history = self._shares, self._history
         elements = sum(one.values.size for one in shares.pieces)
 
         def update() -> None:
@@ -330,6 +358,8 @@ class ShardedOptimizer:
             well = False
         if self._elastic and not await self.pg.agree(well):
             await self._regroup()
+            if self._history != history:
+                return []
         else:
             await self._model.write(self.pg)
             self._complete = True
@@ -412,21 +442,22 @@ class ShardedOptimizer:
                 met = await self._meet()
             except GroupBroken as error:
                 self._check(error)
-            if not self._elastic or await self.pg.agree(met is not None):
+            if self._elastic and not await self.pg.agree(met is not None):
+                self._orphan = self._late and not self._held
+                self.pg = await self.pg.rebuild(self._min_size)
+                continue
+            assert met is not None
+            if not met.missing:
                 break
-            self.pg = await self.pg.rebuild(self._min_size)
-        assert met is not None
-        if met.missing:
             self._held = self._synced = False
-            first, self._lost = not met.lost, True
-            if first and self._restore is not None:
-                await self._reconcile()
-                return
+            self._lost = True
+            if self._restore is not None and not met.restored:
+                continue  # nobody has a state now: `restore` is called
             raise StateLost(
                 f"the optimizer's state of {met.missing} elements died with the members that had it",
                 hint="Load a checkpoint on all members and await the optimizer; redundancy=1 prevents it",
             )
-        self._shares, self.steps = met.shares, met.steps
+        self._shares, self.steps, self._history = met.shares, met.steps, met.history
         if met.options:
             self._update.options = met.options
         self._update.place(self._shares.pieces)
@@ -444,34 +475,45 @@ class ShardedOptimizer:
         """
         self._begin()
         rows = await self._rows()
-        if self._restore is not None and not any(row["known"] for row in rows):
-            await self._restore(self)
+        restored = self._restore is not None and not any(row["known"] for row in rows)
+        if restored:
+            await self._restored()
             rows = await self._rows()
         if not resharding.check(rows, self.pg):
             return None
         known = [member for member, row in enumerate(rows) if row["known"]]
         source = known[0] if known else 0
+        steps, history = rows[source]["steps"], rows[source]["history"]
+        self._lost = self._lost or (bool(known) and not self._held)  # until it is given here what others have
         commons = [array.copy() for array in self._common]
         works = [self.pg.broadcast(array, source, async_op=True) for array in commons]
         for work in works:
             await work
         model, shares = self._model, self._shares
-        lost = any(row["lost"] for row in rows)
-        if not known and lost:
-            return _Met(shares, self.steps, [], commons, sum(model.counts), lost)
+        if not known and (any(row["lost"] for row in rows) or all(row["orphan"] for row in rows)):
+            return _Met(shares, steps, history, [], commons, sum(model.counts), restored)
         if not resharding.in_place(rows, model):
             shares, missing = await resharding.resharded(
                 self.pg, model, rows, source, shares, self._update.example
             )
             if missing:
                 elements = sum(stop - start for _, start, stop in missing)
-                return _Met(shares, self.steps, [], commons, elements, lost)
+                return _Met(shares, steps, history, [], commons, elements, restored)
         elif self._loaded:
             shares = model.shares(self.pg.rank, self.pg.empty)  # where peers can read
             shares.take_over(self._shares)
         await model.gather(self.pg, shares)
         options = rows[source]["options"] if known else []
-        return _Met(shares, rows[source]["steps"], options, commons)
+        return _Met(shares, steps, history, options, commons)
+
+    async def _restored(self) -> None:
+        """Have the program load what it saved."""
+        assert self._restore is not None
+        self._restoring = True
+        try:
+            await self._restore(self)
+        finally:
+            self._restoring = False
 
     async def _rows(self) -> list[dict[str, Any]]:
         """The row of each member (`resharding.Row`)."""
@@ -482,8 +524,10 @@ class ShardedOptimizer:
         mine = {
             "known": self._held,
             "lost": self._lost,
+            "orphan": self._orphan,
             "plan": self._plan,
             "steps": self.steps,
+            "history": self._history,
             # without a state this rank's arrays are all there is: one shard
             "size": held.size if self._held else 1,
             "shards": held.shards if self._held else [0],
@@ -498,9 +542,10 @@ class ShardedOptimizer:
         """This rank's share of values and state, for `Checkpoints`: views, valid until the next step.
 
         Raises:
-            UsageError: this rank has no values yet.
+            UsageError: this rank has no values yet; or a step is under way.
         """
         self._check_synced()
+        self._check_idle("Save")
         self._model.refresh(self._shares)
         return {
             "optimizer": self._update.name,
@@ -518,12 +563,22 @@ class ShardedOptimizer:
 
         Raises:
             CheckpointError: it is of other arrays, or of another optimiser. Nothing has changed.
+            UsageError: a step is under way. (`restore` is called within one, and may load.)
         """
+        if not self._restoring:
+            self._check_idle("Load")
         state_dict.check(self._model, self._update.name, saved)
         shares = state_dict.restored(self._model, self.pg.rank, saved["arrays"], self._update.example)
         self._shares, self.steps = shares, int(saved["steps"])
         if saved["options"]:
             self._update.options = saved["options"]
         self._update.place(shares.pieces)
+        self._history = _new_history()
         self._held = self._loaded = True
         self._synced = self._complete = self._lost = False
+
+
+def _new_history() -> str:
+    """A name for what happens to a state from now on: a state that was loaded, even of the same step, has
+    another one, and the members take that of the state that they share."""
+    return os.urandom(8).hex()

@@ -17,7 +17,7 @@ from aiodist.group import ProcessGroup
 
 Array = npt.NDArray[Any]
 Row = Mapping[str, Any]
-"""One member's state: known, lost, plan, steps, size, shards, entries, options."""
+"""One member's state: known, lost, orphan, plan, steps, history, size, shards, entries, options."""
 
 
 def check(rows: Sequence[Row], pg: ProcessGroup) -> bool:

@@ -321,6 +321,8 @@ class World:
         settings, ranks = self._settings, tuple(range(self._size))
         recorder = settings.recorder or Recorder(bytearray(SIZE), os.getpid(), time.monotonic, time.time())
         recorder.take_part(self._endpoint.rank, self._size, settings.epoch)
+        if settings.epoch:
+            recorder.tell(entered=recorder.clock())  # what went wrong before is mended
         roster = Roster(
             self._endpoint.rank,
             ranks,

@@ -533,7 +533,6 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """
         for group in self._all():
             with contextlib.suppress(AiodistError):
-                group.portal.call(group._group._core.drop_receives)
                 group.close()
 
     def abort(self) -> None:

@@ -50,7 +50,16 @@ class Answer:
 
     error: str = ""
     port: int = 0
+    store: str = ""
     attempt: int = 0
+
+    @property
+    def instance(self) -> bytes:
+        """The name of the very store. `WireError` where it is none."""
+        try:
+            return bytes.fromhex(self.store)
+        except ValueError:
+            raise WireError("the head's answer names no store") from None
 
 
 class OverError(Exception):
@@ -114,11 +123,12 @@ class Admission:
                 return
         self.waiting[id] = Member(id, host, card.nproc, wanted)
 
-    async def admit(self, member: Member, port: int, attempt: int) -> None:
+    async def admit(self, member: Member, store: StoreServer, attempt: int) -> None:
         """Give a node that waits its place: tell it where the agents' store is."""
         self.waiting.pop(member.id, None)
         self._admitted[member.id] = member
-        await self._answer(member.id, {"port": port, "attempt": attempt})
+        told = {"port": store.port, "store": store.instance.hex(), "attempt": attempt}
+        await self._answer(member.id, told)
 
     async def refuse(self, id: int, error: str) -> None:
         """Refuse a node, with this error."""
@@ -153,8 +163,8 @@ class Admission:
         await self._server.aclose(_GOODBYE)
 
 
-async def request_place(config: LaunchConfig, book: TcpStore, host: str) -> tuple[int, int, int]:
-    """Leave this node's card and wait for a place → our id, port of the agents' store, attempt.
+async def request_place(config: LaunchConfig, book: TcpStore, host: str) -> tuple[int, Answer]:
+    """Leave this node's card and wait for a place → our id, and where the agents' store is.
 
     Raises:
         UsageError: the head refuses this node.
@@ -184,4 +194,4 @@ async def request_place(config: LaunchConfig, book: TcpStore, host: str) -> tupl
                 await book.delete_key(f"{_CARD}{id}")
     if answer.error:
         raise UsageError(answer.error, hint="Give every agent the same --nnodes, and its own --node-rank")
-    return id, answer.port, answer.attempt
+    return id, answer

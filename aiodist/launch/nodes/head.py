@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -57,7 +58,7 @@ class Head:
     def __init__(self, config: LaunchConfig, me: Member, access: StoreAccess, host: str, say: Say) -> None:
         self._config = config
         self._me = me
-        self._access = access
+        self._access = access.launched(secrets.token_hex(16))
         self._host = host
         self._say = say
         self._news = asyncio.Event()  # for `_muster`
@@ -101,7 +102,10 @@ class Head:
         except (UsageError, RendezvousError) as error:
             await admission.refuse_all(f"node 0 gave up: {error}")
             raise
-        store = await self._access.enter(local, self._agents_store.port, self._config.meet_timeout)
+        store = await self._access.enter(
+            *(local, self._agents_store.port, self._config.meet_timeout),
+            instance=self._agents_store.instance,
+        )
         roster = await self._form(members, 0, 0)
         await self._publish(store, roster)
         if not self._config.admits_later:
@@ -139,6 +143,7 @@ class Head:
             restarts=restarts,
             store_port=self._workers_store.port,
             master_port=port,
+            launch=self._access.launch,
         )
 
     def _keep_none(self) -> None:
@@ -156,7 +161,7 @@ class Head:
         await store.set(f"agents/{roster.attempt}/roster", roster.to_json())
         for member in admitted:
             assert self._admission is not None
-            await self._admission.admit(member, self._agents_store.port, roster.attempt)
+            await self._admission.admit(member, self._agents_store, roster.attempt)
 
     # -- waiting for nodes ----------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ class LocalNode:
         master_addr: MASTER_ADDR of the workers.
         access: opens the agents' stores.
         host: this node's short name.
+        run: as of `Place`.
     """
 
     id: int
@@ -27,6 +28,7 @@ class LocalNode:
     master_addr: str
     access: StoreAccess
     host: str = ""
+    run: str = ""
 
     def place(self, roster: Roster) -> Place:
         """This node's place in an attempt; it is on the roster."""
@@ -46,7 +48,8 @@ class LocalNode:
             master_port=roster.master_port,
             store=join_address(self.store_host, roster.store_port),
             job=self.access.job,
-            secret=self.access.of_workers.secret,
+            secret=self.access.launched(roster.launch).of_workers.secret,
             host=self.host,
             newcomer=newcomer,
+            run=self.run,
         )

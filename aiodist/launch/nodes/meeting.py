@@ -32,6 +32,9 @@ from aiodist.net.sockets import is_in_use
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
+    from aiodist.rendezvous.store import Store
+
+_RUN_BYTES = 6
 
 
 async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say, link: Link | None = None) -> Nodes:
@@ -59,9 +62,11 @@ async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say, link:
     if config.told_by:
         first = config.node_rank == 0 if link is None else link.first
         means = await teller(config, environ) if link is None else link
-        (address, port), server = await located(config, access, means, first=first)
-        config = replace(config, master_addr=address, master_port=port)
-        return await (_join(config, access, say) if server is None else _host(config, access, server, say))
+        store, server = await located(config, access, means, first=first)
+        config = replace(config, master_addr=store.host, master_port=store.port)
+        if server is None:
+            return await _join(config, access, say, store.instance)
+        return await _host(config, access, server, say)
     try:
         server = await _serve_admission(config, access, say)
     except RendezvousError as error:
@@ -77,15 +82,19 @@ async def _alone(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     if config.master_port is not None:
         check_free(config.master_addr, config.master_port)
     head = Head(config, _me(config), access, "127.0.0.1", say)
-    local = LocalNode(0, "127.0.0.1", config.master_addr, access, _name(config))
+    run = secrets.token_hex(_RUN_BYTES)
+    local = LocalNode(0, "127.0.0.1", config.master_addr, access, _name(config), run)
     return Nodes(local, await head.alone(), None, head)
 
 
 async def _serve_admission(config: LaunchConfig, access: StoreAccess, say: Say) -> StoreServer | None:
     """Host the admission store, if this node is to; None: it is not."""
+    from aiodist.rendezvous.meeting_place import MeetingPlace
+
     if config.node_rank not in (0, None):
         return None
     address = bind_address(config.master_addr, config.local_addr)
+    known = address is not None
     if address is None:
         if config.node_rank is None:
             return None
@@ -98,6 +107,7 @@ async def _serve_admission(config: LaunchConfig, access: StoreAccess, say: Say) 
         )
     assert config.master_port is not None
     server = await access.serve(address, config.master_port)
+    server.place = MeetingPlace.at(config.master_addr, config.master_port, server.host if known else "")
     if about := about_port(address, config.master_addr):
         say(about)
     return server
@@ -118,13 +128,20 @@ async def _host(config: LaunchConfig, access: StoreAccess, server: StoreServer, 
         raise
     # What we are bound to may not be what the others' name for us means here.
     named = config.master_addr if local != server.host else server.host
-    place = LocalNode(0, named, config.master_addr, access, _name(config))
+    place = LocalNode(0, named, config.master_addr, access, _name(config), _run(store))
     return Nodes(place, roster, store, head, lease=config.node_timeout)
 
 
-async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
+async def _join(config: LaunchConfig, access: StoreAccess, say: Say, instance: bytes = b"") -> Nodes:
+    """Join the others. `instance` names the admission store, where that was told."""
     assert config.master_port is not None
-    dialled = asyncio.ensure_future(access.enter(config.master_addr, config.master_port, config.meet_timeout))
+    dialled = asyncio.ensure_future(
+        access.enter(
+            *(config.master_addr, config.master_port, config.meet_timeout),
+            instance=instance,
+            told=not instance,
+        )
+    )
     try:
         await asyncio.wait({dialled}, timeout=PATIENCE)
         if not dialled.done():
@@ -133,10 +150,12 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     finally:
         dialled.cancel()
     async with book:
-        id, port, attempt = await request_place(config, book, _name(config))
-        store = await access.enter(config.master_addr, port, config.meet_timeout)
+        id, answer = await request_place(config, book, _name(config))
+        store = await access.enter(
+            config.master_addr, answer.port, config.meet_timeout, instance=answer.instance
+        )
     try:
-        data = await store.get(f"agents/{attempt}/roster", timeout=config.meet_timeout)
+        data = await store.get(f"agents/{answer.attempt}/roster", timeout=config.meet_timeout)
         roster = Roster.from_json(data)
         node_rank = roster.node_rank(id)
         if node_rank is None:
@@ -146,8 +165,13 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     except BaseException:
         await store.aclose()
         raise
-    local = LocalNode(id, config.master_addr, config.master_addr, access, _name(config))
+    local = LocalNode(id, config.master_addr, config.master_addr, access, _name(config), _run(store))
     return Nodes(local, roster, store, lease=config.node_timeout)
+
+
+def _run(store: Store) -> str:
+    """The number of this run: the agents' store is made for it."""
+    return store.instance.hex()[: 2 * _RUN_BYTES]
 
 
 def _name(config: LaunchConfig) -> str:

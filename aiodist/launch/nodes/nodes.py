@@ -183,7 +183,7 @@ class Nodes:
         return Elastic(False, False)
 
     async def _workers_store(self) -> Store:
-        access, port = self.local.access.of_workers, self.roster.store_port
+        access, port = self.local.access.launched(self.roster.launch).of_workers, self.roster.store_port
         return await access.enter(self.local.store_host, port, _ASKING)
 
     async def reports(self, mine: NodeReport) -> list[NodeReport]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from aiodist.launch.plain import read
 
@@ -43,6 +44,7 @@ class Roster:
         initial: how many of the members started it; the others came later.
         store_port: of the workers' store, which is new for each attempt, on the head's host.
         master_port: MASTER_PORT of the workers.
+        launch: a random name of the job's launch, the same for all attempts.
     """
 
     members: tuple[Member, ...]
@@ -51,9 +53,10 @@ class Roster:
     initial: int = 0
     store_port: int = 0
     master_port: int = 0
+    launch: str = ""
 
     @classmethod
-    def of(cls, members: Iterable[Member], **more: int) -> Roster:
+    def of(cls, members: Iterable[Member], **more: Any) -> Roster:
         """Give each node that wants a node rank that one, the others the free ones by arrival."""
         asked = list(members)
         count = len(asked)

@@ -28,11 +28,18 @@ class StoreAccess:
         job: its name.
         secret: shared by the job, '': none.
         tls: None where the job does without.
+        launch: names this launch of the job, at random. The workers of another one, which may have the job's
+            name and the agents' secret too, have another secret.
     """
 
     job: str
     secret: str = field(repr=False)
     tls: Tls | None = None
+    launch: str = ""
+
+    def launched(self, launch: str) -> StoreAccess:
+        """Access to the stores of this launch of the job."""
+        return replace(self, launch=launch)
 
     @property
     def of_workers(self) -> StoreAccess:
@@ -42,7 +49,7 @@ class StoreAccess:
         """
         if not self.secret:
             return self
-        about = b"aiodist: the workers of job " + self.job.encode()
+        about = f"aiodist: the workers of launch {self.launch} of job {self.job}".encode()
         return replace(self, secret=hmac.digest(self.secret.encode(), about, "sha256").hex())
 
     async def serve(self, host: str, port: int = 0) -> StoreServer:
@@ -51,8 +58,21 @@ class StoreAccess:
 
         return await StoreServer.start(host, port, self.job, self.secret.encode(), tls=self.tls)
 
-    async def enter(self, host: str, port: int, timeout: float) -> TcpStore:
-        """Connect to one, within so many seconds. Raises `RendezvousError` as `TcpStore.connect`."""
-        from aiodist.rendezvous.client import TcpStore
+    async def enter(
+        self, host: str, port: int, timeout: float, *, instance: bytes = b"", told: bool = False
+    ) -> TcpStore:
+        """Connect to one, within so many seconds. Raises `RendezvousError` as `TcpStore.connect`.
 
-        return await TcpStore.connect(host, port, self.job, self.secret.encode(), timeout, tls=self.tls)
+        Args:
+            instance: names the very store that is meant; b'': any of this job and secret.
+            told: the operator has told all agents this address, and no other job's.
+        """
+        from aiodist.rendezvous.client import TcpStore
+        from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
+
+        return await TcpStore.connect(
+            *(host, port, self.job, self.secret.encode(), timeout),
+            tls=self.tls,
+            instance=instance,
+            place=MeetingPlace.at(host, port) if told else NOWHERE,
+        )

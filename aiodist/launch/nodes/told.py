@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from aiodist.environment import split_address
 from aiodist.errors import RendezvousError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.net.sockets import join_address, outward
+from aiodist.net.sockets import outward
 
 if TYPE_CHECKING:
+    from aiodist.rendezvous.announcement import Announcement
     from aiodist.rendezvous.launchers.told import Teller
     from aiodist.rendezvous.server import StoreServer
 
@@ -29,25 +29,30 @@ async def teller(config: LaunchConfig, environ: Mapping[str, str]) -> Teller:
 
 async def located(
     config: LaunchConfig, access: StoreAccess, means: Teller, *, first: bool
-) -> tuple[tuple[str, int], StoreServer | None]:
-    """Host and port where the agents meet, and, on the first node, the admission store that listens there.
+) -> tuple[Announcement, StoreServer | None]:
+    """The admission store, where the agents meet, and, on the first node, its server.
 
     Raises:
         RendezvousError: this node has no address towards the others, or they could not be told.
+        AuthenticationError: what was told has another secret.
         RendezvousTimeout: not all agents came in time.
     """
+    from aiodist.rendezvous.announcement import About, Announcement
+
+    about = About("the address of node 0", access.job, "agents", access.secret.encode())
     if not first:
-        address = split_address(await means.ask(), "the address of node 0")
-        return address, None
+        return Announcement.read(await means.ask(), about), None
     host = config.local_addr or outward()
     if not host:
         raise RendezvousError(
-            "this node has no address towards others, by its routes", hint="Give --local-addr"
+            "this node has no address towards others, or several, by its routes",
+            hint="Give --local-addr (of the first host), or AIODIST_SOCKET_IFNAME=eth0",
         )
     server = await access.serve(host, config.master_port or 0)
+    store = Announcement(server.host, server.port, server.instance)
     try:
-        await means.tell(join_address(server.host, server.port))
+        await means.tell(store.text(about))
     except BaseException:
         await server.aclose()
         raise
-    return (server.host, server.port), server
+    return store, server

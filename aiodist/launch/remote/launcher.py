@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from aiodist.environment import is_loopback
 from aiodist.errors import AiodistError, RendezvousError
 from aiodist.launch.remote.discovery import Discovery
 from aiodist.launch.remote.hosts import Host
@@ -62,6 +63,7 @@ class Launcher:
         self._in: set[int] = set()  # nodes that have met the others
         self._address = ""
         self._first_at = ""
+        self._others: list[str] = []  # addresses or names of the other hosts
         self._signum = 0
         self._asks = 0
         self._discovery = (
@@ -193,6 +195,11 @@ class Launcher:
             node = len(self._shells)
             if node == 0:
                 self._first_at = hello.address
+                self._others = [
+                    found
+                    for other, said in ready.items()
+                    if other is not shell and (found := _reached_at(other, said, shell))
+                ]
             self._shells[node] = shell
             shell.tasked = True
             shell.say(self._task(node, shell.host))
@@ -204,8 +211,9 @@ class Launcher:
         if host.devices:
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.devices))
         workers = str(host.slots) if host.slots else plan.nproc
+        first = [f"--local-addr={plan.local_addr}"] if node == 0 and plan.local_addr else []
         return Task(
-            argv=["--nproc-per-node", workers, *plan.argv],
+            argv=["--nproc-per-node", workers, *first, *plan.argv],
             environ=environ,
             folder=plan.folder,
             name=host.shown,
@@ -214,6 +222,7 @@ class Launcher:
             most=plan.most,
             listen=self._first_at if node == 0 else "",
             address=self._address,
+            others=self._others if node == 0 else [],
         )
 
     def _say_late(self, shells: Sequence[Shell]) -> None:
@@ -384,3 +393,12 @@ class Launcher:
 
     def _say(self, text: str) -> None:
         self._err.line(b"", f"aiodist launch: {one_line(text, _LONGEST)}".encode())
+
+
+def _reached_at(shell: Shell, said: Hello, first: Shell) -> str:
+    """The address of a host as the first one reaches it, or its name; '': nobody knows."""
+    if said.address and not is_loopback(said.address):
+        return said.address
+    if shell.is_here:  # another host has none for it but the one that the launcher's ssh comes from
+        return "127.0.0.1" if first.is_here else ""
+    return shell.host.login.rpartition("@")[2]

@@ -15,7 +15,7 @@ from typing import Any, Final, Union
 from aiodist.errors import WireError
 from aiodist.sanitize import one_line
 
-PROTOCOL = 1
+PROTOCOL = 2
 MARK = b"\x1e"
 """The first byte of a line that is a message. Lines of workers begin with their prefix."""
 
@@ -55,8 +55,9 @@ class Task:
         node: its number.
         nodes: number of nodes that the job needs.
         most: number that it takes, where that is more; else 0.
-        listen: address of this host, where node 0 listens; '' lets it find one.
+        listen: address of this host as the launcher's ssh came to it; '' where it did not.
         address: where the agents meet; '' on node 0, which says it, and where it has not said it yet.
+        others: the other hosts' addresses or names; on node 0, which listens where a route to them begins.
     """
 
     argv: list[str]
@@ -68,6 +69,7 @@ class Task:
     most: int = 0
     listen: str = ""
     address: str = ""
+    others: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

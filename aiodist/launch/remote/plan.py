@@ -26,6 +26,7 @@ class Plan:
         timeout: seconds for all agents to say a word.
         discovery: command that names the hosts of the moment; '' for none.
         include, exclude: filters of what it names.
+        local_addr: address of node 0's host, where the others reach it; '': its routes to them say it.
     """
 
     hosts: Sequence[Host]
@@ -42,3 +43,4 @@ class Plan:
     discovery: str = ""
     include: str = ""
     exclude: str = ""
+    local_addr: str = ""

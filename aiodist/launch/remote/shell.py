@@ -99,7 +99,7 @@ class Shell:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command(),
-                env=_environ_here() if self._is_here() else None,
+                env=_environ_here() if self.is_here else None,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -108,7 +108,7 @@ class Shell:
             )
         except FileNotFoundError:
             what = self._command()[0]
-            hint = "Name the interpreter with --python" if self._is_here() else "Install an ssh client"
+            hint = "Name the interpreter with --python" if self.is_here else "Install an ssh client"
             raise RendezvousError(f"{self.host.name}: there is no {what} here", hint=hint) from None
         except OSError as error:
             raise RendezvousError(
@@ -155,7 +155,7 @@ class Shell:
 
     def why_gone(self) -> str:
         """The reason why an agent that was here is gone, as far as it is known."""
-        if self.code == _SSH_FAILS and not self._is_here():
+        if self.code == _SSH_FAILS and not self.is_here:
             return "ssh's connection ended"
         if self.code is not None and self.code < 0:
             return f"killed by {signal_name(-self.code)}"
@@ -165,7 +165,7 @@ class Shell:
         """The error for an agent that has ended before it said a word: what is wrong with its host."""
         name, login = self.host.name, self.host.login
         said = " ".join(self._last).lower()
-        if self.code == _SSH_FAILS and not self._is_here():
+        if self.code == _SSH_FAILS and not self.is_here:
             for words, meaning, hint in _FOUND:
                 if words in said:
                     return RendezvousError(f"{name}: {meaning}", hint=hint.format(name=login))
@@ -186,7 +186,9 @@ class Shell:
     def _words(self) -> str:
         return one_line(self._last[-1] if self._last else "it said nothing", 300)
 
-    def _is_here(self) -> bool:
+    @property
+    def is_here(self) -> bool:
+        """Whether the host is this one, which needs no ssh."""
         names = (
             "localhost",
             "127.0.0.1",
@@ -197,7 +199,7 @@ class Shell:
         return self.host.name.strip("[]") in names
 
     def _command(self) -> list[str]:
-        if self._is_here():
+        if self.is_here:
             return [self._python, "-P", "-u", "-m", _MODULE]
         # A master that we started would hold our pipes; one that is there already is welcome.
         options = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from pathlib import Path
 
 from aiodist.environment.files import open_file
@@ -21,20 +20,23 @@ class LogFiles:
     For a dashboard, without a `log_dir`, it is the job's folder in the user's own: the last ten are kept.
     n is the number of restarts that the job had used when the worker was started.
 
+    Args:
+        config: of this node.
+        job: its name; run: the number of this run of the launcher; began: when it began, the time of day.
+
     Attributes:
         folder: `<log_dir>/<job>_<random>`; kept after the end, since the user asked for it.
     """
 
-    def __init__(self, config: LaunchConfig, job: str) -> None:
+    def __init__(self, config: LaunchConfig, job: str, run: str, began: float) -> None:
         try:
             if config.log_dir is not None:
                 Path(config.log_dir).mkdir(parents=True, exist_ok=True)
-            name = "".join(c if c.isalnum() or c in "-_." else "_" for c in job)
             if config.log_dir is None and config.dashboard:
-                with open_kept(name, os.environ, time.time()) as kept:
+                with open_kept(run, os.environ, began) as kept:
                     self.folder = str(kept.path)
             else:
-                self.folder = tempfile.mkdtemp(prefix=f"{name}_", dir=config.log_dir)
+                self.folder = tempfile.mkdtemp(prefix=f"{file_name(job)}_", dir=config.log_dir)
         except OSError as error:
             where = config.log_dir or "this user's folder of jobs"
             raise UsageError(f"cannot write logs to {where}: {error.strerror}") from None
@@ -64,3 +66,8 @@ class LogFiles:
             raise UsageError(
                 f"cannot write logs to {self.folder}: {describe(error)}", hint=lack.hint if lack else ""
             ) from None
+
+
+def file_name(job: str) -> str:
+    """A job's name as a part of a file's."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in job)

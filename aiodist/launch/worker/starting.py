@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.place import Place, worker_environment
 from aiodist.launch.worker.alike import Alike
 from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.lines import LastWords
-from aiodist.launch.worker.logs import LogFiles
+from aiodist.launch.worker.logs import LogFiles, file_name
 from aiodist.launch.worker.output import Console, Relay
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.worker import Worker, spawn
+from aiodist.observe.dumps import home, kept_name
 from aiodist.observe.leaving import LOG_DIR
 from aiodist.terminal import hue, takes_colour
 
@@ -30,7 +33,7 @@ _MOST_KEPT = 16 << 20  # bytes of a stream that are kept for a dashboard, where 
 class AgentContext:
     """The parts that an agent has for all attempts: config, spawner, consoles, `say`, log files.
 
-    `alike` shows errors; None: there is one worker.
+    `alike` shows errors; None: there is one worker. `began`: the time of day.
     """
 
     config: LaunchConfig
@@ -40,17 +43,24 @@ class AgentContext:
     say: Callable[[str], None]
     logs: LogFiles | None = None
     alike: Alike | None = None
+    began: float = field(default_factory=time.time)
 
     def settle(self) -> None:
         """Show the errors that are held back."""
         if self.alike is not None:
             self.alike.flush()
 
-    def records(self, job: str) -> str:
-        """The folder in which a job that fails leaves what its ranks did last; '': where the user's are."""
+    def records(self, job: str, run: str) -> Path | None:
+        """The folder in which this run leaves what its ranks did last, and how it ended, if it fails. It is
+        no other run's, and made when there is something to write. None: this user has no home."""
         if self.logs is not None:
-            return self.logs.folder
-        return "" if self.config.log_dir is None else os.path.join(self.config.log_dir, job)
+            return Path(self.logs.folder)
+        if self.config.log_dir is not None:
+            return Path(self.config.log_dir, f"{file_name(job)}_{run}")
+        try:
+            return home(os.environ) / kept_name(run, self.began)
+        except OSError:
+            return None
 
 
 def start_worker(context: AgentContext, place: Place, local_rank: int, restarts: int) -> Worker:
@@ -69,8 +79,8 @@ def start_worker(context: AgentContext, place: Place, local_rank: int, restarts:
     if context.logs is not None:
         context.logs.prepare(restarts, local_rank)
         env["TORCHELASTIC_ERROR_FILE"] = context.logs.path(restarts, local_rank, "error.json")
-    if records := context.records(place.job):
-        env[LOG_DIR] = records
+    if records := context.records(place.job, place.run):
+        env[LOG_DIR] = str(records)
     first = local_rank == 0 and place.node_rank == 0 and restarts == 0
     config = context.config
     grace = min(_GRACE, config.shutdown_timeout)

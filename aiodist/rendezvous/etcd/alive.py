@@ -7,6 +7,7 @@ import os
 import socket
 
 from aiodist.environment.process import pid_space, stat_fields
+from aiodist.wire.bounded_json import load_json
 
 
 def this_process() -> bytes:
@@ -20,7 +21,7 @@ def this_process() -> bytes:
 def is_gone(process: bytes) -> bool:
     """Whether a process is provably dead: one of this host, in this namespace, that is there no more."""
     try:
-        said = json.loads(process)
+        said = load_json(process, 4096)
         pid, where, start = said["pid"], said["where"], said["start"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -14,7 +14,7 @@ import json
 import os
 import random
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiodist.errors import AuthenticationError, BackendUnavailable, RendezvousTimeout
@@ -23,6 +23,7 @@ from aiodist.rendezvous.etcd.place import Place
 from aiodist.rendezvous.etcd.refusals import Away, NoAuthentication, NoLease, TokenOver, refusal, tls_failure
 from aiodist.rendezvous.etcd.words import Json
 from aiodist.timeouts import spoken
+from aiodist.wire.bounded_json import load_json
 
 if TYPE_CHECKING:
     import aiohttp
@@ -32,6 +33,9 @@ ATTEMPT_SECONDS = 5.0
 
 QUIET_SECONDS = 20.0
 """Seconds without a message after which a watch is made anew: its member may have gone without a message."""
+
+MOST = 32 << 20
+"""Bytes of an answer: cards of ten thousand ranks take half of it."""
 
 _BACKOFF = (0.02, 0.5)  # seconds between attempts: the first, the longest
 
@@ -63,6 +67,9 @@ class Gateway:
             timeout=aiohttp.ClientTimeout(total=None),
             trust_env=False,
             read_bufsize=1 << 20,
+            auto_decompress=False,  # what is unpacked is larger than what was counted
+            headers={"Accept-Encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         scheme = "https" if place.tls else "http"
         self._bases = [f"{scheme}://{join_address(host, port)}" for host, port in place.endpoints]
@@ -140,7 +147,7 @@ class Gateway:
                 response = await self._begin(self._bases[at], path, body)
                 try:
                     if response.status != 200:
-                        raise refusal(response.status, await response.text())
+                        raise refusal(response.status, await _text(response, _WORDS))
                     async with contextlib.aclosing(self._lines(response)) as lines:
                         yield lines
                 finally:
@@ -155,7 +162,9 @@ class Gateway:
             await self._log_in(base)
             # A member without a leader would stay silent; so it says that it has none.
             headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
-            return await self._session.post(base + path, data=json.dumps(body), headers=headers)
+            return await self._session.post(
+                base + path, data=json.dumps(body), headers=headers, allow_redirects=False
+            )
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[Json, None]:
         kept = b""
@@ -165,9 +174,11 @@ class Gateway:
             if not chunk:
                 raise Away("it ended the stream")
             *lines, kept = (kept + chunk).split(b"\n")
+            if len(kept) > MOST:
+                raise Away(_TOO_LONG)
             for line in lines:
                 if line.strip():
-                    yield _result(line)
+                    yield await _apart(_result, line)
 
     async def local_address(self) -> str:
         """Find this host's address on the way to the member that is asked; nothing is sent for it."""
@@ -211,17 +222,14 @@ class Gateway:
         data = json.dumps(body).encode()
         # What is large goes in pieces, so that the loop turns meanwhile.
         sent = data if len(data) < _LARGE else io.BytesIO(data)
-        async with self._session.post(url, data=sent, headers=self._headers()) as response:
-            text = await response.read()
-        if response.status != 200:
-            raise refusal(response.status, text.decode(errors="replace"))
-        try:
-            answer: Any = json.loads(text)
-            if isinstance(answer.get("error"), dict):  # of a stream of one answer
-                raise refusal(200, text.decode())
-            return dict(answer.get("result", answer))
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            raise Away("it answered something else than etcd's JSON") from None
+        # Where it redirects to is no member, and would learn the password.
+        async with self._session.post(
+            url, data=sent, headers=self._headers(), allow_redirects=False
+        ) as response:
+            if response.status != 200:
+                raise refusal(response.status, await _text(response, _WORDS))
+            text = await _whole(response, MOST)
+        return await _apart(_answer, text)
 
     def _fail(self, error: aiohttp.ClientError) -> NoReturn:
         """Sort what the HTTP client says."""
@@ -254,18 +262,55 @@ async def _within(seconds: float, words: str) -> AsyncIterator[None]:
         raise Away(words) from None
 
 
+async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The body of an answer; `Away` where it is longer than it may be."""
+    parts, left = [], most
+    while part := await response.content.readany():
+        left -= len(part)
+        if left < 0:
+            raise Away(_TOO_LONG)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _text(response: aiohttp.ClientResponse, most: int) -> str:
+    """The first bytes of an answer, as text."""
+    text = b""
+    while len(text) < most and (part := await response.content.readany()):
+        text += part
+    return text[:most].decode(errors="replace")
+
+
+async def _apart(parse: Callable[[bytes], Json], text: bytes) -> Json:
+    """What `parse` makes of a text, in a thread where it is large."""
+    return parse(text) if len(text) < _LARGE else await asyncio.to_thread(parse, text)
+
+
+def _answer(text: bytes) -> Json:
+    """The answer to one question."""
+    try:
+        answer: Any = load_json(text, MOST)
+        if isinstance(answer.get("error"), dict):  # of a stream of one answer
+            raise refusal(200, text.decode())
+        return dict(answer.get("result", answer))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise Away("it answered something else than etcd's JSON") from None
+
+
 def _result(line: bytes) -> Json:
     """One answer of a stream."""
     try:
-        message = json.loads(line)
+        message = load_json(line, MOST)
         if isinstance(message, dict) and isinstance(message.get("result"), dict):
             return dict(message["result"])
     except (ValueError, RecursionError):
         pass
-    raise refusal(200, line.decode(errors="replace"))
+    raise refusal(200, line[:_WORDS].decode(errors="replace"))
 
 
 _LARGE = 256 << 10
+_WORDS = 64 << 10  # bytes of a refusal that are read
+_TOO_LONG = f"its answer has more than {MOST >> 20} MiB"
 _SILENT = "no answer"
 _REFUSED = "Connection refused"
 _ENDED = "the connection ended before the answer"

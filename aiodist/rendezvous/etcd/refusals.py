@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 from aiodist.errors import AuthenticationError, RendezvousError, UsageError
 from aiodist.sanitize import one_line
+from aiodist.wire.bounded_json import load_json
 
 # Codes of gRPC.
 _CANCELLED, _UNKNOWN, _INVALID, _DEADLINE, _NOT_FOUND, _DENIED, _INTERNAL, _UNAVAILABLE, _UNAUTHENTICATED = (
     *(1, 2, 3, 4, 5, 7, 13, 14, 16),
 )
+_MOST = 32 << 20  # bytes of an answer
 _WORDS = 200  # characters of what etcd says that are shown
 _PASSING = (_CANCELLED, _UNKNOWN, _DEADLINE, _INTERNAL, _UNAVAILABLE)
 
@@ -45,7 +45,7 @@ def refusal(status: int, body: str) -> Exception:
         body: of the answer: etcd's JSON, or whatever another server says.
     """
     try:
-        said = json.loads(body)
+        said = load_json(body.encode(errors="replace"), _MOST)
         if isinstance(said.get("error"), dict):  # of a stream
             said = said["error"]
         message = one_line(str(said.get("message") or said["error"]), _WORDS)
@@ -112,5 +112,10 @@ def _from_another_server(status: int, body: str) -> Exception:
         return RendezvousError(
             "what answers there is not etcd's JSON gateway",
             hint="Use etcd 3.4 or later, without --enable-grpc-gateway=false, and its client port",
+        )
+    if 300 <= status < 400:
+        return RendezvousError(
+            "what answers there sends elsewhere, which is not followed: it would be told the password",
+            hint="Name the members of etcd themselves",
         )
     return Away(f"it answered with HTTP status {status}")

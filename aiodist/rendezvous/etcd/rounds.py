@@ -33,6 +33,7 @@ from aiodist.rendezvous.etcd.run import Run
 from aiodist.rendezvous.etcd.words import Item, Json, Range
 from aiodist.rendezvous.rules import check_rank, did_not_come, other_world, rank_taken
 from aiodist.sanitize import one_line
+from aiodist.wire.bounded_json import load_json
 
 KEPT_SECONDS = 60.0
 
@@ -278,7 +279,7 @@ class Gather:
 def _round(description: bytes) -> tuple[bytes, int]:
     """Name and size of a round, as whoever began it has described it."""
     try:
-        said = json.loads(description)
+        said = load_json(description, 4096)
         return str(said["round"]).encode(), int(said["size"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise WireError(f"etcd holds something else than a meeting: {one_line(description, 100)}") from None

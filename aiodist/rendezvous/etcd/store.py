@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import math
 import os
@@ -117,6 +118,7 @@ class EtcdStore(Store):
             self._run = await Run.join(gateway, job, deadline, self._lost)
             self._ledger = Ledger(self._run)
             self._keys = self._run.base + b"key/"
+            self.instance = hashlib.blake2b(self._run.base, digest_size=16).digest()
         except BaseException:
             await gateway.aclose()
             raise

@@ -24,6 +24,7 @@ from datetime import timedelta
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.net.sockets import connect, describe, join_address, port_owner
+from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
@@ -44,7 +45,8 @@ async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
     # Without TORCHELASTIC_RESTART_COUNT: an agent does not count the restarts that another's failure led to.
     store = await AgentStore.connect(*point.address, invitation.timeout)
     async with contextlib.aclosing(store):
-        return await meet_by(store, "torchrun's store", invitation, point.address[0])
+        place = await place_at(invitation, *point.address)
+        return await meet_by(store, "torchrun's store", invitation, point.address[0], place)
 
 
 class AgentStore:

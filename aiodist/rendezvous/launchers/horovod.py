@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from aiodist.errors import RendezvousError
 from aiodist.net.sockets import describe, join_address
+from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
@@ -25,7 +26,8 @@ _MAX_TEXT = 4096
 async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
     """Meet where rank 0 says, by what it leaves in horovodrun's store."""
     texts = _HorovodStore(*point.address)
-    return await meet_by(texts, "horovodrun's store", invitation, point.address[0])
+    place = await place_at(invitation, *point.address)
+    return await meet_by(texts, "horovodrun's store", invitation, point.address[0], place)
 
 
 class _HorovodStore:

@@ -11,8 +11,10 @@ import sys
 from typing import Any
 
 from aiodist.errors import RendezvousError
+from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
+from aiodist.rendezvous.meeting_place import NOWHERE
 from aiodist.sanitize import one_line
 
 _SLICE = 200  # milliseconds of a call that waits, in a thread that nobody can end
@@ -37,8 +39,10 @@ async def meet(invitation: Invitation) -> Meeting:
         raise RendezvousError(
             "jax.distributed is not initialised any more", hint="Keep it until this group is formed"
         )
-    there = str(state.coordinator_address or "").rpartition(":")[0].strip("[]")
-    return await meet_by(_JaxStore(state.client), "jax.distributed's store", invitation, there)
+    host, _, port = str(state.coordinator_address or "").rpartition(":")
+    there = host.strip("[]")
+    place = await place_at(invitation, there, int(port)) if there and port.isdecimal() else NOWHERE
+    return await meet_by(_JaxStore(state.client), "jax.distributed's store", invitation, there, place)
 
 
 class _JaxStore:

@@ -7,12 +7,12 @@ before any rank's `init_process_group` returns.
 
 from __future__ import annotations
 
-from functools import partial
-
-from aiodist.environment import split_address
+from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.hosting import check_port, host, join, serve
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.launchers.told import about_rank_0
+from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
 _KEY = "aiodist/store"  # the address of rank 0's store
@@ -27,22 +27,26 @@ async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
         RendezvousTimeout: not all ranks came in time; names them.
         and what `hosting.host` and `hosting.join` raise.
     """
+    about = about_rank_0(invitation, _KEY)
     if invitation.placement().rank == 0:
-        return await _host(invitation, *point.address)
-    store = await _enter(invitation, *point.address)
-    async with store:
-        address = split_address((await store.get(_KEY)).decode(), "the address of rank 0")
+        return await _host(invitation, *point.address, about)
+    place = MeetingPlace.at(*point.address)
+    async with await _enter(invitation, *point.address, place=place) as store:
+        meant = Announcement.read((await store.get(_KEY)).decode(errors="replace"), about)
         await _all_know(invitation, store)
-    return await join(invitation, *address)
+    return await join(invitation, meant.host, meant.port, instance=meant.instance)
 
 
-async def _host(invitation: Invitation, address: str, port: int) -> Meeting:
+async def _host(invitation: Invitation, address: str, port: int, about: About) -> Meeting:
+    async def tell(meant: Announcement) -> None:
+        await store.set(_KEY, meant.text(about))
+
     await check_port(address, invitation)
     bell = await serve(invitation, address, port)
     meeting: Meeting | None = None
     try:
-        async with await _enter(invitation, bell.host, bell.port) as store:
-            meeting = await host(invitation, address, 0, partial(store.set, _KEY))
+        async with await _enter(invitation, bell.host, bell.port, bell.instance) as store:
+            meeting = await host(invitation, address, 0, tell, NOWHERE)
             await _all_know(invitation, store)
         await bell.aclose(_PARTING)
     except BaseException:
@@ -53,11 +57,15 @@ async def _host(invitation: Invitation, address: str, port: int) -> Meeting:
     return meeting
 
 
-async def _enter(invitation: Invitation, address: str, port: int) -> TcpStore:
+async def _enter(
+    invitation: Invitation, address: str, port: int, instance: bytes = b"", place: MeetingPlace = NOWHERE
+) -> TcpStore:
     store = await TcpStore.connect(
         *(address, port, invitation.job, invitation.secret, invitation.timeout),
         rank=invitation.placement().rank,
         tls=invitation.tls,
+        instance=instance,
+        place=place,
     )
     store.timeout = invitation.timeout
     return store

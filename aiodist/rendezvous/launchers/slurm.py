@@ -16,9 +16,10 @@ from dataclasses import replace
 
 from aiodist.environment import is_loopback
 from aiodist.errors import UsageError
-from aiodist.net.sockets import outward, resolve
+from aiodist.net.sockets import outward, resolve, towards
 from aiodist.rendezvous.hosting import host_or_join, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_place import MeetingPlace
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
 _log = logging.getLogger("aiodist.rendezvous")
@@ -46,8 +47,10 @@ async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     address = place.master_addr or await _master(invitation)
     # Who comes to the port of another step, whose numbers have the same sum, is told so.
-    invitation = replace(invitation, environ={"AIODIST_JOB": f"step {job}.{step}", **environ})
-    return await host_or_join(invitation, address, place.master_port or port(job, step))
+    name = f"step {job}.{step}"
+    invitation = replace(invitation, environ={"AIODIST_JOB": name, **environ})
+    where = MeetingPlace.named(name)
+    return await host_or_join(invitation, address, place.master_port or port(job, step), where)
 
 
 async def _master(invitation: Invitation) -> str:
@@ -63,7 +66,8 @@ async def _master(invitation: Invitation) -> str:
         return name
     if name.partition(".")[0] == socket.gethostname().partition(".")[0]:
         # Debian's /etc/hosts has 127.0.1.1 for a host itself. All its tasks meet where the others come to.
-        return own_address(invitation, outward())
+        led = await towards(another_host(invitation.environ))
+        return own_address(invitation, outward() if not led or is_loopback(led) else led)
     if found:
         _log.warning("%s is %s here; if it is another host, set MASTER_ADDR to its address", name, found[0])
     return name
@@ -120,6 +124,16 @@ def host_of_rank_0(environ: Mapping[str, str]) -> str:
             if not (first := environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", "")):
                 break
     return first_host(step)
+
+
+def another_host(environ: Mapping[str, str]) -> str:
+    """A host of a step's tasks that is not the first task's: a route to it says how others reach that one.
+
+    Args:
+        environ: as for `host_of_rank_0`; errors likewise.
+    """
+    first = host_of_rank_0(environ)
+    return next((name for name in hosts(environ.get("SLURM_STEP_NODELIST", "")) if name != first), first)
 
 
 def port(job: str, step: str) -> int:

@@ -1,27 +1,29 @@
 """Meeting where rank 0 tells its address by means of somebody else's: a launcher's, or a library's.
 
 Rank 0 listens on a free port and tells where; the others ask. Nothing else goes that way, and no secret:
-whoever can read it learns where to knock, and no more.
+whoever can read it learns where to knock, and no more. Whoever can write there cannot lead anybody elsewhere:
+what rank 0 tells has a proof (`Announcement`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from functools import partial
 from typing import Protocol
 
-from aiodist.environment import split_address
-from aiodist.errors import RendezvousTimeout
-from aiodist.net.sockets import outward
+from aiodist.errors import AuthenticationError, RendezvousTimeout
+from aiodist.net.sockets import join_address, outward
+from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.rendezvous.hosting import address_towards, host, join, listens, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.sanitize import one_line
 from aiodist.timeouts import spoken
 
 _FIRST = 0.002  # seconds until the second look; then twice as long, up to `_AGAIN`
 _PROBE = 3.0  # seconds for a connection to an address, which may be that of a host that is gone
 _AGAIN = 0.2  # seconds until an address where nobody listens any more is looked up again
+_FALSE = 5.0  # seconds in which rank 0 may write over what is not its own
 _meetings = itertools.count()  # of this process; all of a job's count alike
 
 
@@ -46,14 +48,25 @@ class Texts(Protocol):
 
 
 async def meet_once(teller: Teller, invitation: Invitation) -> Meeting:
-    """Meet where rank 0 tells. Errors: as of the teller."""
+    """Meet where rank 0 tells. Errors: `AuthenticationError` where another told it, and as of the teller."""
+    about = about_rank_0(invitation, "told once")
+
+    async def tell(store: Announcement) -> None:
+        await teller.tell(store.text(about))
+
     if invitation.placement().rank == 0:
-        return await host(invitation, own_address(invitation, outward()), 0, teller.tell)
-    return await join(invitation, *split_address(await teller.ask(), "the address of rank 0"))
+        return await host(invitation, own_address(invitation, outward()), 0, tell, NOWHERE)
+    store = Announcement.read(await teller.ask(), about)
+    return await join(invitation, store.host, store.port, instance=store.instance)
 
 
 async def meet_by(
-    texts: Texts, where: str, invitation: Invitation, there: str, name: str | None = None
+    texts: Texts,
+    where: str,
+    invitation: Invitation,
+    there: str,
+    place: MeetingPlace = NOWHERE,
+    name: str | None = None,
 ) -> Meeting:
     """Meet where rank 0 says.
 
@@ -61,19 +74,26 @@ async def meet_by(
         texts: the store; the caller closes it.
         where: what it is, for errors: "torchrun's store".
         there: the host that has the store, which all reach; '' where nobody knows it.
+        place: where this process was told that the store is; nowhere: nobody says.
         name: of the key for the address, the same on all ranks; None: the number of this process's meetings,
             where every process of the job takes part in each.
 
     Raises:
         RendezvousTimeout: rank 0 told no address in time, or nobody listens there.
+        AuthenticationError: what is told is not rank 0's, or rank 0 was told another place.
         and what the store raises.
     """
-    limit = invitation.timeout
     key = key_of(invitation, str(next(_meetings)) if name is None else name)
+    about = about_rank_0(invitation, key)
     if invitation.placement().rank == 0:
         address = own_address(invitation, await address_towards(there, invitation))
-        return await host(invitation, address, 0, partial(texts.set, key))
-    return await join(invitation, *await _told(texts, where, key, limit))
+
+        async def tell(store: Announcement) -> None:
+            await texts.set(key, store.text(about))
+
+        return await host(invitation, address, 0, tell, place)
+    store = await _told(texts, where, key, invitation.timeout, about)
+    return await join(invitation, store.host, store.port, instance=store.instance, place=place)
 
 
 def key_of(invitation: Invitation, name: str) -> str:
@@ -81,9 +101,15 @@ def key_of(invitation: Invitation, name: str) -> str:
     return f"aiodist/{invitation.job}/{name}"
 
 
-async def _told(texts: Texts, where: str, key: str, limit: float) -> tuple[str, int]:
-    """The address that rank 0 has left; not one that a rank 0 before has left, which is ended."""
-    said, pause = "", _FIRST
+def about_rank_0(invitation: Invitation, meeting: str) -> About:
+    """The facts that belong to what rank 0 tells; the same on all ranks."""
+    return About("the address of rank 0", invitation.job, meeting, invitation.secret)
+
+
+async def _told(texts: Texts, where: str, key: str, limit: float, about: About) -> Announcement:
+    """The store that rank 0 has announced; not that of a rank 0 before, which is ended."""
+    loop, said, pause = asyncio.get_running_loop(), "", _FIRST
+    false_since: float | None = None
     try:
         async with asyncio.timeout(limit):
             while True:
@@ -91,14 +117,23 @@ async def _told(texts: Texts, where: str, key: str, limit: float) -> tuple[str, 
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _AGAIN)
                     continue
-                said = found
-                address = split_address(said, "the address of rank 0")
-                if await listens(address, min(limit, _PROBE)):
-                    return address
+                try:
+                    store = Announcement.read(found, about)
+                except AuthenticationError as error:
+                    now = loop.time()
+                    false_since = now if false_since is None else false_since
+                    if now - false_since >= min(_FALSE, limit):
+                        raise AuthenticationError(
+                            f"{error.message}; it is in {where}", hint=error.hint
+                        ) from None
+                else:
+                    false_since, said = None, join_address(store.host, store.port)
+                    if await listens((store.host, store.port), min(limit, _PROBE)):
+                        return store
                 await asyncio.sleep(_AGAIN)
     except TimeoutError:
         shown = one_line(said)
-        silent = f"nobody listened on {shown}, which rank 0 named," if shown else "rank 0 named no address"
+        silent = f"nobody listened on {shown}, which rank 0 named," if said else "rank 0 named no address"
         raise RendezvousTimeout(
             f"{silent} within {spoken(limit)}",
             hint=f"See rank 0's output: it leaves its address in {where} as soon as it listens. Every "

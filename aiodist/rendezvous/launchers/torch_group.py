@@ -22,8 +22,10 @@ from functools import partial
 from typing import Any
 
 from aiodist.errors import RendezvousError
+from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import key_of, meet_by
+from aiodist.rendezvous.meeting_place import NOWHERE
 from aiodist.sanitize import one_line
 
 TAKEN_BACK = "past"
@@ -57,8 +59,10 @@ async def meet(invitation: Invitation) -> Meeting:
 async def meet_over(store: Any, invitation: Invitation, name: str | None = None) -> Meeting:
     """Meet where rank 0 says, by what it leaves in a store of torch's; `name` and errors as of `meet_by`."""
     texts = _TorchStore(store)
-    there = _host_of(store) or invitation.environ.get("MASTER_ADDR", "")
-    return await meet_by(texts, "torch.distributed's store", invitation, there, name)
+    host, port = _address_of(store)
+    place = await place_at(invitation, host, port) if host else NOWHERE
+    there = host or invitation.environ.get("MASTER_ADDR", "")
+    return await meet_by(texts, "torch.distributed's store", invitation, there, place, name)
 
 
 GROUP = "group"
@@ -111,8 +115,8 @@ def _distributed() -> Any:
     return torch
 
 
-def _host_of(store: Any) -> str:
-    """The host that has torch's store, by any of its names; '' for a store in files."""
+def _address_of(store: Any) -> tuple[str, int]:
+    """The host that has torch's store, by any of its names, and the port; ('', 0) for a store in files."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return str(getattr(store, "host", ""))
+    return str(getattr(store, "host", "")), int(getattr(store, "port", 0))

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from aiodist.environment import job_id, secret, store_address
+from aiodist.environment import job_id, secret, store_address, tls
 from aiodist.rendezvous import PrefixStore, Store, TcpStore
 from aiodist.testing.faults.proxy import Address, FaultProxy
 
@@ -63,7 +63,7 @@ async def detour_store(ways: Mapping[str, Sequence[Any]], listens: Callable[...,
     """
     address = store_address(os.environ)
     assert address is not None, "detours need a store that no rank hosts"
-    store = await TcpStore.connect(*address, job_id(os.environ), secret(os.environ))
+    store = await TcpStore.connect(*(*address, job_id(os.environ), secret(os.environ)), tls=tls(os.environ))
     return DetourStore(store, {int(peer): way for peer, way in ways.items()}, listens)
 
 

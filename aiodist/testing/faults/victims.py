@@ -34,6 +34,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
+from aiodist.environment import tls
 from aiodist.rendezvous import StoreServer
 from aiodist.testing.faults.detour import Detours
 from aiodist.testing.faults.process import RankProcess
@@ -198,7 +199,7 @@ class Victims:
 
 async def serve_store(stage: Stage, host: str, port: int, job: str, secret: str) -> None:
     """Serve a store, in a process that does nothing else."""
-    async with await StoreServer.start(host, port, job, secret.encode()):
+    async with await StoreServer.start(host, port, job, secret.encode(), tls=tls(os.environ)):
         stage.say("serves")
         await asyncio.Event().wait()
 
@@ -284,7 +285,9 @@ class Round:
             with socket.create_server((_LOOPBACK, 0)) as probe:
                 port = probe.getsockname()[1]
         else:
-            self._server = await StoreServer.start(_LOOPBACK, 0, self._job, self._secret.encode())
+            self._server = await StoreServer.start(
+                *(_LOOPBACK, 0, self._job, self._secret.encode()), tls=tls(os.environ)
+            )
             port = self._server.port
             store = f"{_LOOPBACK}:{port}"
         self._meeting = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port), "AIODIST_STORE": store}

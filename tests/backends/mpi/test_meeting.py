@@ -13,6 +13,7 @@ from aiodist.backends.mpi import meeting
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.process import Process
 from aiodist.errors import RendezvousError, RendezvousTimeout
+from aiodist.rendezvous.announcement import Announcement
 
 
 def told(words: bytes) -> Array:
@@ -24,8 +25,9 @@ def told(words: bytes) -> Array:
 async def test_address_and_secret_arrive() -> None:
     server, words = await meeting._listen({}, True, b"")
     assert server is not None
-    address, key = meeting._read(told(words))
-    assert address == f"127.0.0.1:{server.port}"
+    line, key = meeting._read(told(words))
+    store = Announcement.read(line, meeting._about({}, key.encode()))
+    assert store == Announcement("127.0.0.1", server.port, server.instance)
     assert len(bytes.fromhex(key)) == meeting._SECRET_BYTES
     await server.aclose()
     other, more = await meeting._listen({"AIODIST_HOST": "127.0.0.1"}, False, b"")
@@ -80,5 +82,5 @@ async def test_rank_0_of_several_hosts_says_so_where_it_has_no_address(
     monkeypatch.setattr(meeting, "outward", lambda: "127.0.0.1")
     found, words = await meeting._listen({}, False, b"")
     assert found is not None
-    assert meeting._read(told(words))[0] == f"127.0.0.1:{found.port}"
+    assert meeting._read(told(words))[0].split()[0] == f"127.0.0.1:{found.port}"
     await found.aclose()

@@ -259,6 +259,33 @@ def test_a_checkpoint_without_its_index_does_not_exist(
     assert left == ["000001-step-1", "000003-step-3"], "what was never finished is removed"
 
 
+def test_what_a_step_changes_while_it_is_copied_is_not_saved(tmp_path: Path) -> None:
+    """Half of it would be of one step, and half of another."""
+    copying, go = threading.Event(), threading.Event()
+
+    async def part(pg: ProcessGroup) -> None:
+        optimizer = await ShardedOptimizer(pg, fresh([((4,), "float64")]), adam)
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            real = checkpoints._copied
+
+            def slow(trees: Any) -> Any:
+                copying.set()
+                go.wait(60)
+                return real(trees)
+
+            checkpoints._copied = slow  # type: ignore[method-assign]
+            saving = asyncio.ensure_future(checkpoints.save(0, optimizer=optimizer))
+            await asyncio.to_thread(copying.wait, 60)
+            await train(optimizer, [((4,), "float64")], 1)
+            go.set()
+            with pytest.raises(CheckpointError, match="optimizer was changed by a step while it was copied"):
+                await (await saving)  # type: ignore[misc]
+            await (await checkpoints.save(1, optimizer=optimizer))  # type: ignore[misc]
+            assert await checkpoints.steps() == [1]
+
+    on_all(1, part)
+
+
 @pytest.mark.parametrize("where", ["await", "save", "close"])
 def test_a_failed_write_is_raised_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -269,3 +271,29 @@ def test_arrays_that_share_memory_are_refused() -> None:
         await ShardedOptimizer(pg, apart, adam)
 
     on_all(2, part)
+
+
+def test_nothing_else_uses_the_state_while_a_step_changes_it() -> None:
+    """It would be saved, or written, in parts; a gradient would lie where values travel."""
+
+    async def part(pg: ProcessGroup) -> list[bytes]:
+        mine = [np.ones(3)]
+        optimizer = await ShardedOptimizer(pg, mine, adam)
+        saved = copy.deepcopy(optimizer.state_dict())
+        step = asyncio.ensure_future(optimizer.step([np.full(3, 2.0)]))
+        await asyncio.sleep(0)
+        for call in (
+            optimizer.state_dict,
+            lambda: optimizer.load_state_dict(saved),
+            lambda: optimizer.ready(0, np.ones(3)),
+        ):
+            with pytest.raises(UsageError, match="a step, or an await of the optimizer, is under way"):
+                call()
+        with pytest.raises(UsageError, match=r"under way.* Begin the next one after it"):
+            await optimizer.step([np.full(3, 2.0)])
+        await step
+        assert optimizer.steps == 1 and optimizer.state_dict()["steps"] == 1
+        return [one.tobytes() for one in mine]
+
+    first, second = on_all(2, part)
+    assert first == second != [np.ones(3).tobytes()]

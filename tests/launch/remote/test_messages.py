@@ -27,7 +27,18 @@ from aiodist.launch.remote.messages import (
 
 EACH: list[Message] = [
     Hello("0.1.0", "10.0.0.1"),
-    Task(["--nproc-per-node", "2", "train.py"], {"AIODIST_SECRET": "ß\n"}, "/work", "a", 1, 2, 4, "", "h:1"),
+    Task(
+        ["--nproc-per-node", "2", "train.py"],
+        {"AIODIST_SECRET": "ß\n"},
+        "/work",
+        "a",
+        1,
+        2,
+        4,
+        "",
+        "h:1",
+        ["b"],
+    ),
     Told("10.0.0.1:2345"),
     Began(),
     Over(7, "two\nlines"),

@@ -16,7 +16,7 @@ from tests.conftest import HandOver
 
 @pytest.fixture
 def logs(tmp_path: Path) -> LogFiles:
-    files = LogFiles(LaunchConfig(("true",), log_dir=str(tmp_path), redirects={0: 3}), "a/b")
+    files = LogFiles(LaunchConfig(("true",), log_dir=str(tmp_path), redirects={0: 3}), "a/b", "r", 0.0)
     files.prepare(1, 0)
     return files
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from aiodist.rendezvous import Invitation, hosting
+from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.rendezvous.launchers import told
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2"}
 SECRET = {"AIODIST_SECRET": "s" * 32}
+ABOUT = About("the address of rank 0", "job", "key", b"s" * 32)
 
 
 def asked(**environ: str) -> Invitation:
@@ -66,7 +68,7 @@ async def test_an_address_of_a_host_that_is_gone_is_looked_up_again(monkeypatch:
 
         async def look(self, key: str) -> str | None:
             looked.append(key)
-            return f"10.0.0.{len(looked)}:1"
+            return Announcement(f"10.0.0.{len(looked)}", 1, b"i" * 16).text(ABOUT)
 
     async def listens(address: tuple[str, int], patience: float) -> bool:
         if address[0] != "10.0.0.3":
@@ -76,4 +78,5 @@ async def test_an_address_of_a_host_that_is_gone_is_looked_up_again(monkeypatch:
         return address[0] == "10.0.0.3"
 
     monkeypatch.setattr(told, "listens", listens)
-    assert await told._told(Texts(), "a store", "key", 60.0) == ("10.0.0.3", 1)
+    store = await told._told(Texts(), "a store", "key", 60.0, ABOUT)
+    assert (store.host, store.port) == ("10.0.0.3", 1)

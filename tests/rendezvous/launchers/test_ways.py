@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.server
 import logging
+import re
 import socket
 import sys
 import threading
@@ -19,11 +20,22 @@ import pytest
 from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import listen
 from aiodist.rendezvous import Invitation, Meeting, StoreServer
+from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.rendezvous.launchers import jax_group, slurm, told, torch_group
 from tests.rendezvous.conftest import Clock
 from tests.rendezvous.meeting import rendezvous
 
 HOST = "127.0.0.1"
+
+
+def about(key: str) -> About:
+    """What a line of job 'x' under a key is about."""
+    return About("the address of rank 0", "x", key, b"s")
+
+
+def announced(port: int, key: str) -> str:
+    """The line that rank 0 of job 'x' leaves under a key, of a store that was its own."""
+    return Announcement(HOST, port, b"i" * 16).text(about(key))
 
 
 def task(rank: int, **more: str) -> dict[str, str]:
@@ -113,7 +125,7 @@ async def test_agents_that_count_restarts_differently(
     store = distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     with await listen(HOST, 0) as gone:
         before = gone.getsockname()[1]
-    store.set("aiodist/x/7", f"{HOST}:{before}")
+    store.set("aiodist/x/7", announced(before, "aiodist/x/7"))
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": HOST, "MASTER_PORT": str(store.port)}
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x", **place}
     monkeypatch.setattr(told, "_meetings", iter((7, 7)))  # as two processes count
@@ -128,14 +140,14 @@ async def test_rank_0_that_named_an_address_where_nobody_listens(clock: Clock) -
 
         async def look(self, key: str) -> str:
             clock.forward(60)
-            return f"{HOST}:{before}"
+            return announced(before, key)
 
     async with await StoreServer.start(HOST, 0, "x", b"s") as gone:
         before = gone.port
     with pytest.raises(
         RendezvousTimeout, match=rf"^nobody listened on {HOST}:{before}, .* within 30 s\. See"
     ):
-        await told._told(Texts(), "the store", "key", 30)
+        await told._told(Texts(), "the store", "key", 30, about("key"))
 
 
 async def test_nothing_says_where_rank_0_is() -> None:
@@ -277,7 +289,9 @@ async def test_horovodrun_s_store_has_the_address_and_nothing_else(
     monkeypatch.setattr(told, "_meetings", iter((3, 3)))
     found, (host, stands) = await meet([of_horovod(rank, key_values) for rank in (0, 1)])
     assert sorted(found) == [b"0", b"1"]
-    assert {"/aiodist/aiodist%2Faiodist%2F3": f"{host}:{stands}".encode()} == KeyValues.texts
+    [(path, line)] = KeyValues.texts.items()
+    assert path == "/aiodist/aiodist%2Faiodist%2F3"
+    assert re.fullmatch(rf"{host}:{stands} [0-9a-f]{{32}} [0-9a-f]{{64}}", line.decode())
 
 
 async def test_horovodrun_s_store_that_fails_or_is_gone(
@@ -325,7 +339,8 @@ async def test_jax_says_which_process_this_is_and_has_the_address(monkeypatch: p
     meetings = await asyncio.gather(*map(jax_group.meet, ranks))
     assert [meeting.rank for meeting in meetings] == [0, 1]
     assert meetings[0].server is not None
-    assert [*state.client.texts.values()] == [f"{HOST}:{meetings[0].server.port}"]
+    [line] = state.client.texts.values()
+    assert line.partition(" ")[0] == f"{HOST}:{meetings[0].server.port}"
     for meeting in reversed(meetings):
         await meeting.aclose()
     state.client = None

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import MIB, cap_of
+from aiodist.ddp.holders import first_holder, is_newcomer
 from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError, shown
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group
@@ -135,10 +137,10 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self._hook_state: Any = None
         self._synchronising = True  # not within no_sync
         self._synced = self._holds = False  # these members have the same values; this one ever had them
-        self._late, self._lost = elastic and self.pg.epoch > 0, False  # a newcomer, perhaps
+        self._late, self._orphan = elastic and is_newcomer(self.pg), False
         self._times: list[int] | None = None  # how often each gradient comes in a step; static, once known
         self._passes: set[asyncio.Future[None]] = set()  # backward passes in threads
-        self._ending: asyncio.Task[bool] | None = None
+        self._ending, self._sharing = Once[bool](), Once[None]()
         self._syncs = False
         self._make_buckets()
         itself = weakref.ref(self)  # parameters may outlive the wrapper
@@ -155,11 +157,12 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     # ── before the first step ────────────────────────────────────────────────────────────────────────
 
     def __await__(self) -> Generator[Any, None, DistributedDataParallel]:
-        yield from self._share().__await__()
+        yield from self._sharing.of(self._share).__await__()
         return self
 
     async def _share(self) -> None:
-        """Give all ranks the values of the first that has ever had them with others, or else of rank 0."""
+        """Give all ranks the values of the first that has ever had them with others, or else of rank 0.
+        Who is cancelled ends only the wait."""
         while not self._synced:
             try:
                 source = await self._compared()
@@ -175,8 +178,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         mine += [f"{name} with requires_grad" for name in self._names]
         options = (self._finds, self._static, self._sends_buffers, self._elastic)
         mine += [f"bucket_cap_mb={self._cap / MIB:g}", *map("{}={}".format, _COMPARED, options)]
-        rows = await self.pg.all_gather_object((self._holds, mine))
-        for rank, (_, theirs) in enumerate(rows):
+        rows = await self.pg.all_gather_object((self._holds, self._orphan, mine))
+        for rank, (_, _, theirs) in enumerate(rows):
             if theirs != mine:
                 pairs = zip([*mine, "nothing"], [*theirs, "nothing"], strict=False)
                 here, there = next(pair for pair in pairs if pair[0] != pair[1])
@@ -184,13 +187,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                     f"the modules differ: here is {here}, on rank {rank} {there}",
                     hint="Make the same module on all ranks, and wrap it alike",
                 )
-        holders = [rank for rank, (holds, _) in enumerate(rows) if holds]
-        if self._lost and not holders:
-            raise QuorumLost(
-                "all members that had the parameters died before a newcomer had them",
-                hint="Start again from a checkpoint",
-            )
-        return holders[0] if holders else 0
+        return first_holder([holds for holds, _, _ in rows], [orphan for _, orphan, _ in rows])
 
     def _named_values(self) -> list[tuple[str, torch.Tensor]]:
         return [*self.module.named_parameters(), *self.module.named_buffers()]
@@ -207,7 +204,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         """Go on with the members that are left, and newcomers; the values are to be shared then."""
         if error is not None and (not self._elastic or isinstance(error, Evicted | QuorumLost)):
             raise error
-        self._lost = self._late  # who had the values when this newcomer came may be gone
+        self._orphan = self._late and not self._holds
         self.pg = await self.pg.rebuild(self._min_size)
         self._synced = False
         self._make_buckets()
@@ -216,7 +213,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the module."""
-        pending = self._begun or self._ending is not None
+        pending = self._begun or self._ending.pending
         if pending and self._synchronising and torch.is_grad_enabled():
             raise UsageError(
                 "a backward pass was not followed by sync()",
@@ -271,11 +268,11 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     async def _sync(self) -> bool:
         while self._passes:
             await asyncio.wait(self._passes)
-        if self._ending is None:  # else an earlier call was cancelled
+        if not self._ending.pending:  # else an earlier call was cancelled
             self._start_rest()
         missing = [index for index, times in enumerate(self._came) if not times]
         try:
-            if not await self._over():
+            if not await self._ending.of(self._end):
                 return False
             self._write()
         except (GroupBroken, asyncio.CancelledError):
@@ -331,7 +328,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             for index in range(len(self._trained)):
                 self._fill(index)
             self._start_full()
-            await self._over()
+            await self._ending.of(self._end)
             self._reset()
             if not self._active_now:
                 break
@@ -490,23 +487,9 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                     used = [times > 0 or index in self._added_up for index, times in enumerate(self._came)]
                     self._tail[self.pg.size :] = torch.tensor(used)
 
-    async def _over(self) -> bool:
-        """Wait for the end of the step → whether it counts. Who is cancelled ends only the wait."""
-        if self._ending is None:
-            self._ending = self._loop.create_task(self._end())
-            self._ending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        try:
-            counts = await asyncio.shield(self._ending)
-        except asyncio.CancelledError:
-            raise  # the next call is told how it ended
-        except BaseException:
-            self._ending = None
-            raise
-        self._ending = None
-        return counts
-
     async def _end(self) -> bool:
-        """Wait for the buckets, then for the buffers; elastic: have all members say that they have them."""
+        """Wait for the buckets, then for the buffers → whether the step counts; elastic: all members say so,
+        if they have them."""
         if not self._elastic:
             await self._received()
             return True

@@ -1,0 +1,32 @@
+"""Whose values the members of an epoch get: those of a member that has had them with others, if any has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.errors import QuorumLost
+from aiodist.group import ProcessGroup
+
+
+def is_newcomer(pg: ProcessGroup) -> bool:
+    """Whether this process came into a running job, in this epoch: the members may have values already."""
+    return 0 < pg.epoch == pg._core.lineage.began
+
+
+def first_holder(holds: Sequence[bool], orphans: Sequence[bool]) -> int:
+    """The first member that has the common values; 0 at the very beginning, when no member has.
+
+    Args:
+        holds: by member: it has the common values.
+        orphans: by member: it came as a newcomer, and those whom it met first were lost before it had
+            their values.
+
+    Raises:
+        QuorumLost: only such newcomers are left. They must not begin anew as if nothing had been there.
+    """
+    if not any(holds) and all(orphans):
+        raise QuorumLost(
+            "all members that had the values died before a newcomer had them",
+            hint="Start again from a checkpoint",
+        )
+    return list(holds).index(True) if any(holds) else 0

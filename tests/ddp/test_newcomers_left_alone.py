@@ -1,0 +1,88 @@
+"""A newcomer whose members die before it has their values: it must not begin anew as if nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.group import ProcessGroup
+from aiodist.testing import Chaos, run_cluster, run_virtual
+
+STEPS = 6
+
+
+def rule(values: np.ndarray, gradient: np.ndarray, state: dict[str, Any]) -> None:
+    values += gradient
+
+
+async def sync(pg: ProcessGroup, reached: list[int]) -> None:
+    values, step = np.zeros(3), np.zeros((), np.int64)
+    sync = await dist.GradientSync(pg, [values], elastic=True, state=[step])
+    reached.append(int(step))
+    while step < STEPS:
+        sync.ready(0, np.ones(3))
+        if averages := await sync.finish():
+            values += averages[0]
+            step += 1
+        await asyncio.sleep(0.01)
+    assert (values == STEPS).all()
+
+
+async def sharded(pg: ProcessGroup, reached: list[int]) -> None:
+    values = np.zeros(3)
+    optimizer = await dist.ShardedOptimizer(pg, [values], rule, elastic=True, redundancy=1)
+    reached.append(optimizer.steps)
+    while optimizer.steps < STEPS:
+        await optimizer.step([np.ones(3)])
+        await asyncio.sleep(0.01)
+    assert (values == STEPS).all()
+
+
+async def diloco(pg: ProcessGroup, reached: list[int]) -> None:
+    values = np.zeros(3)
+    diloco = await dist.DiLoCo(pg, [values], sync_every=1, outer_lr=1.0, outer_momentum=0.0, elastic=True)
+    reached.append(diloco.steps)
+    while diloco.steps < STEPS:
+        values += 1
+        await diloco.step()
+        await asyncio.sleep(0.01)
+    assert (values == STEPS).all()
+
+
+@pytest.mark.parametrize(
+    ("train", "error"), [(sync, dist.QuorumLost), (diloco, dist.QuorumLost), (sharded, dist.StateLost)]
+)
+def test_it_says_so(
+    train: Callable[[ProcessGroup, list[int]], Awaitable[None]], error: type[dist.AiodistError]
+) -> None:
+    """The only member dies before each of the newcomer's first steps in the group that both form."""
+    said = begun = 0
+    for step in range(1, 40):
+        chaos, reached = Chaos(step), list[int]()
+
+        async def main(pg: ProcessGroup, chaos: Chaos = chaos, reached: list[int] = reached) -> None:
+            if pg.rank == 0 and not chaos.joined:
+                asyncio.get_running_loop().call_later(0.025, chaos.join, newcomer, 20.0)
+            await train(pg, reached)
+
+        async def newcomer(
+            pg: ProcessGroup, chaos: Chaos = chaos, reached: list[int] = reached, step: int = step
+        ) -> None:
+            chaos.crash_at_step(0, chaos.processes[0].steps + step)
+            await train(pg, reached)
+
+        run_virtual(run_cluster(1, main, chaos=chaos, return_exceptions=True))
+        [joined] = chaos.joined
+        if (failed := joined.exception()) is None:
+            begun += 1
+        else:
+            assert isinstance(failed, error), failed
+            assert "newcomer" in str(failed) or "died with the members" in str(failed)
+            said += 1
+        assert reached[0] == 0 and all(steps > 0 for steps in reached[1:])
+    assert said and begun

@@ -1,0 +1,378 @@
+"""Receives that asyncio holds and never awaits, or whose await ends in another way: no message is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.group import ProcessGroup
+from aiodist.testing.clock import run_virtual
+from aiodist.testing.cluster import run_cluster
+from tests.levels import few
+
+Make = Callable[[], "dist.Work[Any]"]
+
+
+async def _told(awaitable: Awaitable[Any]) -> None:
+    """Await what ends by a cancel, or because its time is over."""
+    with pytest.raises((asyncio.CancelledError, TimeoutError)):
+        await awaitable
+
+
+async def _cancelled(task: asyncio.Future[Any], turns: int = 0) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await _told(task)
+
+
+async def wait_for_nothing(make: Make) -> None:
+    await _told(asyncio.wait_for(make(), 0))
+
+
+async def wait_for_less(make: Make) -> None:
+    await _told(asyncio.wait_for(make(), -1.5))
+
+
+async def wait_for_wait(make: Make) -> None:
+    await _told(asyncio.wait_for(make().wait(), 0))
+
+
+async def kept_error(make: Make) -> None:
+    """The error's traceback keeps frames alive, and so what they hold."""
+    try:
+        await asyncio.wait_for(make(), 0)
+    except TimeoutError as error:
+        kept.append(error)
+
+
+kept: list[BaseException] = []
+
+
+async def future_cancelled(make: Make) -> None:
+    await _cancelled(asyncio.ensure_future(make()))
+
+
+async def task_cancelled(make: Make) -> None:
+    await _cancelled(asyncio.create_task(make()))
+
+
+async def task_of_wait_cancelled(make: Make) -> None:
+    await _cancelled(asyncio.create_task(make().wait()))
+
+
+async def task_of_wait_with_a_limit_cancelled(make: Make) -> None:
+    await _cancelled(asyncio.create_task(make().wait(5)))
+
+
+async def gathered(make: Make) -> None:
+    await _cancelled(asyncio.gather(make(), asyncio.sleep(9)))
+
+
+async def timeout_over(make: Make) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await asyncio.gather(make())
+
+
+async def timeout_at_before(make: Make) -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout_at(loop.time() - 1):
+            await asyncio.ensure_future(make())
+
+
+async def failing_group(make: Make) -> None:
+    with pytest.raises(BaseExceptionGroup):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(make())
+            tasks.create_task(make().wait())
+            raise RuntimeError
+
+
+async def waited(make: Make) -> None:
+    _, pending = await asyncio.wait([asyncio.ensure_future(make())], timeout=0)
+    (task,) = pending or [None]
+    if task is not None:
+        await _cancelled(task)
+
+
+async def closed(make: Make) -> None:
+    make().close()
+    make().wait().close()
+
+
+async def closed_task_group(make: Make) -> None:
+    """Which refuses the task."""
+    async with asyncio.TaskGroup() as tasks:
+        pass
+    work = make().wait()
+    with pytest.raises(RuntimeError):
+        tasks.create_task(work)
+    work.close()
+
+
+UNBEGUN: list[Callable[[Make], Awaitable[None]]] = [
+    *(wait_for_nothing, wait_for_less, wait_for_wait, kept_error, future_cancelled, task_cancelled),
+    *(task_of_wait_cancelled, task_of_wait_with_a_limit_cancelled, gathered, timeout_over),
+    *(timeout_at_before, failing_group, waited, closed, closed_task_group),
+]
+
+
+async def timeout_within(make: Make) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await make()
+
+
+async def waits_shortly(make: Make) -> None:
+    with pytest.raises(TimeoutError):
+        await make().wait(0.01)
+
+
+async def waits_shortly_and_keeps_the_error(make: Make) -> None:
+    try:
+        await make().wait(0.01)
+    except TimeoutError as error:
+        kept.append(error)
+
+
+async def waits_shortly_in_a_task(make: Make) -> None:
+    await _told(asyncio.create_task(make().wait(0.01)))
+
+
+async def begun_task(make: Make) -> None:
+    await _cancelled(asyncio.create_task(make()), 1)
+
+
+async def begun_task_later(make: Make) -> None:
+    await _cancelled(asyncio.ensure_future(make()), 9)
+
+
+async def begun_wait(make: Make) -> None:
+    await _cancelled(asyncio.create_task(make().wait()), 2)
+
+
+async def begun_group(make: Make) -> None:
+    with pytest.raises(BaseExceptionGroup):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(make())
+            tasks.create_task(make().wait())
+            await asyncio.sleep(0.01)
+            raise RuntimeError
+
+
+async def ended_coroutine(make: Make) -> None:
+    async def awaits() -> None:
+        await make()
+
+    coroutine = awaits()
+    coroutine.send(None)
+    coroutine.close()
+
+
+async def thrown_at(make: Make) -> None:
+    async def awaits() -> None:
+        await make()
+
+    coroutine = awaits()
+    coroutine.send(None)
+    with pytest.raises(ZeroDivisionError):
+        coroutine.throw(ZeroDivisionError())
+
+
+async def dropped_coroutine(make: Make) -> None:
+    async def awaits() -> None:
+        await make()
+
+    coroutine = awaits()
+    coroutine.send(None)
+    del coroutine
+    gc.collect()
+
+
+async def generator(make: Make) -> None:
+    async def messages() -> AsyncIterator[Any]:
+        while True:
+            yield await make()
+
+    for limit in (0, 0.01):
+        given = messages()
+        await _told(asyncio.wait_for(anext(given), limit))
+        await given.aclose()  # type: ignore[attr-defined]
+
+
+BEGUN: list[Callable[[Make], Awaitable[None]]] = [
+    *(timeout_within, waits_shortly, waits_shortly_and_keeps_the_error, waits_shortly_in_a_task, begun_task),
+    *(begun_task_later, begun_wait, begun_group, ended_coroutine, thrown_at, dropped_coroutine, generator),
+]
+
+KINDS = ["object", "large object", "small", "large", "strided"]
+
+
+class Box:
+    """Receives of one kind: what they were given stays untouched, or has a whole message."""
+
+    def __init__(self, pg: ProcessGroup, kind: str, anybody: bool) -> None:
+        self.pg, self.kind, self.src = pg, kind, None if anybody else 1
+        self.places: list[Any] = []
+
+    def place(self) -> Any:
+        shapes: dict[str, Any] = {"small": 3, "large": 40_000, "strided": (200, 40)}
+        shape = shapes[self.kind]
+        place = np.full(shape, -1.0)
+        return place[::2] if self.kind == "strided" else place
+
+    def make(self) -> dist.Work[Any]:
+        """A receive to give up."""
+        if "object" in self.kind:
+            return self.pg.recv_object(self.src)
+        self.places.append(self.place())
+        return self.pg.recv(self.places[-1], self.src)
+
+    def sent(self, number: int) -> Any:
+        if "object" in self.kind:
+            return [number] * (5000 if self.kind == "large object" else 3)
+        return np.full(self.place().shape, float(number))
+
+    async def send(self, number: int) -> None:
+        data = self.sent(number)
+        await (self.pg.send_object(data, 0) if "object" in self.kind else self.pg.send(data, 0))
+
+    async def check(self, number: int) -> None:
+        """The next message is that one."""
+        if "object" in self.kind:
+            assert await self.pg.recv_object(self.src) == self.sent(number)
+        else:
+            place = self.place()
+            assert await self.pg.recv(place, self.src) == 1
+            assert np.array_equal(place, self.sent(number))
+        for place in self.places:
+            assert (place == -1).all(), "written after it was given up"
+
+
+def ways(which: list[Callable[[Make], Awaitable[None]]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("way", which, ids=lambda way: way.__name__)
+
+
+@ways(UNBEGUN + BEGUN)
+@pytest.mark.parametrize("kind", few(KINDS, ["object", "large"]))
+@pytest.mark.parametrize("anybody", few([False, True], [False]))
+def test_a_receive_that_is_given_up_leaves_its_message(
+    way: Callable[[Make], Awaitable[None]], kind: str, anybody: bool
+) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        box = Box(pg, kind, anybody)
+        for number in range(3):
+            await pg.barrier()
+            if pg.rank:
+                await pg.barrier()
+                await box.send(number)
+            else:
+                await way(box.make)
+                await pg.barrier()
+                await box.check(number)
+
+    run_virtual(run_cluster(2, main))
+    kept.clear()
+
+
+@ways([way for way in UNBEGUN if way is not waited])  # that is one turn, in which the message is received
+@pytest.mark.parametrize("kind", few(KINDS, ["object", "large"]))
+@pytest.mark.parametrize("anybody", few([False, True], [False]))
+def test_a_message_that_is_here_stays_if_its_receive_never_begins(
+    way: Callable[[Make], Awaitable[None]], kind: str, anybody: bool
+) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        box = Box(pg, kind, anybody)
+        if pg.rank:
+            for number in range(3):
+                await box.send(number)
+            return
+        await asyncio.sleep(1)
+        for number in range(3):
+            await way(box.make)
+            box.places.clear()  # they may have been written, before they were given up
+            await box.check(number)
+
+    run_virtual(run_cluster(2, main))
+    kept.clear()
+
+
+def test_a_receive_of_a_block_that_is_given_up_before_the_block_ends_never_begins() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank:
+            await pg.send(np.full(3, 5.0), 0)
+            return
+        place, other = np.zeros(3), np.zeros(3)
+        async with pg.coalesce():
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(pg.recv(place, 1), 0)
+        await pg.recv(other, 1)
+        assert not place.any() and (other == 5).all()
+
+    run_virtual(run_cluster(2, main))
+
+
+def test_a_block_whose_end_is_cancelled_takes_back_its_receives() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank:
+            await asyncio.sleep(1)
+            for number in (1.0, 2.0):
+                await pg.send(np.full(3, number), 0)
+            return
+        places = np.zeros((2, 3))
+
+        async def block() -> None:
+            async with pg.coalesce():
+                for place in places:
+                    pg.recv(place, 1)
+
+        await _cancelled(asyncio.create_task(block()), 5)
+        for number in (1.0, 2.0):
+            other = np.zeros(3)
+            await pg.recv(other, 1)
+            assert (other == number).all() and not places.any()
+
+    run_virtual(run_cluster(2, main))
+
+
+def test_a_receive_that_is_held_goes_on_whatever_becomes_of_an_await() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            await pg.barrier()
+            await pg.send(np.full(3, 5.0), 0)
+            return
+        place = np.zeros(3)
+        work = pg.recv(place, 1, async_op=True)
+        for way in [*UNBEGUN, waits_shortly, begun_task, begun_wait, timeout_within, ended_coroutine]:
+            await way(lambda: work)
+        await pg.barrier()
+        assert await work == 1 and (place == 5).all()
+
+    run_virtual(run_cluster(2, main))
+    kept.clear()
+
+
+def test_a_work_that_two_tasks_are_made_of_is_held() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            await pg.barrier()
+            await pg.send_object("here", 0)
+            return
+        work = pg.recv_object(1)
+        first, second = asyncio.create_task(work), asyncio.ensure_future(work)
+        await asyncio.sleep(0)
+        await _cancelled(first)
+        await pg.barrier()
+        assert await second == await work == await asyncio.create_task(work) == "here"
+
+    run_virtual(run_cluster(2, main))
