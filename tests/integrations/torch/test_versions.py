@@ -96,7 +96,7 @@ def test_what_a_program_passes_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^send takes no of_tomorrow$"):
         versions.pass_over("send", {"of_tomorrow": 1})
     with pytest.raises(TypeError, match=r"^a call takes opts and root, not src$"):
-        versions.pass_over("a call", {"src": 1}, "opts and root")
+        versions.pass_over("a call", {"src": 1}, "{call} takes opts and root, not {unknown}")
 
 
 @pytest.mark.parametrize("kind", [AiodistProcessGroup, GlooStandIn, AiodistWork])
