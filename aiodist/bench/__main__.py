@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from aiodist.bench.calls import Bound, per_operation, timed
@@ -19,6 +18,8 @@ from aiodist.bench.measures import Spread, busbw, quantile, show_bandwidth, show
 from aiodist.bench.sweep import Line, agree, cases, lateness, sweep
 from aiodist.bench.table import table
 from aiodist.environment.busy import doubt, look, meanwhile, own_seconds
+from aiodist.environment.files import write_file
+from aiodist.errors import AiodistError
 from aiodist.runtime.init import init_process_group
 from aiodist.runtime.running import run
 from aiodist.terminal import PLAIN, Paint, bar, painter
@@ -117,7 +118,10 @@ def report(lines: list[Line], one: Spread, late: list[float], nbytes: int, size:
 
 def write(path: str, text: str) -> None:
     """One file, in one go."""
-    Path(path).write_text(text + "\n")
+    try:
+        write_file(path, text + "\n")
+    except OSError as error:
+        raise AiodistError(f"cannot write {path!r}: {error.strerror}") from None
 
 
 class Progress:

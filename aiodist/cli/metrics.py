@@ -8,7 +8,6 @@ The command asks the ranks nothing.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from argparse import Namespace
 from asyncio import Future
@@ -21,6 +20,7 @@ from aiodist.cli.follow import leaving, looks
 from aiodist.cli.parser import Parser
 from aiodist.cli.seen import add_job, the_job
 from aiodist.cli.show import show
+from aiodist.environment.files import write_file
 from aiodist.errors import AiodistError, UsageError
 
 if TYPE_CHECKING:
@@ -140,13 +140,8 @@ class _Pusher:
 
 def _write(file: Path, text: str) -> None:
     """Put a text in the place of a file's, at once: who reads it sees all of one or all of the other."""
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")  # not one that node_exporter reads
     try:
-        try:
-            fresh.write_text(text)
-            fresh.replace(file)
-        finally:
-            fresh.unlink(missing_ok=True)
+        write_file(file, text)  # by way of a hidden name: not one that node_exporter reads
     except OSError as error:
         raise AiodistError(f"cannot write {str(file)!r}: {error.strerror}") from None
 

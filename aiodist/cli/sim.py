@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
+from aiodist.environment.files import write_file
 from aiodist.errors import AiodistError, UsageError
 
 
@@ -109,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
         argv_of = [args.script, *arguments]
         job = ledger.job("simulated", found.size, world.hosts, engine.now, argv_of, wall)
         try:
-            Path(args.output).write_text(json.dumps(trace(job), allow_nan=False))
+            write_file(args.output, json.dumps(trace(job), allow_nan=False))
         except OSError as error:
             raise AiodistError(f"cannot write {args.output!r}: {error.strerror}") from None
     return 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aiodist.cli.parser import Parser
 from aiodist.cli.seen import add_job, the_job
 from aiodist.cli.show import show
+from aiodist.environment.files import Folder, write_file
 from aiodist.errors import AiodistError, UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     made = trace(job, args.seconds)
     try:
-        Path(args.output).write_text(json.dumps(made, allow_nan=False))
+        write_file(args.output, json.dumps(made, allow_nan=False))
     except OSError as error:
         raise AiodistError(f"cannot write {args.output!r}: {error.strerror}") from None
     show(f"{args.output}: {_summary(made)}; open it at https://ui.perfetto.dev")
@@ -59,12 +60,13 @@ def _write_flight(job: JobView, folder: Path) -> None:
     from aiodist.observe.flight import flight
 
     try:
-        folder.mkdir(exist_ok=True)
-        if any(folder.iterdir()):
-            raise UsageError(f"there is something in {str(folder)!r}", hint="Name a new folder with -o")
-        dumps = flight(job)
-        for rank, dump in dumps.items():
-            (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump))
+        whole = folder.absolute()
+        with Folder.named(whole.parent) as above, above.folder(whole.name, make=True) as opened:
+            if opened.names():
+                raise UsageError(f"there is something in {str(folder)!r}", hint="Name a new folder with -o")
+            dumps = flight(job)
+            for rank, dump in dumps.items():
+                opened.replace(f"rank_{rank}", pickle.dumps(dump))
     except OSError as error:
         raise AiodistError(f"cannot write into {str(folder)!r}: {error.strerror}") from None
     told = sum(len(dump["entries"]) for dump in dumps.values())

@@ -14,6 +14,7 @@ import msgpack
 
 from aiodist.control.liveness import State
 from aiodist.errors import WireError
+from aiodist.sanitize import one_line
 from aiodist.wire.bounded import unpack
 
 MAX_BYTES = 64 * 1024
@@ -98,14 +99,25 @@ def decode(data: bytes) -> Message:
             raise ValueError(f"{kind.name} with other values than it has")
         if kind is Say.blocked:
             State(body[1])
-        message = Message(kind, origin, number, target, hops, body)
+        if kind in _LOOSE and not _is_plain(body, 2):
+            raise ValueError(f"{kind.name} with values that are not plain")
+        message = Message(kind, origin, number, target, hops, _cleaned(body))
         if kind in _LOOSE:
-            if not _is_plain(body, 2):
-                raise ValueError(f"{kind.name} with values that are not plain")
             message.encode()  # what has short floats may be read, and yet be too long to be passed on
     except Exception as error:
-        raise WireError(f"not a control message: {str(error)[:200]}") from error
+        raise WireError(f"not a control message: {one_line(str(error), 200)}") from error
     return message
+
+
+def _cleaned(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values, in which each text of another rank is one printable line: logs and errors show it."""
+    return tuple(map(_clean, values))
+
+
+def _clean(value: Any) -> Any:
+    if type(value) is tuple:
+        return _cleaned(value)
+    return one_line(value, MAX_BYTES) if type(value) is str else value
 
 
 def _is_plain(values: tuple[Any, ...], depth: int) -> bool:

@@ -333,16 +333,16 @@ class ControlPlane:
 
     def close(self) -> None:
         """Say goodbye on every link. Nothing is heard afterwards."""
-        for link in self._stop():
+        for link in self.stop():
             link.close()
 
     def kill(self) -> None:
         """Drop every link without goodbye, as a crash would."""
-        for link in self._stop():
+        for link in self.stop():
             link.kill()
 
-    def _stop(self) -> list[Link]:
-        """Hear and tell nothing any more. Returns the links."""
+    def stop(self) -> list[Link]:
+        """Hear and tell nothing any more → the links, whose ends are the caller's."""
         self._closed = True
         self._rest()
         links = list(self._links.values())

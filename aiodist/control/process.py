@@ -1,6 +1,6 @@
 """Watching the processes of this host: a pidfd becomes readable in the moment its process ends.
 
-Earlier and surer than the end of a connection: a forked child may hold a dead rank's sockets open.
+Earlier and surer than the end of a connection: a child that C code has forked may hold a dead rank's sockets.
 Linux only; elsewhere the connections alone tell.
 """
 
@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from aiodist.control.sentries import is_exiting, open_thread
+from aiodist.net.forks import own
 
 _LOOKS = (0.0005, 0.001, 0.002, 0.005, 0.01)  # seconds between looks at a process whose sentry is gone
 
@@ -22,6 +23,7 @@ class ProcessWatch:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._fds: dict[int, int] = {}  # by pid; by -tid for sentries
+        own(self, lambda watch: list(watch._fds.values()))
 
     def watch(self, pid: int, ended: Callable[[int], object]) -> bool:
         """Watch `pid`; `ended(pid)` is called on the loop. False where that cannot be done."""

@@ -19,7 +19,7 @@ from aiodist.dashboard.auth import Sessions
 from aiodist.dashboard.feed import Feed
 from aiodist.dashboard.logs import Logs
 from aiodist.dashboard.server import Server
-from aiodist.environment.files import Folder, check_private, open_file
+from aiodist.environment.files import Folder, check_private, make_folders, open_file
 from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.observe.ask import ask
 from aiodist.observe.choice import pick
@@ -281,7 +281,7 @@ def _announced(address: str, token: str, terminal: bool, say: Callable[[str], No
         yield
         return
     path = home(os.environ).parent
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(path.parent, 0o700)
     name = f"dashboard-{os.getpid()}.url"
     with Folder.open(path, make=True) as folder:
         _sweep(folder)

@@ -1,8 +1,12 @@
 """Files and folders that nobody else can have put in the way.
 
 A path is followed folder by folder, each held open, so that what was looked at is what is opened. A link in
-it counts where root or this user made it; another user's leads to what that one chooses, so it is refused. A
-`Folder` is this user's own, and all that is done in it is done by its descriptor, never by its path.
+it counts where root or this user made it; another user's leads to what that one chooses, so it is refused.
+All that is done in a `Folder` is done by its descriptor, never by its path, and along no link.
+
+A folder that aiodist chooses is this user's own (`Folder.open`). One that the user has named may be
+anybody's, and others may write to it: a project's, or /tmp (`Folder.named`). All that is written there is
+made anew, under a name that is free, and then given its own name: so it is in no file that was there before.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -20,6 +26,7 @@ from aiodist.errors import UsageError
 
 _LINKS = 40  # on one path, as in Linux
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # no right to list it is needed
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for whoever writes to it
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -152,8 +159,34 @@ def others_may_write(facts: os.stat_result, at: int | Path) -> bool:
     return bool(mode & stat.S_IWOTH or (mode and (not _is_private_group(facts.st_gid) or _has_list(at))))
 
 
+def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file that the user has named, in the place of the one of this user that was there, if any.
+
+    Args:
+        path: of the file; its folder must exist, and may be anybody's.
+        content: of it; text is written as UTF-8.
+
+    Raises:
+        UntrustedError: what is there is a link, no plain file, or another user's.
+        OSError: it cannot be written; what was there is as it was.
+    """
+    whole = Path(path).absolute()
+    with Folder.named(whole.parent) as folder:
+        folder.replace(whole.name, content)
+
+
+def make_folders(path: str | os.PathLike[str], mode: int = 0o777) -> None:
+    """Make a folder and those above it, where they are missing, along no other user's link.
+
+    Raises:
+        OSError: as of `Folder.named`.
+    """
+    os.close(_reach(Path(path).absolute(), mode))
+
+
 class Folder:
-    """A folder of this user's that nobody else may write to, held open. Make it with `Folder.open`, close it.
+    """A folder, held open: this user's own (`Folder.open`), or one that the user has named (`Folder.named`).
+    Close it.
 
     Names are those of its entries, never paths.
 
@@ -161,10 +194,11 @@ class Folder:
         path: where it was found, for people: its entries are reached by the descriptor.
     """
 
-    def __init__(self, path: Path, handle: int, owner: int | None = None) -> None:
+    def __init__(self, path: Path, handle: int, owner: int | None = None, *, own: bool = True) -> None:
         self.path = path
         self._handle = handle
         self._owner = owner
+        self._own = own
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, make: bool = False, owner: int | None = None) -> Folder:
@@ -186,9 +220,48 @@ class Folder:
         finally:
             os.close(above)
 
+    @classmethod
+    def named(cls, path: str | os.PathLike[str], *, make: bool = False) -> Folder:
+        """Open a folder that the user has named: whoever owns it, and whoever may write to it.
+
+        Args:
+            path: of the folder.
+            make: whether it is made, with those above it, where they are missing.
+
+        Raises:
+            UntrustedError: a link that leads to it is another user's.
+            OSError: it cannot be opened or made.
+        """
+        whole = Path(path).absolute()
+        handle = _reach(whole, 0o777 if make else None)
+        try:
+            readable = os.open(".", _LIST, dir_fd=handle)
+        except PermissionError:
+            return cls(whole, handle, own=False)  # its names cannot be listed; files can be made
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+        return cls(whole, readable, own=False)
+
     def folder(self, name: str, *, make: bool = False) -> Folder:
-        """A folder in this one; as in `open`."""
-        return Folder(self.path / name, _open_own(name, self._handle, make, self._owner), self._owner)
+        """A folder in this one; as in `open`, or in `named`, but along no link at all."""
+        if self._own:
+            return Folder(self.path / name, _open_own(name, self._handle, make, self._owner), self._owner)
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o777, dir_fd=self._handle)
+        return Folder(self.path / name, os.open(name, _LIST, dir_fd=self._handle), own=False)
+
+    def unique(self, prefix: str) -> Folder:
+        """A new folder in this one, for this user alone, under a name that nobody could foresee."""
+        while True:
+            name = f"{prefix}{secrets.token_hex(4)}"
+            try:
+                os.mkdir(name, 0o700, dir_fd=self._handle)
+            except FileExistsError:
+                continue
+            return Folder(self.path / name, os.open(name, _LIST, dir_fd=self._handle), own=False)
 
     def names(self) -> list[str]:
         """The names in it, sorted."""
@@ -202,19 +275,21 @@ class Folder:
             return False
         return True
 
-    def file(self, name: str, flags: int = os.O_RDONLY) -> int:
+    def file(self, name: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
         """Open a file → its descriptor.
 
         Args:
             name: of the file.
-            flags: as for `os.open`; what O_CREAT makes nobody else can read.
+            flags: as for `os.open`.
+            mode: of a file that is made; by default nobody else can read it.
 
         Raises:
-            UntrustedError: it is a link, no plain file, not this user's, or, to be written, a hard link's.
+            UntrustedError: it is a link, no plain file, not this user's (in a folder that the user has named
+                all may be read), or, to be written, a hard link's.
             OSError: it cannot be opened.
         """
         try:
-            handle = os.open(name, flags | _SAFELY, 0o600, dir_fd=self._handle)
+            handle = os.open(name, flags | _SAFELY, mode, dir_fd=self._handle)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK):
                 raise UntrustedError(f"{name} in it is a link") from None
@@ -223,9 +298,10 @@ class Folder:
             facts = os.fstat(handle)
             if not stat.S_ISREG(facts.st_mode):
                 raise UntrustedError(f"{name} in it is no plain file")
-            if facts.st_nlink != 1 and flags & (os.O_WRONLY | os.O_RDWR):
+            made, writes = flags & os.O_EXCL, flags & (os.O_WRONLY | os.O_RDWR)
+            if facts.st_nlink != 1 and writes and not made:
                 raise UntrustedError(f"{name} in it has another name, too (a hard link)")
-            if not _is_of(facts.st_uid, self._owner):
+            if not (made or _is_of(facts.st_uid, self._owner) or not (self._own or writes)):
                 raise UntrustedError(f"{name} in it belongs to user {facts.st_uid}")
         except BaseException:
             os.close(handle)
@@ -235,7 +311,57 @@ class Folder:
     def fresh(self, name: str) -> int:
         """Make a file for writing, in the place of what has this name → its descriptor."""
         self.remove(name)
-        return self.file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        return self.made(name)
+
+    def made(self, name: str, mode: int = 0o600) -> int:
+        """Make a file for writing → its descriptor; `FileExistsError` where something has its name."""
+        return self.file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+
+    def replace(self, name: str, content: str | bytes, *, sync: bool = False) -> None:
+        """Write a file, all at once, in the place of this user's file of that name.
+
+        Args:
+            name: of the file.
+            content: of it.
+            sync: return when it is on the disk, under its name.
+
+        Raises:
+            UntrustedError: what has the name is a link, no plain file, or another user's.
+            OSError: it cannot be written. What was there is as it was.
+        """
+        data = content.encode() if isinstance(content, str) else content
+        fresh = f".{name[:200]}.{secrets.token_hex(4)}"  # nobody can foresee it
+        handle = self.made(fresh, 0o600 if self._own else 0o666)
+        try:
+            with os.fdopen(handle, "wb", buffering=0) as file:
+                self._take_place(name, handle)
+                write_all(handle, data)
+                if sync:
+                    os.fsync(handle)
+                file.close()
+            self.rename(fresh, name)
+            if sync:
+                self.sync()
+        except BaseException:
+            self.remove(fresh)
+            raise
+
+    def _take_place(self, name: str, handle: int) -> None:
+        """Give a new file the mode of the one that it replaces, which has to be the same user's; in a folder
+        of this user's alone it may be anything."""
+        if self._own:
+            return
+        try:
+            before = self.stat(name)
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(before.st_mode):
+            raise UntrustedError(f"{name} is a link, which is not followed")
+        if not stat.S_ISREG(before.st_mode):
+            raise UntrustedError(f"{name} is no plain file")
+        if before.st_uid != os.fstat(handle).st_uid:  # as the file system says it, of both
+            raise UntrustedError(whose(before.st_uid))
+        os.fchmod(handle, stat.S_IMODE(before.st_mode))
 
     def read(self, name: str) -> bytes:
         """All that a file holds. Errors as in `file`."""
@@ -267,6 +393,11 @@ class Folder:
         """Remove a folder in it that has nothing in it."""
         os.rmdir(name, dir_fd=self._handle)
 
+    def remove_tree(self, name: str) -> None:
+        """Remove a folder in it with all that is in it, if it is there; links in it are not followed."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(name, dir_fd=self._handle)
+
     def sync(self) -> None:
         """Return when its names are on the disk."""
         os.fsync(self._handle)
@@ -284,12 +415,18 @@ class Folder:
         self.close()
 
 
+def write_all(handle: int, data: bytes | memoryview) -> None:
+    """Write all bytes to a descriptor."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
 def _open_own(name: str, above: int, make: bool, owner: int | None) -> int:
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=above)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(name, flags, dir_fd=above)
+    handle = os.open(name, _LIST, dir_fd=above)
     try:
         check_own(os.fstat(handle), handle, owner)
     except BaseException:
@@ -298,10 +435,39 @@ def _open_own(name: str, above: int, make: bool, owner: int | None) -> int:
     return handle
 
 
-def _folder_of(path: Path) -> tuple[int, str]:
+def _reach(path: Path, make: int | None) -> int:
+    """Follow a path to a folder → a descriptor, by which its entries are reached.
+
+    Args:
+        path: of the folder, absolute.
+        make: the mode with which it and those above it are made where they are missing; None: they are not.
+    """
+    above, name = _folder_of(path, make)
+    try:
+        return _entered(name, above, make)
+    finally:
+        os.close(above)
+
+
+def _entered(name: str, above: int, make: int | None) -> int:
+    flags = _LOOK | os.O_NOFOLLOW
+    try:
+        return os.open(name, flags, dir_fd=above)
+    except FileNotFoundError:
+        if make is None:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, make, dir_fd=above)
+    return os.open(name, flags, dir_fd=above)
+
+
+def _folder_of(path: Path, make: int | None = None) -> tuple[int, str]:
     """Follow a path to its end → a descriptor of the folder that holds the last entry, and that one's name.
 
     The last entry is no link, or is not there; whoever opens it says O_NOFOLLOW, since that may change.
+
+    Args:
+        make: as of `_reach`, for the folders above the last entry.
     """
     rest = list(reversed(path.absolute().parts))
     folder = os.open(rest.pop(), _LOOK)
@@ -317,7 +483,7 @@ def _folder_of(path: Path) -> tuple[int, str]:
                     target.parts
                 )  # an absolute one begins with '/', which is no part of a folder
             elif rest:
-                above, folder = folder, os.open(name, _LOOK | os.O_NOFOLLOW, dir_fd=folder)
+                above, folder = folder, _entered(name, folder, make)
                 os.close(above)
             else:
                 return folder, name

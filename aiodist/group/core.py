@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -41,6 +42,7 @@ from aiodist.group.places import HOST_PLACE, place_of
 from aiodist.group.requests import Request
 from aiodist.group.roster import Roster
 from aiodist.group.watch import Watch
+from aiodist.net.forks import own_loop
 from aiodist.recorder import Recorder
 from aiodist.roles import ROLES, Kind
 from aiodist.timeouts import Timeout, seconds
@@ -103,6 +105,7 @@ class GroupCore:
         self.timeout = timeout
         self.control = control
         self.loop = loop = asyncio.get_running_loop()
+        own_loop(loop)
         self.family: Family[GroupCore] = Family() if family is None else family
         self.lineage = Lineage(self, roster.epoch)
         self.numbers = Numbers()
@@ -170,10 +173,7 @@ class GroupCore:
     def check_here(self, closed_is_wrong: bool = True) -> None:
         """Refuse calls of a forked child, of another loop, and on a closed group."""
         if self._forked:
-            raise GroupClosed(
-                f"group '{self.roster.name}' belongs to the parent of this forked process",
-                hint="Call init_process_group in the child",
-            )
+            raise self._of_the_parent()
         if asyncio._get_running_loop() is not self.loop:
             raise UsageError(
                 f"group '{self.roster.name}' belongs to another event loop or thread",
@@ -263,6 +263,8 @@ class GroupCore:
 
     def abort(self, reason: str) -> None:
         """See `ProcessGroup.abort`."""
+        if self._forked:
+            return
         self.check_here(closed_is_wrong=False)
         self.failures.forget()
         if self._closing is None or len(self._flight):  # also while closing waits for what is in flight
@@ -271,6 +273,8 @@ class GroupCore:
     async def leave(self, error: BaseException | None) -> None:
         """Close the latest epoch's group as `async with` does; abort it first if it is left by an error."""
         note_what_was_meant(error, type(self.owner))
+        if self._forked:
+            return
         latest = self.lineage.latest
         if latest is not self:
             await latest.leave(error)
@@ -287,6 +291,8 @@ class GroupCore:
 
     async def aclose(self) -> None:
         """See `ProcessGroup.aclose`."""
+        if self._forked:
+            return
         latest = self.lineage.latest
         if latest is not self:
             await latest.aclose()
@@ -321,6 +327,8 @@ class GroupCore:
 
     async def close(self) -> None:
         """Close this epoch's group, and all that end with it; raise none of their failures."""
+        if self._forked:
+            return
         self.check_here(closed_is_wrong=False)
         if self._closing is not None:
             await asyncio.shield(self._closing)
@@ -376,6 +384,30 @@ class GroupCore:
         self._track.close()
         if self._closer is not None:
             await self._closer()
+
+    # ── in a forked child ────────────────────────────────────────────────────────────────────────────
+
+    def _stay_behind(self) -> None:
+        """Close the group in a forked child, which has nothing of it: it is the parent's.
+
+        What the child's copies of tasks await fails now. Where another thread runs the loop, none does here.
+        """
+        self._forked = True
+        self.short = self.short_messages = None
+        self.issuer.forgotten.end(excused=True)
+        if get_ident() == self.issuer.thread:
+            self.control.stop()
+            self._watch.rest()
+            self._flight.fail_all(self._of_the_parent())
+            regroup = self.family.regroup
+            if regroup is not None and regroup.services is not None:
+                regroup.services.stay_behind()
+
+    def _of_the_parent(self) -> GroupClosed:
+        return GroupClosed(
+            f"group '{self.roster.name}' belongs to the parent of this forked process",
+            hint="Call init_process_group in the child",
+        )
 
     # ── issuing ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -587,6 +619,8 @@ class GroupCore:
             error: why.
             tell: whether the other members have to be told.
         """
+        if self._forked:  # by a task that the child's loop cancels, say
+            return
         news = isinstance(error, PeerLost) or (isinstance(error, GroupAborted) and not tell)
         if self.error is None and news:
             self.backend.take_in()  # which may break the group, for another reason
@@ -626,8 +660,7 @@ class GroupCore:
 
 def _after_fork() -> None:
     for group in list(_alive):
-        group._forked = True
-        group.short = group.short_messages = None
+        group._stay_behind()
 
 
 os.register_at_fork(after_in_child=_after_fork)

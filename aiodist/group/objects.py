@@ -11,6 +11,7 @@ it, too, unpickle.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from aiodist.group.requests import Request, internal, source_rank
 from aiodist.roles import OBJECT_TAGS, ROLES, Parts
 from aiodist.timeouts import Timeout
 from aiodist.types import AS, NO_ROOT, Kind
-from aiodist.wire.objects import decode, encode
+from aiodist.wire.objects import decode, encode, is_slow
 from aiodist.work import Work
 
 _BYTES = np.dtype(np.uint8)
@@ -64,7 +65,7 @@ class Objects:
             counts = (await sizes._as_step())[:, 0].tolist()
             into = self._room(counts) if ROLES[kind].gets(self._rank, root) else None
             await self._bytes(kind, number, limit, data, into, root=root, sizes=counts)
-            return None if into is None else _decoded(into, counts, allow_pickle)
+            return None if into is None else await _decoded(into, counts, allow_pickle)
 
         all_sizes = internal(Kind.all_gather, mine, table, detail=_named(kind, root))
         return self._two_steps(all_sizes, rest, timeout, async_op)
@@ -81,7 +82,7 @@ class Objects:
             count = int((await told._as_step())[0])
             into = data if root == self._rank else self._room([count])
             await self._bytes(Kind.broadcast, number, limit, into, into, root=root)
-            return obj if root == self._rank else decode(into.data, allow_pickle=allow_pickle)
+            return obj if root == self._rank else await _read(into.data, allow_pickle)
 
         size = np.array([data.size], np.int64)
         return self._two_steps(_told(Kind.broadcast, root, size), rest, timeout, async_op)
@@ -105,7 +106,7 @@ class Objects:
             counts = (await told._as_step()).tolist()
             into = self._room([counts[self._rank]])
             await self._bytes(Kind.scatter, number, limit, joined, into, root=root, sizes=counts)
-            return decode(into.data, allow_pickle=allow_pickle)
+            return await _read(into.data, allow_pickle)
 
         return self._two_steps(_told(Kind.scatter, root, sizes), rest, timeout, async_op)
 
@@ -240,10 +241,17 @@ def _encoded(obj: Any, allow_pickle: bool) -> Array:
     return np.frombuffer(encode(obj, allow_pickle=allow_pickle), np.uint8)
 
 
-def _decoded(data: Array, counts: Sequence[int], allow_pickle: bool) -> list[Any]:
+async def _read(data: memoryview, allow_pickle: bool) -> Any:
+    """An object of bytes; in a thread where that is slow, unless it may run the program's code."""
+    if not allow_pickle and is_slow(data):
+        return await asyncio.to_thread(decode, data)
+    return decode(data, allow_pickle=allow_pickle)
+
+
+async def _decoded(data: Array, counts: Sequence[int], allow_pickle: bool) -> list[Any]:
     objects = []
     start = 0
     for count in counts:
-        objects.append(decode(data[start : start + count].data, allow_pickle=allow_pickle))
+        objects.append(await _read(data[start : start + count].data, allow_pickle))
         start += count
     return objects

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from aiodist.group.seats import Place, Seat, place_in
+from aiodist.sanitize import one_line
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Roster:
         me: this process's global rank.
         ranks: the members' global ranks, in group order.
         hosts: name of each member's host, in group order.
-        name: of the group, for people.
+        name: of the group, for people: it is made one printable line, since it stands in logs and errors.
         context: 64-bit number that names the group at its epoch, equal on all members.
         epoch: counts membership changes.
         seats: where each member sits, in group order.
@@ -40,6 +41,7 @@ class Roster:
     place: Place = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", one_line(self.name))
         object.__setattr__(self, "rank", self.ranks.index(self.me))
         object.__setattr__(self, "size", len(self.ranks))
         object.__setattr__(self, "place", place_in(self.seats, self.rank))

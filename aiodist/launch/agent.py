@@ -188,13 +188,11 @@ class Agent:
             *(verdict, place.run, config.command, place.nnodes, now), before=self._before, again=again
         )
         folder = self._context.records(place.job, place.run)
-        if outcome is None or folder is None:
-            return outcome
-        outcome = outcome.at(str(folder))
-        asked_for = bool(verdict.code) and config.log_dir is not None
-        if not await asyncio.to_thread(keep_outcome, outcome, os.environ, make=asked_for):
-            outcome = outcome.at("")
-        if outcome.code and not again:
+        if folder is not None:
+            asked_for = bool(verdict.code) and config.log_dir is not None and not again
+            written = await asyncio.to_thread(keep_outcome, outcome, folder, os.environ, make=asked_for)
+            outcome = outcome.at(str(folder)) if outcome is not None and written else outcome
+        if outcome is not None and outcome.code and not again:
             with suppress(OSError):
                 tell_end(outcome)
         return outcome

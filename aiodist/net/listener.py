@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from aiodist.net.admission import Admission, Enter, Turned
+from aiodist.net.forks import own_socket
 from aiodist.net.shortage import EXHAUSTED
 
 _AT_ONCE = 16  # connections that one turn of the loop accepts: a crowd must not hold it
@@ -90,4 +91,4 @@ class Listener:
                 return
             self._failed = 0
             sock.setblocking(False)
-            self._admission.add(sock)
+            self._admission.add(own_socket(sock))

@@ -18,6 +18,7 @@ from typing import Any
 from aiodist.environment import is_loopback
 from aiodist.errors import AiodistError, RendezvousError, UsageError
 from aiodist.net import kept
+from aiodist.net.forks import own_socket
 from aiodist.net.shortage import EXHAUSTED, shortage
 from aiodist.sanitize import one_line
 
@@ -58,8 +59,8 @@ async def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
         name = host.encode() if host.isascii() else host
         return socket.getaddrinfo(name, port, 0, socket.SOCK_STREAM, 0, flags | socket.AI_NUMERICHOST)
     except socket.gaierror:
-        loop = asyncio.get_running_loop()
-        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        # In a thread of Python's: a child of a process in which libuv has started its own crashes at its end.
+        return await asyncio.to_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM, 0, flags)
 
 
 async def listen(host: str, port: int) -> socket.socket:
@@ -120,10 +121,10 @@ def listen_on(family: int, address: Any, *, reuse: bool = False, both: bool = Fa
 
 
 def stream_socket(family: int) -> socket.socket:
-    """A non-blocking stream socket that children do not inherit."""
+    """A non-blocking stream socket that children do not inherit, by whichever way they are made."""
     sock = socket.socket(family, socket.SOCK_STREAM | getattr(socket, "SOCK_CLOEXEC", 0))
     sock.setblocking(False)
-    return sock
+    return own_socket(sock)
 
 
 def is_in_use(error: RendezvousError) -> bool:
@@ -133,12 +134,11 @@ def is_in_use(error: RendezvousError) -> bool:
 
 async def connect(host: str, port: int) -> socket.socket:
     """A connected, non-blocking socket; tries every address of the host. `OSError` from the last one."""
-    loop = asyncio.get_running_loop()
     failure: OSError = OSError(f"'{host}' has no address")
     for family, address in await resolve(host, port):
         sock = stream_socket(family)
         try:
-            await loop.sock_connect(sock, address)
+            await connect_socket(sock, address)
             if sock.getsockname() == sock.getpeername():
                 # Linux may connect a socket to itself when nobody listens on an ephemeral port.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
@@ -151,6 +151,32 @@ async def connect(host: str, port: int) -> socket.socket:
         else:
             return sock
     raise failure
+
+
+async def connect_socket(sock: socket.socket, address: Any) -> None:
+    """Connect a non-blocking socket to an address, which is numeric. `OSError` where that fails.
+
+    uvloop's `sock_connect` asks libuv's threads for the address, numeric or not (`_look_up` says why not).
+    """
+    try:
+        sock.connect(address)
+        return
+    except BlockingIOError:
+        pass
+    loop, number = asyncio.get_running_loop(), sock.fileno()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(number, _wake, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(number)
+    if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(error, os.strerror(error))
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 def interface_address(name: str) -> str:

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiodist.environment.files import Folder, open_file
+from aiodist.environment.files import Folder, make_folders, open_file
 from aiodist.errors import UsageError, WireError
+from aiodist.net.forks import Owned
 from aiodist.observe.finding import OUTCOME, find
 from aiodist.observe.outcome import Outcome
 from aiodist.observe.view import JobView, RankView
@@ -80,7 +81,7 @@ def open_given(path: str | os.PathLike[str]) -> Folder:
         OSError: it cannot be made, or others may write to it.
     """
     whole = Path(path).absolute()
-    whole.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(whole.parent)
     return Folder.open(whole, make=True)
 
 
@@ -96,7 +97,7 @@ def open_kept(key: str, environ: Mapping[str, str], now: float) -> Folder:
         OSError: it cannot be made, or others may write to it.
     """
     path = home(environ)
-    path.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(path.parent.parent, 0o700)
     with (
         Folder.open(path.parent, make=True) as above,
         above.folder(path.name, make=True) as jobs,
@@ -123,12 +124,12 @@ def remove_old(environ: Mapping[str, str]) -> None:
 @contextlib.contextmanager
 def _held(jobs: Folder) -> Iterator[None]:
     """Nobody else makes or removes a dump meanwhile; who does is soon done."""
-    lock = jobs.file(_LOCK, os.O_RDWR | os.O_CREAT)
+    lock = Owned(jobs.file(_LOCK, os.O_RDWR | os.O_CREAT))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock.number, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(lock)
+        lock.close()
 
 
 def _keep_last(jobs: Folder, names: Sequence[str], most: int) -> None:
@@ -151,15 +152,7 @@ def write_outcome(folder: Folder, outcome: Outcome) -> Path:
 
 
 def _write(folder: Folder, name: str, plain: Any) -> Path:
-    fresh = f".{name}.{os.getpid()}"  # read it whole, or not at all
-    text = json.dumps(plain, indent=1)
-    try:
-        with os.fdopen(folder.fresh(fresh), "w") as file:
-            file.write(text + "\n")
-        folder.rename(fresh, name)
-    except OSError:  # no room
-        folder.remove(fresh)
-        raise
+    folder.replace(name, json.dumps(plain, indent=1) + "\n")
     return folder.path / name
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from aiodist.environment.files import Folder
 from aiodist.observe.dumps import open_given, open_kept, remove_old, write, write_outcome
+from aiodist.observe.finding import has_ranks
 from aiodist.observe.host import look
 from aiodist.observe.outcome import Outcome
 from aiodist.observe.view import RankView
@@ -85,24 +86,27 @@ async def keep_dead(run: str, environ: Mapping[str, str]) -> Path | None:
     return await _apart(lambda: keep(_dead_of(run), environ), PATIENCE_FOR_ALL)
 
 
-def keep_outcome(outcome: Outcome, environ: Mapping[str, str], *, make: bool) -> bool:
+def keep_outcome(outcome: Outcome | None, folder: Path, environ: Mapping[str, str], *, make: bool) -> bool:
     """Write down how a launcher's run has ended, beside what its ranks have left → whether it is written.
 
     Args:
-        outcome: with its folder.
+        outcome: None: nothing has failed.
+        folder: of the run.
         environ: says where the user's own folder of jobs is, of which old ones are removed.
         make: also where no rank has left anything.
     """
-    try:
-        if not make and not Path(outcome.folder).is_dir():
-            return False
-        with open_given(outcome.folder) as folder:
-            write_outcome(folder, outcome)
-    except OSError as error:
-        _log.info("how the job ended cannot be written: %s", error)
+    if not make and not has_ranks(folder):
         return False
     with contextlib.suppress(OSError):
         remove_old(environ)
+    if outcome is None:
+        return False
+    try:
+        with open_given(folder) as opened:
+            write_outcome(opened, outcome.at(str(folder)))
+    except OSError as error:
+        _log.info("how the job ended cannot be written: %s", error)
+        return False
     return True
 
 

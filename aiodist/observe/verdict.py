@@ -92,12 +92,14 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
         if told_of and wait.seconds >= after and wait.rank not in blamed:
             verdict = _on_wait(wait, waits, ranks)
             told.setdefault((verdict.kind, verdict.ranks), verdict)
-            blamed.update(verdict.ranks)
+            if verdict.kind != "moving":  # who waits there may be who keeps all waiting since it has come
+                blamed.update(verdict.ranks)
     moving = any(kind == "moving" for kind, _ in told)
     least = after / 2 if moving else after  # all have come, and one may have stopped since
     for rank in job.ranks:
         stuck = rank.doing in (Doing.blocked, Doing.held, Doing.stopped) and rank.since >= least
-        if stuck and rank.rank not in blamed:
+        gone = moving and rank.doing is Doing.dead
+        if (stuck or gone) and rank.rank not in blamed:
             verdict = _on_stuck(rank, waits, ranks)
             told.setdefault((verdict.kind, verdict.ranks), verdict)
     keys = [key for key in told if key[0] == "moving"]
@@ -184,6 +186,9 @@ def _on_stuck(rank: RankView, waits: Waits, ranks: dict[int, RankView]) -> Verdi
         if waits.causes(wait) == (rank.rank,):
             return _on_wait(wait, waits, ranks)
     kind = _KINDS[rank.doing]
+    for wait in waits.all:
+        if wait.complete and wait.rank != rank.rank and rank.rank in _sides(wait):
+            return _verdict(kind, [rank.rank], _pending(wait), _where(wait), ranks, wait)
     return _verdict(kind, [rank.rank], f"rank {rank.rank}: {words.doing(rank)}", "", ranks)
 
 
@@ -258,8 +263,19 @@ def _what(wait: Wait) -> str:
 
 
 def _on_moving(wait: Wait, ranks: dict[int, RankView]) -> Verdict:
-    title = f"{_what(wait)} has been pending for {span(wait.seconds)} though all have come to it"
-    return _verdict("moving", [wait.rank], title, _where(wait), ranks, wait)
+    return _verdict("moving", [wait.rank], _pending(wait), _where(wait), ranks, wait)
+
+
+def _pending(wait: Wait) -> str:
+    return f"{_what(wait)} has been pending for {span(wait.seconds)} though all have come to it"
+
+
+def _sides(wait: Wait) -> tuple[int, ...]:
+    """The ranks that carry out the operation together."""
+    record = wait.record
+    if record.group is None:
+        return ()
+    return (record.group.ranks[record.root],) if record.op in MESSAGES else tuple(record.group.ranks)
 
 
 def _on_message(wait: Wait, rows: list[str], ranks: dict[int, RankView]) -> Verdict:

@@ -12,7 +12,7 @@ leads nowhere: nobody can prove to be that store any more. Without a secret the 
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiodist.environment import split_address
 from aiodist.errors import AuthenticationError
@@ -38,7 +38,7 @@ class About:
     what: str
     job: str
     meeting: str
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     def proof(self, line: str) -> str:
         """The proof of a line, which stands behind it."""

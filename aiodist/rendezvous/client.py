@@ -136,6 +136,11 @@ class TcpStore(Store):
         await self._dial(self.timeout)
         return self
 
+    @property
+    def place(self) -> MeetingPlace:
+        """Where the store's host was told to meet the others."""
+        return NOWHERE if self._card is None else self._card.place
+
     # Calls.
 
     async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:

@@ -30,6 +30,7 @@ from aiodist.environment import Tls, is_loopback
 from aiodist.environment.files import UntrustedError, open_file, whose
 from aiodist.environment.user import is_me
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
+from aiodist.net.forks import Owned
 from aiodist.net.sockets import connect, join_address
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.met import met_before
@@ -96,6 +97,7 @@ class FileStore(Store):
             async with asyncio.timeout(patience):
                 while True:
                     handle = await _locked(file)
+                    lock = Owned(handle)
                     try:
                         found = _read(handle, file)
                         server = client = None
@@ -105,7 +107,7 @@ class FileStore(Store):
                         if client is None:
                             server, client = await _host(handle, host, job, secret, patience, rank, tls)
                     finally:
-                        os.close(handle)  # and with it the lock
+                        lock.close()
                     if isinstance(client, str):
                         waits_for = client
                     else:

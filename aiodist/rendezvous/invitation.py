@@ -72,9 +72,9 @@ class Invitation:
         secret: what the processes of the job know; b'' for nothing.
         store: the user's own, to meet over; then there is no URL. None: find one.
         by_library: how the processes of a library that has ranks itself meet; None: it is not asked.
+        instance: names the very store that AIODIST_STORE means, where that was told; b'': nobody says.
         seals_whole: whether tensors of whole numbers are authenticated in the group's connections, as what
             programs act on is; the same on all ranks. (torch's objects are such tensors.)
-        instance: names the very store that AIODIST_STORE means, where that was told; b'': nobody says.
     """
 
     url: str
@@ -85,8 +85,8 @@ class Invitation:
     secret: bytes = field(default=b"", repr=False)
     store: Store | None = None
     by_library: Callable[[Invitation], Awaitable[Meeting]] | None = None
-    seals_whole: bool = False
     instance: bytes = b""
+    seals_whole: bool = False
 
     @classmethod
     def of(cls, url: str, rank: int, world_size: int, timeout: float, environ: Mapping[str, str]) -> Self:

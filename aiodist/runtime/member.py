@@ -220,6 +220,8 @@ class Member:
         try:
             host, port = split_address(_address_of(store))
             server = await start(host, port)
+            if isinstance(before := _behind(store), TcpStore):
+                server.place = before.place  # newcomers come as to the one before
         except (RendezvousError, UsageError):
             server = await start(self._meeting.address, 0)
         _log.debug("this process hosts the next epoch's store, at %s:%d", server.host, server.port)

@@ -64,7 +64,8 @@ async def _guarded(main: Coroutine[Any, Any, T], begin: Callable[[], None]) -> T
     group = find_default()
     if group is not None:
         await group.aclose()
-    late = taken_late(asyncio.get_running_loop())  # main's variables are gone, and handles with them
+    loop = asyncio._get_running_loop()  # none in a child that `main` has forked: the groups are its parent's
+    late = None if loop is None else taken_late(loop)  # main's variables are gone, and handles with them
     if late is not None:
         raise late
     return result

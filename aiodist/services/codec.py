@@ -13,9 +13,7 @@ from aiodist.services import records
 from aiodist.services.outcomes import too_large
 from aiodist.wire import objects
 from aiodist.wire.calls import MAX_PAYLOAD
-
-LARGE = 1 << 20
-"""Bytes from which on a thread encodes and decodes."""
+from aiodist.wire.objects import LARGE
 
 _MANY = 4096  # parts that are looked at: with more of them it is large
 _TRAVELS = (
@@ -87,7 +85,7 @@ async def encoded(value: Any) -> bytes:
 
 
 async def decoded(payload: bytes | bytearray | memoryview) -> Any:
-    """Decode bytes, in a thread where they are large. `WireError` where they were not encoded so."""
-    if len(payload) >= LARGE:
+    """Decode bytes, in a thread where that is slow. `WireError` where they were not encoded so."""
+    if objects.is_slow(payload):
         return await asyncio.to_thread(objects.decode, payload)
     return objects.decode(payload)

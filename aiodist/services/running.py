@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from aiodist.services.answers import Answers
-from aiodist.services.codec import LARGE, decoded, encode, encoded
+from aiodist.services.codec import decoded, encode, encoded
 from aiodist.services.handlers import Handler, Handlers
 from aiodist.services.outcomes import ENDS_THE_PROCESS, raised
 from aiodist.services.serving import SERVED, Served, Serving
@@ -54,7 +54,7 @@ class Running:
         left, name, payload = request
         nbytes = len(payload)
         handler = self._handlers.by_name.get(name)
-        large = nbytes >= LARGE or kind is not _CALL
+        large = objects.is_slow(payload) or kind is not _CALL
         if large or handler is None or handler.streams or not handler.slots.free:
             served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
             self._start(served, self._carry_out(served, name, payload, handler))

@@ -13,7 +13,7 @@ from typing import Any
 from aiodist.errors import A_MESSAGE, AiodistError, CallError
 from aiodist.services.asking import Asked
 from aiodist.services.callee import Callee
-from aiodist.services.codec import LARGE, decoded, encode, encoded
+from aiodist.services.codec import decoded, encode, encoded
 from aiodist.services.handlers import Handlers
 from aiodist.services.mailbox import Mailbox
 from aiodist.services.outcomes import Outcome, closed, error_of
@@ -83,6 +83,17 @@ class Switchboard:
         ending = [asyncio.ensure_future(callee.aclose(_LEAVING)) for callee in callees]
         if rest := [*dialing, *ending, *running]:
             await asyncio.wait(rest, timeout=2 * _LEAVING)
+
+    def stay_behind(self) -> None:
+        """End all in a forked child: the parent has the connections, and what was asked there."""
+        self.mailbox.close()
+        for peer in self._peers.close():
+            if peer.dialing is not None:
+                peer.dialing.cancel()
+            if peer.caller is not None:
+                peer.caller.close()
+            if peer.callee is not None:
+                peer.callee.lose()
 
     # ── what users ask ───────────────────────────────────────────────────────────────────────────────
 
@@ -155,7 +166,7 @@ class Switchboard:
             raise error_of(outcome, rank, name or A_MESSAGE, timeout)
         if kind is Says.MESSAGE:
             return None
-        result = objects.decode(body) if len(body) < LARGE else await decoded(body)
+        result = await decoded(body) if objects.is_slow(body) else objects.decode(body)
         if build is None:
             return result
         try:

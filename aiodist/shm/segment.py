@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiodist.errors import BackendUnavailable, WireError
+from aiodist.net.forks import own
 from aiodist.shm.arena import USABLE_LIMIT, Arena, Window
 from aiodist.shm.heap import Heap
 
@@ -87,6 +88,7 @@ class Segment:
         self.bell, self.thread_bell = bells
         self.arena.advise(mmap.MADV_DONTDUMP)  # core dumps need not hold it all
         _segments.add(self)
+        own(self, lambda segment: (segment.bell, segment.thread_bell))
 
     def descriptors(self) -> tuple[int, int]:
         """The descriptors for a local peer: the memory, the bell."""
@@ -151,6 +153,7 @@ class PeerSegment:
         finally:
             os.close(memory)
         self.view = self.window.view
+        own(self, lambda segment: (segment.bell,))
 
     def ring_loop(self) -> None:
         """Wake its event loop. Ringing a bell that rings already, or after `close`, does nothing."""

@@ -12,6 +12,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from aiodist.environment.files import write_file
 from aiodist.errors import AiodistError, UsageError
 
 FORMAT = "aiodist sim constants 2"
@@ -72,6 +73,6 @@ def text(found: Constants) -> str:
 def save(found: Constants, name: str) -> None:
     """Write constants to a file."""
     try:
-        Path(name).write_text(text(found) + "\n")
+        write_file(name, text(found) + "\n")
     except OSError as error:
         raise AiodistError(f"cannot write {name!r}: {error.strerror}") from None

@@ -36,6 +36,7 @@ import msgpack
 import numpy as np
 
 from aiodist.errors import AiodistError, UsageError, WireError, shown
+from aiodist.sanitize import one_line
 from aiodist.types import BFLOAT16, DTYPE_CODES, DTYPES
 from aiodist.wire.bounded import SHORT, unpack
 from aiodist.wire.repeats import TEXT, Account, Repeated
@@ -46,10 +47,14 @@ UNLESS_PICKLED = (
 )
 """The hint for what cannot be sent as data."""
 
+LARGE = 1 << 20
+"""Bytes from which on encoding and decoding are work for a thread."""
+
 FORMAT = 1
 MAX_DEPTH = 100  # containers inside containers
 MAX_ALIKE = 100  # keys of a dict or set that share a hash value, on average: each is compared with the others
 MAX_AXES = 64  # NumPy's most; to multiply a million extents would take minutes
+_FEW_BYTES = 8 << 10  # so many containers are made in about 2 ms
 _HEAD = struct.Struct("<BQ")
 _HEADER = _HEAD.size
 _COMPLEX = struct.Struct("<dd")
@@ -139,7 +144,23 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
     except AiodistError:
         raise
     except Exception as error:  # whatever nonsense provokes in msgpack, NumPy or a constructor
-        raise WireError(f"an object that cannot be read ({type(error).__name__}: {error!s:.100})") from error
+        words = one_line(str(error), 100)
+        raise WireError(f"an object that cannot be read ({type(error).__name__}: {words})") from error
+
+
+def is_slow(data: bytes | bytearray | memoryview) -> bool:
+    """Whether `decode` takes more than some ms: the bytes are many, or many of them may begin a container,
+    for each of which Python is called."""
+    if len(data) >= LARGE:
+        return True
+    if len(data) <= _FEW_BYTES:
+        return False
+    _, size = _HEAD.unpack_from(data)
+    structure = np.frombuffer(data, np.uint8)[_HEADER : _HEADER + size]
+    if structure.size <= _FEW_BYTES:
+        return False
+    begin = np.count_nonzero(structure - 0x80 < 0x20) + np.count_nonzero(structure - 0xDC < 4)
+    return bool(begin > _FEW_BYTES)
 
 
 class _Refused(Exception):
@@ -700,7 +721,8 @@ class _Decoder:
             return pickle.loads(blob)
         except Exception as error:
             raise WireError(
-                f"a pickled object that cannot be unpickled here ({type(error).__name__}: {error!s:.200})",
+                f"a pickled object that cannot be unpickled here ({type(error).__name__}: "
+                f"{one_line(str(error), 200)})",
                 hint="Its type must be importable by the same name on every rank",
             ) from error
 

@@ -375,3 +375,11 @@ def test_a_dashboard_has_all_output_in_files_and_shown(script: str) -> None:
     assert shown == [(True, True), (False, False), (False, True)]
     assert not config(script).dashboard and not config(script).wants_files
     assert config(script, PET_DASHBOARD="1").dashboard
+
+
+def test_the_folder_of_logs_is_where_it_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers, and the page, may work somewhere else."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for named in ("~/logs", "logs", "./logs", str(tmp_path / "logs")):
+        assert make_config(["--log-dir", named, "--no-python", "true"], {}).log_dir == str(tmp_path / "logs")

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from aiodist.control.liveness import State
 from aiodist.control.messages import EVERYBODY, MAX_BYTES, PING, Message, Say, decode
 from aiodist.errors import WireError
+from aiodist.sanitize import one_line
 
 WORD = st.integers(0, 2**64 - 1)
 RANK = st.integers(0, 10_000)
-TEXT = st.text(max_size=50)
+TEXT = st.text(max_size=50).map(one_line)  # as texts arrive: what is no printable line becomes one
 BODIES: dict[Say, st.SearchStrategy[tuple[Any, ...]]] = {
     Say.lost: st.tuples(RANK, TEXT, st.integers(-1, 2**40)),
     Say.broken: st.tuples(WORD, TEXT, st.lists(RANK, max_size=5).map(tuple)),

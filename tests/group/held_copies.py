@@ -21,6 +21,7 @@ COST = 5_000.0
 
 PIECE = 16 * 1024
 LIMIT = 30.0  # seconds for one step
+MOST = 6  # that are held at once
 TURNS = 20_000  # of the loop, in virtual time
 
 
@@ -34,22 +35,19 @@ class Held:
     def __init__(self, job: Callable[[], None], done: Callable[[], None]) -> None:
         self._job, self._done = job, done
         self._go, self._there = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run)
+        self._thread: threading.Thread | None = None  # from its first step on
         self._ended = self.over = False
-        self._thread.start()
 
     def _run(self) -> None:
         _mine.held = self
-        self.gate(first=True)
         with contextlib.suppress(Exception):
             self._job()
         self._ended = True
         self._there.release()
 
-    def gate(self, first: bool = False) -> None:
+    def gate(self) -> None:
         """Wait, in the thread, until the test lets it go on."""
-        if not first:
-            self._there.release()
+        self._there.release()
         assert self._go.acquire(timeout=LIMIT)
 
     def step(self) -> None:
@@ -57,19 +55,33 @@ class Held:
         if self.over:
             return
         if self._ended:
+            assert self._thread is not None
             self._thread.join(LIMIT)
             self.over = True
             self._done()
             return
-        self._go.release()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run)
+            self._thread.start()
+        else:
+            self._go.release()
         assert self._there.acquire(timeout=LIMIT)
+
+    def finish(self) -> None:
+        """Go on to the end, in as few steps as can be."""
+        if self._thread is None and not self.over:
+            self._job()
+            self.over = True
+            self._done()
+        while not self.over:
+            self.step()
 
 
 _mine = threading.local()
 
 
 class HeldCopies:
-    """The copies of a test, in the order in which they began."""
+    """The copies of a test that are under way, in the order in which they began."""
 
     def __init__(self) -> None:
         self.all: list[Held] = []
@@ -79,14 +91,17 @@ class HeldCopies:
         if cost < COST:
             job()
             return True
+        self.all = [copy for copy in self.all if not copy.over]
+        if len(self.all) >= MOST:  # those that wait go on, as they would by themselves
+            asyncio.get_running_loop().call_soon(self.all[0].finish)
         self.all.append(Held(job, done))
         return False
 
     def step(self) -> None:
         """Let the first copy that is under way take a step."""
-        under_way = [held for held in self.all if not held.over]
-        if under_way:
-            under_way[0].step()
+        self.all = [copy for copy in self.all if not copy.over]
+        if self.all:
+            self.all[0].step()
 
     async def begun(self) -> None:
         """Return when a copy has begun."""
@@ -107,8 +122,8 @@ class HeldCopies:
 
     def finish(self) -> None:
         """Let all go on to their ends."""
-        while any(not held.over for held in self.all):
-            self.step()
+        for held in self.all:
+            held.finish()
 
 
 @contextlib.contextmanager

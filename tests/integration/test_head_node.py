@@ -591,13 +591,14 @@ def test_large_and_odd_variables_arrive(script: Path) -> None:
 LIES = """
 import json, sys
 from aiodist.cli.version import installed_version
+from aiodist.launch.remote.messages import PROTOCOL
 
 def say(name, **values):
     sys.stdout.write("\\x1e" + json.dumps([name, values]) + "\\n")
     sys.stdout.flush()
 
 print()
-say("Hello", version=installed_version(), address="", protocol=1)
+say("Hello", version=installed_version(), address="", protocol=PROTOCOL)
 sys.stdin.readline()
 say("Began")
 say("Over", code=CODE, verdict="\\x1b[2Jevil \\ud800")

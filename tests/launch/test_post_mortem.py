@@ -17,6 +17,7 @@ import pytest
 
 import aiodist.errors
 from tests.levels import MORE
+from tests.ports import free_port
 from tests.processes import run_to_end
 
 ROOT = Path(aiodist.errors.__file__).parents[1]
@@ -386,3 +387,50 @@ def test_jobs_of_one_name_one_after_another_are_not_mixed(tmp_path: Path) -> Non
     assert lines[0].startswith("same.py, 3 ranks on 1 host: ")
     assert lines[-1].startswith("(the newest of 2 in it")
     assert len(list(logs.rglob("rank3.json"))) == 1
+
+
+NODES = """
+import asyncio, os, signal
+import numpy as np
+import aiodist as dist
+
+async def main():
+    async with await dist.init_process_group() as pg:
+        await pg.all_reduce(np.full(3, pg.rank + 1.0))
+        await asyncio.sleep(0.5)
+        if pg.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await pg.all_reduce(np.full(3, pg.rank + 1.0))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow("more of the same: two agents")
+def test_the_agents_of_two_nodes_say_the_same(tmp_path: Path) -> None:
+    """Each has a folder of its own in one that both see; together they have all ranks."""
+    script, logs = tmp_path / "nodes.py", tmp_path / "logs"
+    script.write_text(NODES)
+    port = free_port()
+    agents = []
+    for node in (0, 1):
+        where = ["--nnodes=2", f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node=2", *where, f"--log-dir={logs}"]
+        agents.append(
+            subprocess.Popen(
+                [*command, str(script)],
+                env=environ(tmp_path, AIODIST_SECRET="one" * 16),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for agent in agents:
+        _, said = agent.communicate(timeout=PATIENCE)
+        assert agent.returncode == 137 and "╭─ aiodist run: rank 3 failed first ─" in said, said
+    lines = Ended(137, "", tmp_path).ask("explain", str(logs)).splitlines()
+    assert lines[0].startswith("nodes.py, 4 ranks on 1 host: rank 3 failed first: killed by SIGKILL at "), (
+        lines
+    )
+    titles = {json.loads(file.read_text())["title"] for file in logs.rglob("outcome.json")}
+    assert len(titles) == 1

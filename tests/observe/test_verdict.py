@@ -86,6 +86,34 @@ def test_what_keeps_a_rank_is_told(more: dict[str, Any], kind: str) -> None:
     assert kind != "stopped" or "kill -CONT 4002" in verdict.lines[-1]
 
 
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({"stopped": True, "turned": 60.2}, "stopped"),
+        ({"alive": False}, "dead"),
+        ({"flushed": 60.2}, "held"),
+        ({"turned": 60.2}, "blocked"),
+    ],
+)
+def test_what_keeps_a_rank_after_it_has_come_is_told_and_not_the_network(
+    more: dict[str, Any], kind: str, many: bool
+) -> None:
+    waits = [pending(), *([pending(2)] if many else [])]
+    came = seen(2, waits=waits)
+    vitals = came.recording.vitals
+    for name in ("flushed", "turned"):
+        if name in more:
+            vitals = replace(vitals, **{name: more[name]})
+    those = {name: value for name, value in more.items() if name not in ("flushed", "turned")}
+    came = replace(came, recording=replace(came.recording, vitals=vitals), **those)
+    verdict = one(*(seen(rank, waits=waits) for rank in (0, 1, 3)), came)
+    assert (verdict.kind, verdict.ranks) == (kind, (2,))
+    what = "all_reduce #1 of world (float32, 12 B)"
+    assert verdict.title == f"{what} has been pending for 40 s though all have come to it"
+    assert not any("network" in line for line in verdict.lines)
+
+
 def test_a_rank_that_waits_for_another_is_not_the_cause() -> None:
     pair = Group("pair", 0, (2, 3))
     verdict = one(*waiting(0, 1), seen(2, waits=[pending(group=pair)]), seen(3))

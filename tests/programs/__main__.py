@@ -3,19 +3,33 @@
 Each is held against NumPy. Tensors lie at every byte, in memory of their own and in memory that others read;
 numbers are skipped and come round; tasks, timers and callbacks are born in blocks of `coalesce`; groups break
 under operations, and what was given to these is written to at once.
+
+`--of receives` runs programs of messages whose receives are given up (`receives`). `--of services`: calls,
+streams and messages (`service_plan`, `service_run`). `--of forks`: ranks that fork (`forks`).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from tests.programs import forks, receives, run_receives, service_plan, service_run
 from tests.programs.plan import jobs, plan
-from tests.programs.run import Violation, run, run_in_a_loop
+from tests.programs.run import Violation, run_in_a_loop
+
+Run = Callable[[list[int]], tuple[int, list[Violation]]]
+
+OF: dict[str, tuple[Callable[[int], Any], Callable[[int, int], Iterator[list[int]]], Run]] = {
+    "collectives": (plan, jobs, run_in_a_loop),
+    "receives": (receives.plan, receives.jobs, run_receives.run),
+    "services": (service_plan.plan, service_plan.jobs, service_run.count),
+    "forks": (forks.plan_of, forks.jobs, forks.job),
+}
+"""What programs there are: how one is planned, how seeds are divided into jobs, and what runs a job."""
 
 EVERY = 20.0  # seconds between lines about progress
 
@@ -23,12 +37,13 @@ EVERY = 20.0  # seconds between lines about progress
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code, 1 if any program went wrong."""
     options = _parser().parse_args(argv)
+    planned, divided, runs = OF["forks" if options.forks else options.of]
     if options.seed is not None:
-        print(plan(options.seed))
-        return _tell(asyncio.run(run([options.seed])), verbose=True)
+        print(planned(options.seed))
+        return _tell(runs([options.seed])[1], verbose=True)
     began = said = time.monotonic()
     done, failed = 0, 0
-    for count, violations in _rows(list(jobs(options.first, options.programs)), options.jobs):
+    for count, violations in _rows(list(divided(options.first, options.programs)), options.jobs, runs):
         done += count
         failed += len(violations)
         _tell(violations, options.verbose)
@@ -42,13 +57,13 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _rows(chunks: list[list[int]], jobs: int) -> Iterator[tuple[int, list[Violation]]]:
+def _rows(chunks: list[list[int]], jobs: int, runs: Run) -> Iterator[tuple[int, list[Violation]]]:
     if jobs == 1:
-        yield from map(run_in_a_loop, chunks)
+        yield from map(runs, chunks)
         return
     # Not a ProcessPoolExecutor: it may stand still where processes come to the end of their tasks together.
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=40) as pool:
-        yield from pool.imap(run_in_a_loop, chunks)
+        yield from pool.imap(runs, chunks)
 
 
 def _tell(violations: list[Violation], verbose: bool) -> int:
@@ -61,6 +76,7 @@ def _tell(violations: list[Violation], verbose: bool) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
+    parser.add_argument("--of", choices=OF, default="collectives", help="which programs")
     parser.add_argument("--programs", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run them")

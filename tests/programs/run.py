@@ -114,10 +114,11 @@ class _Job:
 
     def _violated(self, seed: int, where: str, error: BaseException) -> None:
         trace = "".join(traceback.format_exception(error))
-        self.violation = Violation(seed, f"{where}{_first(error)}", trace)
+        self.violation = Violation(seed, f"{where}{first_of(error)}", trace)
 
 
-def _first(error: BaseException) -> str:
+def first_of(error: BaseException) -> str:
+    """The first error of a group of them, in words."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"[:300]

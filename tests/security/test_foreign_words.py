@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
+from collections.abc import Iterator
+from datetime import datetime
 from importlib.util import find_spec
 from typing import Any, cast
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
 
 from aiodist.backends.mpi import meeting, place
+from aiodist.control.messages import Message, Say, decode
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.group import ProcessGroup
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.plain import read
 from aiodist.launch.report import render
@@ -27,6 +32,9 @@ from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.launchers import told
 from aiodist.rendezvous.launchers.told import Texts
+from aiodist.testing.clock import run_virtual
+from aiodist.testing.cluster import run_cluster
+from aiodist.wire import objects
 from tests.rendezvous.conftest import Clock, clock
 
 __all__ = ["clock"]
@@ -254,3 +262,54 @@ def test_why_a_rank_cannot_go_on_by_mpi() -> None:
     with pytest.raises(RendezvousError, match="rank 0 cannot host the store: all is well") as caught:
         meeting._read(table)
     assert is_one_line(str(caught.value))
+
+
+def test_the_name_of_a_group_is_one_line() -> None:
+    """It stands in logs and errors of all members."""
+
+    async def part(pg: ProcessGroup) -> None:
+        group = await pg.new_group([0, 1], name=EVIL)
+        assert group is not None
+        assert is_one_line(group.name)
+        assert is_one_line(repr(group))
+        for made in (group, await pg.split(0, name=EVIL)):
+            assert made is not None
+            await made.aclose()
+            with pytest.raises(AiodistError) as closed:
+                await made.barrier()
+            assert is_one_line(str(closed.value))
+
+    run_virtual(run_cluster(2, part))
+
+
+@pytest.mark.parametrize(
+    ("say", "body"),
+    [
+        (Say.lost, (1, EVIL, -1)),
+        (Say.blocked, (1, 1, 5, EVIL)),
+        (Say.here, (1, 2, True, b"", EVIL)),
+        (Say.broken, (1, "lost", (EVIL, 3), EVIL)),
+    ],
+)
+def test_what_a_member_tells_the_others_is_one_line(say: Say, body: tuple[Any, ...]) -> None:
+    told = decode(Message(say, 1, 2, -1, 3, body).encode())
+    assert all(is_one_line(text) for text in texts_in(told.body))
+    assert len(list(texts_in(told.body))) == len(list(texts_in(body)))
+
+
+def texts_in(values: tuple[Any, ...]) -> Iterator[str]:
+    """All texts of nested tuples."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from texts_in(value)
+        elif isinstance(value, str):
+            yield value
+
+
+def test_what_an_object_of_another_rank_names_is_one_line() -> None:
+    """The name of a time zone that there is not, say, which Python's own error repeats."""
+    zone = objects.encode(datetime(2024, 1, 1, tzinfo=ZoneInfo("Europe/Paris")))
+    for name in (EVIL[:12].encode(), b"\x1b[2J\r\nZone/"):
+        with pytest.raises(WireError) as refused:
+            objects.decode(zone.replace(b"Europe/Paris", name))
+        assert is_one_line(str(refused.value))

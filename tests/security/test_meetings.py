@@ -12,6 +12,7 @@ import http.server
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +20,16 @@ import pytest
 from aiodist.errors import AuthenticationError, RendezvousError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.head import Head
-from aiodist.launch.nodes.roster import Member
+from aiodist.launch.nodes.roster import Member as Node
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.net import local_socket
 from aiodist.net.sockets import connect, port_owner
-from aiodist.rendezvous import Invitation, Meeting, StoreServer, hosting
+from aiodist.rendezvous import Invitation, Meeting, StoreServer, TcpStore, hosting
 from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.rendezvous.launchers import told
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.runtime.joining import join
+from aiodist.runtime.member import Member
 from aiodist.transport import SocketEndpoint
 from aiodist.wire.handshake import Purpose
 from tests.rendezvous.launchers.test_ways import KeyValues
@@ -194,6 +196,25 @@ async def test_a_line_of_a_store_that_is_gone(kind: str) -> None:
                 await store.meet(1)
         assert another.clients == 0 and relay.connections
     await relay.aclose()
+
+
+async def test_without_a_secret_only_the_loopback_is_believed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the kernel says whose process listens. Elsewhere it may be anybody's who wrote the line."""
+
+    async def listens(address: tuple[str, int], patience: float) -> bool:
+        return True
+
+    monkeypatch.setattr(told, "listens", listens)
+    with closing(OpenStore(kind)) as store:
+        store.write(Announcement("192.0.2.7", 29500, b"of the stranger.").text(about(b"")))
+        with pytest.raises(AuthenticationError, match=r"^rank 0 is told to be at 192\.0\.2\.7.*no secret"):
+            await rendezvous("env://", timeout=30, environ=store.environ(1))
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert SECRET.decode() not in repr(about()) + repr(StoreAccess("job", SECRET.decode()))
 
 
 # Between two jobs that meet at addresses.
@@ -371,7 +392,7 @@ async def test_an_agent_that_is_led_to_another_job(port: int) -> None:
 
 async def test_workers_of_another_launch_have_another_secret() -> None:
     """Also where both jobs have the same name and their agents the same secret; all nodes of one have one."""
-    heads = [Head(config(master_port=1), Member(0, "h", 1), StoreAccess("job", SECRET.decode()), HOST, print)
+    heads = [Head(config(master_port=1), Node(0, "h", 1), StoreAccess("job", SECRET.decode()), HOST, print)
              for _ in range(2)]  # fmt: skip
     rosters = [await head.alone() for head in heads]
     workers = [StoreAccess("job", SECRET.decode()).launched(one.launch).of_workers for one in rosters]
@@ -415,3 +436,18 @@ async def test_a_rank_that_is_led_to_the_same_rank_of_another_job() -> None:
     for one in made:
         await one.aclose()
     await relay.aclose()
+
+
+async def test_the_store_that_takes_the_place_of_one_whose_host_died(port: int) -> None:
+    """It says as well where the job meets, so no newcomer of another job is taken in there."""
+    rank_0 = await meets(0, port)
+    member = await meets(1, port)
+    assert rank_0.server is not None and isinstance(member.store, TcpStore)
+    place = rank_0.server.place
+    await rank_0.aclose(0)
+    survivor: Any = SimpleNamespace(_meeting=member, _job_id="job", _secret=SECRET, _tls=None, _servers=[])
+    assert await Member._host_store(survivor) == f"{HOST}:{port}"
+    [server] = survivor._servers
+    assert server.place == place != NOWHERE
+    await member.aclose()
+    await server.aclose()

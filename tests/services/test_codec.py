@@ -12,8 +12,9 @@ import pytest
 
 from aiodist.errors import UsageError
 from aiodist.services import codec
-from aiodist.services.codec import LARGE, encode, encoded, is_bulky
+from aiodist.services.codec import encode, encoded, is_bulky
 from aiodist.wire import objects
+from aiodist.wire.objects import LARGE
 from tests.programs.values import Pair, visits
 
 
@@ -60,6 +61,27 @@ def test_a_look_at_a_value_ends() -> None:
     with visits(5000):
         assert is_bulky([{"a": (doubled,)}])
     assert is_bulky(endless)
+
+
+SLOW = [[[]] * 20_000, [{}] * 20_000, list(range(300_000)), np.zeros(LARGE), "é" * 600_000]
+QUICK = [[[]] * 2000, np.zeros(20_000), "x" * 200_000]
+
+
+@pytest.mark.parametrize("many", SLOW, ids=["lists", "dicts", "numbers", "array", "text"])
+async def test_what_is_slow_to_decode_goes_to_a_thread(many: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting(data: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return decode(data)
+
+    decode = objects.decode
+    monkeypatch.setattr(objects, "decode", noting)
+    for value, on_the_loop in ((many, False), *((quick, True) for quick in QUICK)):
+        threads.clear()
+        payload = encode(value)
+        assert len(await codec.decoded(payload)) == len(value)
+        assert [thread is threading.main_thread() for thread in threads] == [on_the_loop]
 
 
 @pytest.mark.parametrize("times", [15, 60])

@@ -99,3 +99,15 @@ def test_same_program_same_run() -> None:
         return order
 
     assert run_virtual(main()) == run_virtual(main())
+
+
+def test_what_would_go_to_a_thread_runs_at_once() -> None:
+    """A thread takes no virtual time, so nothing could wait for it."""
+
+    async def main() -> tuple[int, float]:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(ValueError, match="invalid literal"):
+            await asyncio.to_thread(int, "x")
+        return await asyncio.to_thread(int, "7"), loop.time()
+
+    assert run_virtual(main()) == (7, 0.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import threading
 import zlib
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.ddp.checkpoint.files import Reader, write
-from aiodist.ddp.checkpoint.folder import clean, finish, index_of, is_whole, listed, name_of, next_number
+from aiodist.ddp.checkpoint.folder import (
+    begin,
+    clean,
+    discard,
+    finish,
+    index_of,
+    is_whole,
+    listed,
+    name_of,
+    next_number,
+    sweep,
+)
 from aiodist.ddp.checkpoint.index import file_of
 from aiodist.ddp.checkpoint.tree import merged, nodes_of, opened, snapshot, unique
+from aiodist.environment.files import Folder
 from aiodist.errors import (
     AiodistError,
     CheckpointError,
@@ -39,6 +53,7 @@ logger = logging.getLogger("aiodist.ddp.checkpoint")
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Saving:
@@ -154,6 +169,7 @@ class Checkpoints:
         self._group: tuple[ProcessGroup, ProcessGroup] | None = None  # of which, and that of the writers
         self._stop = threading.Event()
         self._threads: set[asyncio.Future[Any]] = set()
+        self._number = 0  # of the last one that this process began as rank 0
         self._copies: dict[str, Array] = {}  # memory of the last snapshot, for the next one
 
     @property
@@ -251,7 +267,8 @@ class Checkpoints:
         number, unlisted = 0, None
         if pg.rank == 0:
             try:
-                number = await self._thread(partial(next_number, self._root))
+                number = await self._thread(partial(self._next, not busy))
+                self._number = max(self._number, number)
             except Exception as error:  # whatever it is: the others are told
                 unlisted = error
         usable = self._group is not None and self._group[0] is pg and self._group[1]._core.error is None
@@ -291,6 +308,17 @@ class Checkpoints:
             self._group = (pg, made)
         return self._root / name_of(int(rows[0][2]), step)
 
+    def _next(self, sweeps: bool) -> int:
+        """The number of the next checkpoint; and make room for it, by what was never finished.
+
+        Args:
+            sweeps: this process is not writing one.
+        """
+        number = max(next_number(self._root), self._number + 1)  # none that a late writer knows
+        if sweeps:
+            sweep(self._root)
+        return number
+
     def _copied(self, trees: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of all that is saved, in the memory of the last ones."""
         before, self._copies = self._copies, {}
@@ -309,7 +337,7 @@ class Checkpoints:
     async def _write(
         self, pg: ProcessGroup, path: Path, step: int, copied: dict[str, Any] | Exception
     ) -> Path:
-        """Write this rank's part; rank 0 then writes the index."""
+        """Write this rank's part; rank 0 then writes the index. What was written is removed, if it fails."""
         assert self._group is not None
         group = self._group[1]
         part: list[Any] = []
@@ -318,20 +346,19 @@ class Checkpoints:
                 raise copied
             part = await self._thread(partial(self._put, path, copied, group.rank, group.size))
         except Exception as error:  # whatever it is: the others are told
-            part = [f"rank {pg.ranks[group.rank]} could not write: {_told(error)}"]
-        parts = await group.gather_object(part, 0)
-        outcome = ""
+            told = f"rank {pg.ranks[group.rank]} could not write: {_told(error)}"
+            part = [{"told": told, "hint": self._advice(error)}]
+        outcome: dict[str, str] = {}
         if group.rank == 0:
-            assert parts is not None
-            outcome = next((one[0] for one in parts if len(one) == 1), "")
-            if not outcome:
-                try:
-                    await self._thread(partial(_end, path, step, parts))
-                except Exception as error:  # likewise
-                    outcome = str(error) or type(error).__name__
+            outcome = await self._finished(group, path, step, part)
+        else:
+            await group.gather_object(part, 0)
         outcome = await group.broadcast_object(outcome, 0)
-        if outcome:
-            raise CheckpointError(f"the checkpoint of step {step} was not written: {outcome}")
+        if outcome:  # so rank 0 has not finished it, and never will
+            await self._thread(partial(_remove_part, path, group.rank))
+            raise CheckpointError(
+                f"the checkpoint of step {step} was not written: {outcome['told']}", hint=outcome["hint"]
+            )
         if group.rank == 0:
             try:
                 await self._thread(partial(clean, self._root, self._keep))
@@ -339,9 +366,37 @@ class Checkpoints:
                 logger.warning("old checkpoints could not be removed: %s", error)
         return path
 
+    async def _finished(self, group: ProcessGroup, path: Path, step: int, part: list[Any]) -> dict[str, str]:
+        """Rank 0: write the index when all have written → {}; else what has failed, and what to do, when all
+        that was written is removed. (The others cannot know whether rank 0 finishes it, where it is lost.)"""
+        outcome: dict[str, str] = {}
+        whole = False
+        try:
+            parts = await group.gather_object(part, 0)
+            assert parts is not None
+            outcome = next((one[0] for one in parts if len(one) == 1), {})
+            if not outcome:
+                try:
+                    await self._thread(partial(_end, path, step, parts))
+                    whole = True
+                except Exception as error:  # whatever it is: the others are told
+                    outcome = {"told": str(error) or type(error).__name__, "hint": self._advice(error)}
+        finally:
+            if not whole:
+                await self._thread(partial(_discard, path))
+        return outcome
+
+    def _advice(self, error: Exception) -> str:
+        """What to do about a write that failed."""
+        if isinstance(error, AiodistError) or not isinstance(error, OSError):
+            return ""
+        if error.errno in _FULL:
+            return f"Make room in {self._root}, or pass a smaller keep=; the next save tries again"
+        return f"See to {self._root} and its disk; the next save tries again, older ones are as they were"
+
     def _put(self, path: Path, copied: dict[str, Any], rank: int, size: int) -> list[Any]:
         """Write this rank's file → its node, as JSON, and the bytes of the file."""
-        path.mkdir(parents=True, exist_ok=True)
+        begin(path)
         out: dict[str, Array] = {}
         node = nodes_of(copied, "", rank, size, out)
         told = json.dumps(node)  # what JSON cannot carry fails here, where the others are told
@@ -443,6 +498,8 @@ class Checkpoints:
         if self._group is not None:
             group, self._group = self._group[1], None
             group.abort("a rank has left its Checkpoints by an exception")
+        if self._last is not None:
+            await self._last.ended()
         while self._threads:
             await asyncio.wait(self._threads)
 
@@ -486,6 +543,22 @@ def _end(path: Path, step: int, parts: list[Any]) -> None:
             "tree": merged([json.loads(node) for node, _ in parts]),
         },
     )
+
+
+def _discard(path: Path) -> None:
+    """Remove what is left of a checkpoint that is not whole."""
+    try:
+        discard(path)
+    except OSError as error:
+        logger.warning("what is left of %s could not be removed yet: %s", path, one_line(str(error)))
+
+
+def _remove_part(path: Path, rank: int) -> None:
+    """Remove this rank's part of a checkpoint that failed, where rank 0 did not see it."""
+    with suppress(OSError), Folder.named(path.parent) as root:
+        with root.folder(path.name) as folder:
+            folder.remove(file_of(rank))
+        root.remove_folder(path.name)
 
 
 def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkpoint:

@@ -10,10 +10,8 @@ are stored as bytes; a checkpoint's index has the dtype.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
 import threading
 import zlib
 from collections.abc import Iterable
@@ -24,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.ddp.checkpoint.index import OTHER
+from aiodist.environment.files import Folder, write_all
 from aiodist.errors import CheckpointError
 from aiodist.sanitize import one_line
 from aiodist.wire.bounded_json import load_json
@@ -68,25 +67,27 @@ def write(path: Path, arrays: Iterable[tuple[str, Array]], stop: threading.Event
         at += array.nbytes
     told = json.dumps(header, separators=(",", ":")).encode()
     told += b" " * (-len(told) % 8)
-    file = path.open("xb", buffering=0)  # a file that was there is another's: it stays
-    try:
-        with file:
-            _put(file, memoryview(len(told).to_bytes(8, "little") + told), stop)
-            for _, array in chosen:
-                _put(file, array.reshape(-1).view(np.uint8).data, stop)
-            os.fsync(file.fileno())
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    with Folder.named(path.parent) as folder:
+        handle = folder.made(path.name, 0o666)  # a file that was there is another's: it stays
+        try:
+            try:
+                _put(handle, memoryview(len(told).to_bytes(8, "little") + told), stop)
+                for _, array in chosen:
+                    _put(handle, array.reshape(-1).view(np.uint8).data, stop)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except BaseException:
+            folder.remove(path.name)
+            raise
     return 8 + len(told) + at
 
 
-def _put(file: Any, data: memoryview, stop: threading.Event) -> None:
-    at = 0
-    while at < len(data):
+def _put(handle: int, data: memoryview, stop: threading.Event) -> None:
+    for at in range(0, len(data), _BLOCK):
         if stop.is_set():
             raise Stopped
-        at += file.write(data[at : at + _BLOCK])
+        write_all(handle, data[at : at + _BLOCK])
 
 
 def regular(path: Path) -> BinaryIO:
@@ -95,14 +96,8 @@ def regular(path: Path) -> BinaryIO:
     Raises:
         OSError: it is no such file, or cannot be read.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "It is no regular file", str(path))
-        return os.fdopen(handle, "rb")
-    except BaseException:
-        os.close(handle)
-        raise
+    with Folder.named(path.parent) as folder:
+        return os.fdopen(folder.file(path.name), "rb")
 
 
 class Reader:

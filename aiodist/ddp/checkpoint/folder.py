@@ -4,21 +4,26 @@
     rank-00000.safetensors    written by rank 0
     rank-00001.safetensors    …
     index.json                written last: a checkpoint without it does not exist
+.000006-step-1100.gone/       what is being removed
+
+The folder is one that the user has named: others may write to it. So nothing in it is written, made or
+removed along a link.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import os
 import re
-import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiodist.ddp.checkpoint.files import regular
 from aiodist.ddp.checkpoint.index import MOST_BYTES, OTHER, checked, sealed
+from aiodist.environment.files import Folder
 from aiodist.errors import CheckpointError
 from aiodist.sanitize import one_line
 from aiodist.wire.bounded_json import load_json
@@ -27,6 +32,7 @@ logger = logging.getLogger("aiodist.ddp.checkpoint")
 
 INDEX = "index.json"
 _NAME = re.compile(r"([0-9]{6,18})-step-([0-9]{1,19})")  # what fits into 64 bits
+_GONE = re.compile(rf"\.{_NAME.pattern}\.gone")
 
 
 @dataclass(frozen=True, order=True)
@@ -58,10 +64,13 @@ def _named(root: Path) -> list[Found]:
     """All entries that have the name of a checkpoint, whole or not."""
     if not root.is_dir():
         return []
+    with Folder.named(root) as folder:
+        names = folder.names()
     found = []
-    for path in root.iterdir():
-        match = _NAME.fullmatch(path.name)
+    for name in names:
+        match = _NAME.fullmatch(name)
         if match is not None:
+            path = root / name
             found.append(Found(int(match[1]), int(match[2]), path, is_whole(path)))
     return sorted(found)
 
@@ -74,6 +83,16 @@ def listed(root: Path) -> list[Found]:
 def next_number(root: Path) -> int:
     """A number that nothing in the folder has."""
     return 1 + max((one.number for one in _named(root)), default=0)
+
+
+def begin(path: Path) -> None:
+    """Make a checkpoint's folder, and the folder of checkpoints, where they are missing.
+
+    Raises:
+        OSError: it cannot be made, or what has its name is a link.
+    """
+    with Folder.named(path.parent, make=True) as root:
+        root.folder(path.name, make=True).close()
 
 
 def name_of(number: int, step: int) -> str:
@@ -89,18 +108,52 @@ def finish(path: Path, index: dict[str, Any]) -> None:
             f"its index has {len(told)} bytes, more than are read again ({MOST_BYTES})",
             hint="Save fewer, larger arrays: an index has a line for each, and for each rank's part",
         )
-    early = path / f"{INDEX}.early"
-    with early.open("w") as file:
-        file.write(told)
-        file.flush()
-        os.fsync(file.fileno())
-    early.replace(path / INDEX)
-    for folder in (path, path.parent):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    with Folder.named(path.parent) as root, root.folder(path.name) as folder:
+        folder.replace(INDEX, told, sync=True)
+        root.sync()
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint, whole or not. From the first moment it does not exist.
+
+    Raises:
+        OSError: it cannot be removed; `sweep` tries again.
+    """
+    with Folder.named(path.parent) as root:
+        gone = f".{path.name}.gone"
+        root.remove_tree(gone)
+        with contextlib.suppress(FileNotFoundError):
+            root.rename(path.name, gone)  # whoever still writes to it makes it whole no more
+            root.remove_tree(gone)
+
+
+def sweep(root: Path) -> None:
+    """Remove what was begun and never finished: by a save that failed, or by processes that are dead.
+
+    Nobody may be writing a checkpoint. What cannot be removed is logged, and tried again by the next save.
+    """
+    for one in listed(root):
+        if not one.whole:
+            _discarded(one.path)
+    if root.is_dir():
+        with Folder.named(root) as folder:
+            for name in folder.names():
+                if _GONE.fullmatch(name) and stat.S_ISDIR(folder.stat(name).st_mode):
+                    _removed(folder, name)
+
+
+def _discarded(path: Path) -> None:
+    try:
+        discard(path)
+    except OSError as error:
+        logger.warning("an old checkpoint could not be removed: %s", one_line(str(error)))
+
+
+def _removed(folder: Folder, name: str) -> None:
+    try:
+        folder.remove_tree(name)
+    except OSError as error:
+        logger.warning("an old checkpoint could not be removed: %s", one_line(str(error)))
 
 
 def index_of(path: Path) -> dict[str, Any]:
@@ -129,8 +182,4 @@ def clean(root: Path, keep: int) -> None:
     for one in found:
         if one in kept or not kept or one.number >= kept[-1].number:
             continue
-        try:
-            (one.path / INDEX).unlink(missing_ok=True)  # from here on it does not exist
-            shutil.rmtree(one.path)
-        except OSError as error:
-            logger.warning("an old checkpoint could not be removed: %s", one_line(str(error)))
+        _discarded(one.path)

@@ -357,7 +357,7 @@ class ShardedOptimizer:
             self._check(error)
             well = False
         if self._elastic and not await self.pg.agree(well):
-            await self._regroup()
+            await self._regroup(admit=False)  # a newcomer would not know what the program does after a step
             if self._history != history:
                 return []
         else:
@@ -429,12 +429,12 @@ class ShardedOptimizer:
         if not self._elastic or isinstance(error, Evicted | QuorumLost):
             raise error
 
-    async def _regroup(self) -> None:
-        """Go on with the members that are left, and newcomers."""
-        self.pg = await self.pg.rebuild(self._min_size)
-        await self._reconcile()
+    async def _regroup(self, admit: bool = True) -> None:
+        """Go on with the members that are left, and, if all say so, with newcomers."""
+        self.pg = await self.pg.rebuild(self._min_size, admit=admit)
+        await self._reconcile(admit)
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self, admit: bool = True) -> None:
         """Give each member its shares and all values, until all of them have them."""
         while True:
             met = None
@@ -444,7 +444,7 @@ class ShardedOptimizer:
                 self._check(error)
             if self._elastic and not await self.pg.agree(met is not None):
                 self._orphan = self._late and not self._held
-                self.pg = await self.pg.rebuild(self._min_size)
+                self.pg = await self.pg.rebuild(self._min_size, admit=admit)
                 continue
             assert met is not None
             if not met.missing:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from aiodist.environment.files import open_file
+from aiodist.environment.files import Folder, make_folders, open_file
 from aiodist.errors import UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.net.shortage import EXHAUSTED, shortage
@@ -29,14 +29,16 @@ class LogFiles:
     """
 
     def __init__(self, config: LaunchConfig, job: str, run: str, began: float) -> None:
+        name = f"{file_name(job)}_"
         try:
-            if config.log_dir is not None:
-                Path(config.log_dir).mkdir(parents=True, exist_ok=True)
             if config.log_dir is None and config.dashboard:
                 with open_kept(run, os.environ, began) as kept:
                     self.folder = str(kept.path)
+            elif config.log_dir is None:
+                self.folder = tempfile.mkdtemp(prefix=name)
             else:
-                self.folder = tempfile.mkdtemp(prefix=f"{file_name(job)}_", dir=config.log_dir)
+                with Folder.named(config.log_dir, make=True) as above, above.unique(name) as made:
+                    self.folder = str(made.path)
         except OSError as error:
             where = config.log_dir or "this user's folder of jobs"
             raise UsageError(f"cannot write logs to {where}: {error.strerror}") from None
@@ -44,7 +46,7 @@ class LogFiles:
     def prepare(self, restarts: int, local_rank: int) -> None:
         """Make the folder of one start of a worker; `UsageError` where that cannot be done."""
         try:
-            Path(self.path(restarts, local_rank, "")).mkdir(parents=True, exist_ok=True)
+            make_folders(self.path(restarts, local_rank, ""))
         except OSError as error:
             raise UsageError(f"cannot write logs to {self.folder}: {error.strerror}") from None
 

@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from aiodist.environment.files import Folder, UntrustedError
 from aiodist.errors import RendezvousError, UsageError
+from aiodist.net.forks import Owned
 from aiodist.rendezvous.durable.committer import Committer
 from aiodist.rendezvous.durable.disk import Disk, StoreFiles
 from aiodist.rendezvous.machine import StoreMachine
@@ -49,7 +50,7 @@ class DataFolder:
         self.generation = 0
         self._folder = folder
         self._jobs: Folder | None = None
-        self._lock = -1
+        self._lock: Owned | None = None
         self._disk = disk
         self._pool = ThreadPoolExecutor(_THREADS, "aiodist-store")
 
@@ -65,7 +66,7 @@ class DataFolder:
         try:
             self = cls(Folder.open(path, make=True), Disk() if disk is None else disk)
             try:
-                self._lock = _locked(self._folder)
+                self._lock = Owned(_locked(self._folder))
                 self._identify()
                 self._jobs = self._folder.folder("jobs", make=True)
                 self._disk.sync_folder(self._folder)
@@ -140,9 +141,8 @@ class DataFolder:
     def close(self) -> None:
         """Let others use it. May be called again."""
         self._pool.shutdown(wait=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.close()
         if self._jobs is not None:
             self._jobs.close()
         self._folder.close()

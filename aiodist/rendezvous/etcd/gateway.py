@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiodist.errors import AuthenticationError, BackendUnavailable, RendezvousTimeout
-from aiodist.net.sockets import describe, join_address, resolve
+from aiodist.net.sockets import describe, join_address, resolve, stream_socket
 from aiodist.rendezvous.etcd.place import Place
 from aiodist.rendezvous.etcd.refusals import Away, NoAuthentication, NoLease, TokenOver, refusal, tls_failure
 from aiodist.rendezvous.etcd.words import Json
@@ -63,7 +63,11 @@ class Gateway:
         self._aiohttp = aiohttp
         context = place.ssl_context()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=True if context is None else context),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                ssl=True if context is None else context,
+                socket_factory=lambda address: stream_socket(int(address[0])),
+            ),
             timeout=aiohttp.ClientTimeout(total=None),
             trust_env=False,
             read_bufsize=1 << 20,

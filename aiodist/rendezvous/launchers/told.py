@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from typing import Protocol
 
+from aiodist.environment import is_loopback
 from aiodist.errors import AuthenticationError, RendezvousTimeout
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous.announcement import About, Announcement
@@ -57,7 +58,7 @@ async def meet_once(teller: Teller, invitation: Invitation) -> Meeting:
     if invitation.placement().rank == 0:
         return await host(invitation, own_address(invitation, outward()), 0, tell, NOWHERE)
     store = Announcement.read(await teller.ask(), about)
-    return await join(invitation, store.host, store.port, instance=store.instance)
+    return await _join(invitation, store, NOWHERE)
 
 
 async def meet_by(
@@ -93,6 +94,19 @@ async def meet_by(
 
         return await host(invitation, address, 0, tell, place)
     store = await _told(texts, where, key, invitation.timeout, about)
+    return await _join(invitation, store, place)
+
+
+async def _join(invitation: Invitation, store: Announcement, place: MeetingPlace) -> Meeting:
+    """Join a store that was told. Without a secret anybody may have told it: then only this host's loopback
+    is believed, where the kernel says whose process listens."""
+    if not (invitation.secret or invitation.tuning.allow_insecure or is_loopback(store.host)):
+        raise AuthenticationError(
+            f"rank 0 is told to be at {one_line(store.host)}, and this process has no secret by which it "
+            "could tell it from others",
+            hint="Set AIODIST_SECRET (or AIODIST_SECRET_FILE) to the same on every host; "
+            "AIODIST_ALLOW_INSECURE=1 allows it without",
+        )
     return await join(invitation, store.host, store.port, instance=store.instance, place=place)
 
 

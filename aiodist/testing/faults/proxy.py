@@ -20,6 +20,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Self
 
+from aiodist.net.sockets import connect_socket
 from aiodist.testing.faults.course import Clog, Course, Cut, Fault, Finish, Forward, Kind
 
 Address = tuple[str, int]
@@ -204,7 +205,7 @@ class FaultProxy:
             address = await self._lead()
             target = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
             target.setblocking(False)
-            await self._loop.sock_connect(target, address)
+            await connect_socket(target, address)
         except BaseException as error:
             _shut(dialer, abrupt=True)  # as a refused connection, seen from here
             if target is not None:

@@ -1,0 +1,415 @@
+"""Random programs of messages whose receives lose patience, in every way.
+
+`python -m tests.programs --of receives` runs them. Ranks 1 and 2 send messages of all sizes, by streams: of
+one tag, of objects or tensors. Rank 0 receives them in tasks that give receives up and try again. Then every
+message was received once, and in order by one task; a tensor whose receive was given up holds what the
+program wrote there afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import aiodist as dist
+from aiodist.group import ProcessGroup
+
+SIZES = [1, 2, 100, 1024, 1025, 5000, 90_000]
+"""Elements of 8 bytes: eager, at the limit, offered, of several fragments, copied by a thread."""
+
+LARGE = [500_000, 4_000_000]
+"""Of few programs."""
+
+MOST, MOST_BYTES = 40, 1 << 26
+"""Tensors that are looked at again and again, and bytes of them."""
+
+MINE = -7
+"""What the program writes to a tensor whose receive it has given up."""
+
+PLACES = ("virtual", "virtual", "shm", "tcp")
+"""Where a program runs, by its seed."""
+
+VIRTUAL, REAL = 8.0, 120.0
+"""Seconds in which a program has all messages, or it has lost one."""
+
+CHUNK = 10
+"""Programs of one job at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Messages of one tag.
+
+    Args:
+        sources: ranks that send them.
+        tag: theirs.
+        kind: 'object', 'contiguous' or 'strided', of the receives.
+        sizes: elements of each message of a source.
+        tasks: that receive them; the messages have one size where they are several.
+        anybody: receives name no source.
+        pauses: of a sender before each, in seconds; None: it goes on at once.
+        patience: the most seconds that a receiver has.
+    """
+
+    sources: tuple[int, ...]
+    tag: int
+    kind: str
+    sizes: tuple[int, ...]
+    tasks: int
+    anybody: bool
+    pauses: tuple[float | None, ...]
+    patience: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A program.
+
+    Args:
+        seed: of the program.
+        streams: that go on at the same time.
+        ending: what becomes of receives for which nothing comes: 'peers' (the others close), 'here' (rank 0
+            closes) or 'none'.
+    """
+
+    seed: int
+    streams: tuple[Stream, ...]
+    ending: str
+
+
+def plan(seed: int) -> Plan:
+    """The program of a seed."""
+    rng = random.Random(f"{seed} receives")
+    streams = tuple(_stream(rng, tag) for tag in range(rng.choice([1, 1, 2, 3])))
+    ending = rng.choice(["peers", "here", "none"] if place_of(seed) == "virtual" else ["here", "none"])
+    return Plan(seed, streams, ending)
+
+
+def place_of(seed: int) -> str:
+    """Where a seed's program runs."""
+    return PLACES[seed % len(PLACES)]
+
+
+def jobs(first: int, count: int) -> Iterator[list[int]]:
+    """`count` seeds from `first` on, those that share a job together."""
+    for start in range(first, first + count, len(PLACES) * CHUNK):
+        stop = min(start + len(PLACES) * CHUNK, first + count)
+        for number in range(len(PLACES)):
+            seeds = list(range(start + number, stop, len(PLACES)))
+            if seeds:
+                yield seeds
+
+
+def _stream(rng: random.Random, tag: int) -> Stream:
+    anybody = rng.random() < 0.3
+    sources = (1, 2) if anybody and rng.random() < 0.7 else (rng.choice([1, 2]),)
+    tasks = rng.choice([1, 1, 1, 2, 3])
+    large = rng.random() < 0.01
+    sizes = LARGE if large else SIZES
+    count = 2 if large else rng.randint(1, 5)
+    if tasks == 1 and len(sources) == 1:
+        each = tuple(rng.choice(sizes) for _ in range(count))
+    else:
+        each = (rng.choice(sizes),) * count
+    return Stream(
+        *(sources, tag, rng.choice(["object", "contiguous", "strided", "strided"]), each, tasks, anybody),
+        pauses=tuple(rng.choice([None, None, 0.0, 0.0005, 0.004, 0.02]) for _ in each),
+        patience=0.5 if max(each) >= LARGE[0] else rng.choice([0.001, 0.005, 0.03]),
+    )
+
+
+def content(stream: Stream, source: int, number: int) -> Any:
+    """A message: another in every element than every other."""
+    at = (source * 16 + stream.tag) * 64 + number
+    return np.arange(stream.sizes[number], dtype=np.int64) * 65_536 + at
+
+
+def source_and_number(data: Any) -> tuple[int, int]:
+    """Which message of a stream it is."""
+    at = int(data[0])
+    return at // 1024, at % 64
+
+
+# ── the ways in which a receive is given up ──────────────────────────────────────────────────────────
+
+Way = Callable[["dist.Work[Any]", random.Random, float], Awaitable[Any]]
+
+LOST: Any = object()
+"""The result of an await that ended without one."""
+
+
+async def _result(awaitable: Awaitable[Any]) -> Any:
+    try:
+        return await awaitable
+    except (TimeoutError, asyncio.CancelledError):
+        return LOST
+
+
+async def _turns(rng: random.Random) -> None:
+    for _ in range(rng.choice([0, 0, 0, 1, 2, 3, 5, 9])):
+        await asyncio.sleep(0)
+    if rng.random() < 0.2:
+        await asyncio.sleep(rng.choice([0.0003, 0.002]))
+
+
+async def _dropped(task: asyncio.Task[Any], rng: random.Random) -> Any:
+    await _turns(rng)
+    task.cancel()
+    return await _result(task)
+
+
+async def awaits(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    return await work
+
+
+async def waits_for(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    return await _result(asyncio.wait_for(work, rng.choice([0, -1, limit, limit])))
+
+
+async def waits_for_wait(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    return await _result(asyncio.wait_for(work.wait(rng.choice([None, limit])), rng.choice([0, limit])))
+
+
+async def waits(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    return await _result(work.wait(limit))
+
+
+async def within(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    try:
+        async with asyncio.timeout(rng.choice([0, -1, limit, limit])):
+            return await work
+    except TimeoutError:
+        return LOST
+
+
+async def future(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    return await _dropped(asyncio.ensure_future(work), rng)
+
+
+async def task(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    return await _dropped(asyncio.create_task(work), rng)
+
+
+async def task_of_wait(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    return await _dropped(asyncio.create_task(work.wait()), rng)
+
+
+async def gathered(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    inner = asyncio.ensure_future(work)
+    outer = asyncio.gather(inner, asyncio.sleep(9))
+    await _turns(rng)
+    outer.cancel()
+    await _result(outer)
+    return await _result(inner)
+
+
+async def grouped(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    inner: asyncio.Task[Any] | None = None
+    with contextlib.suppress(BaseExceptionGroup):
+        async with asyncio.TaskGroup() as tasks:
+            inner = tasks.create_task(work if rng.random() < 0.5 else work.wait())
+            await _turns(rng)
+            raise RuntimeError
+    assert inner is not None
+    return await _result(inner)
+
+
+async def pending(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    inner = asyncio.ensure_future(work)
+    await asyncio.wait([inner], timeout=rng.choice([0, limit]))
+    return await _dropped(inner, rng)
+
+
+async def thrown(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    async def inner() -> Any:
+        return await work
+
+    coroutine = inner()
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    if rng.random() < 0.5:
+        coroutine.close()
+    else:
+        with contextlib.suppress(asyncio.CancelledError):
+            coroutine.throw(asyncio.CancelledError())
+    return LOST
+
+
+async def generated(work: dist.Work[Any], rng: random.Random, limit: float) -> Any:
+    async def parts() -> Any:
+        yield await work
+
+    stream = parts()
+    inner = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)  # before, nobody has called it
+    result = await _dropped(inner, rng)
+    await stream.aclose()
+    return result
+
+
+WAYS: tuple[Way, ...] = (
+    *(awaits, waits_for, waits_for, waits_for_wait, waits, within, future, task, task_of_wait, gathered),
+    *(grouped, pending, thrown, generated),
+)
+
+
+# ── one rank's part ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Given:
+    """Tensors whose receives were given up, which the program has written to since."""
+
+    tensors: list[Any] = field(default_factory=list)
+
+    def up(self, tensor: Any) -> None:
+        """Write to it: it is the program's."""
+        tensor[...] = MINE
+        self.tensors.append(tensor)
+        if len(self.tensors) > MOST or sum(one.nbytes for one in self.tensors) > MOST_BYTES:
+            self.check()
+            del self.tensors[: 1 + len(self.tensors) // 2]
+
+    def check(self) -> None:
+        """Nobody else has written."""
+        for tensor in self.tensors:
+            assert (tensor == MINE).all(), "a tensor was written after its receive was given up"
+
+
+async def run_program(pg: ProcessGroup, program: Plan) -> None:
+    """One rank's part of a program, in a group of its own."""
+    group = await pg.new_group()
+    assert group is not None
+    rng = random.Random(f"{program.seed} rank {group.rank}")
+    try:
+        if group.rank == 0:
+            await _receives(group, program)
+        else:
+            async with asyncio.TaskGroup() as tasks:
+                for stream in program.streams:
+                    if group.rank in stream.sources:
+                        tasks.create_task(_send(group, stream, random.Random(rng.random())))
+        if program.ending == "none":
+            await group.barrier()
+    finally:
+        await group.aclose()
+    await pg.barrier()
+
+
+async def _send(group: ProcessGroup, stream: Stream, rng: random.Random) -> None:
+    held = []
+    for number, pause in enumerate(stream.pauses):
+        if pause is not None:
+            await asyncio.sleep(pause * rng.random())
+        data = content(stream, group.rank, number)
+        send = group.send_object if stream.kind == "object" else group.send
+        work = send(data, 0, stream.tag, async_op=True)
+        if rng.random() < 0.6:
+            await work
+        else:
+            held.append(work)
+    for work in held:
+        await work
+
+
+async def _receives(group: ProcessGroup, program: Plan) -> None:
+    given = Given()
+    got: list[list[tuple[int, int]]] = [[] for _ in program.streams]
+    limit = VIRTUAL if place_of(program.seed) == "virtual" else REAL
+    async with asyncio.timeout(limit), asyncio.TaskGroup() as tasks:
+        for stream, mine in zip(program.streams, got, strict=True):
+            for index in range(stream.tasks):
+                rng = random.Random(f"{program.seed} {stream.tag} {index}")
+                tasks.create_task(_receiver(group, stream, mine, given, rng))
+    for stream, mine in zip(program.streams, got, strict=True):
+        count = len(stream.sizes)
+        expected = [(source, number) for source in stream.sources for number in range(count)]
+        assert sorted(mine) == expected, f"{stream} came as {mine}"
+        if stream.tasks == 1:
+            for source in stream.sources:
+                of = [number for sender, number in mine if sender == source]
+                assert of == sorted(of), f"{stream} came as {mine}"
+    given.check()
+    await _end(group, program)
+    given.check()
+
+
+async def _receiver(
+    group: ProcessGroup, stream: Stream, got: list[tuple[int, int]], given: Given, rng: random.Random
+) -> None:
+    """Receive with others until all is here. So many receives are under way as messages are missing at most,
+    so that none waits in vain."""
+    want = len(stream.sizes) * len(stream.sources)
+    src = None if stream.anybody else stream.sources[0]
+    while len(got) < want:
+        way = awaits if rng.random() < 0.1 else rng.choice(WAYS)
+        alone = stream.tasks == 1
+        if not alone and way is awaits:
+            way = waits_for  # another task may get the last one
+        place = None
+        if stream.kind == "object":
+            work: dist.Work[Any] = group.recv_object(src, stream.tag)
+        else:
+            size = stream.sizes[len(got)] if len(stream.sources) == 1 and alone else stream.sizes[0]
+            place = _place(stream.kind, size)
+            work = group.recv(place, src, stream.tag)
+        try:
+            result = await way(work, rng, stream.patience * rng.random())
+        except dist.PeerClosed:  # all others have what had come
+            assert not alone or len(got) == want, f"closed in place of a message: {stream} came as {got}"
+            return
+        if result is LOST:
+            if place is not None:
+                given.up(place)
+            if rng.random() < 0.5:
+                await asyncio.sleep(rng.choice([0, 0.0005, 0.004]))
+            continue
+        data = result if place is None else place
+        source, number = source_and_number(data)
+        whole = 0 <= number < len(stream.sizes) and np.array_equal(data, content(stream, source, number))
+        assert whole, f"no message of {stream}"
+        assert place is None or result == source
+        got.append((source, number))
+
+
+def _place(kind: str, size: int) -> Any:
+    if kind == "contiguous":
+        return np.zeros(size, np.int64)
+    return np.zeros(2 * size, np.int64)[::2]
+
+
+async def _end(group: ProcessGroup, program: Plan) -> None:
+    """Receives for which nothing comes end when somebody closes."""
+    tag = len(program.streams)
+    rng = random.Random(f"{program.seed} end")
+    makes: list[Callable[[], Any]] = [
+        lambda: group.recv(np.zeros(3), 1, tag, async_op=True),
+        lambda: group.recv_object(2, tag, async_op=True),
+        lambda: asyncio.create_task(group.recv(np.zeros((4, 5)).T, None, tag)),
+        lambda: asyncio.ensure_future(group.recv_object(None, tag)),
+        lambda: asyncio.create_task(group.recv_object(1, tag).wait()),
+    ]
+    if program.ending == "none":
+        return
+    waiting = [rng.choice(makes)() for _ in range(rng.randint(1, 3))]
+    await _turns(rng)
+    if program.ending == "here":
+        await asyncio.wait_for(group.aclose(), 20)
+    for work in waiting:
+        try:
+            await asyncio.wait_for(_of(work), 20)
+        except dist.GroupClosed:  # a PeerClosed, perhaps
+            continue
+        raise AssertionError("a receive got what nobody sent")
+
+
+async def _of(work: Awaitable[Any]) -> Any:
+    return await work

@@ -1,0 +1,103 @@
+"""Some of what `python -m tests.programs --of receives` runs, and that it finds what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from aiodist.backends.host.copies import TensorCopy
+from aiodist.backends.host.messages import Messages
+from aiodist.transport import Incoming
+from tests.levels import few
+from tests.programs.receives import PLACES, jobs
+from tests.programs.run_receives import run
+
+MOST = 2000
+"""Programs among which one has to go wrong."""
+
+EACH = 5
+"""Programs of each job."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("job", few(range(len(PLACES)), [0, 2]), ids=lambda job: f"{job}-{PLACES[job]}")
+def test_programs(job: int) -> None:
+    _, violations = run(range(job, job + EACH * len(PLACES), len(PLACES)))
+    assert not violations, "\n".join(
+        f"python -m tests.programs --of receives --seed {violation.seed} --verbose: {violation.words}"
+        for violation in violations
+    )
+
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def claims_that_end_before_the_copy(patch: pytest.MonkeyPatch) -> None:
+    """A message that a thread copies is matched no more."""
+
+    def copy(self: Any, claim: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+        receiver, made = claim.receiver, TensorCopy(pairs)
+        self._claims.remove(claim)
+
+        def over() -> None:
+            if claim.receiver is receiver:
+                receiver.succeed()
+            else:
+                self._restore(claim)
+
+        self._run(made.cost_ns, made.run, over)
+
+    take_back = Messages.take_back
+
+    def takes_back(self: Any, operation: Any) -> None:
+        claim = operation.noted
+        matched = claim is None or self._claims.find(claim.source, claim.tag, claim.number) is claim
+        if operation.work.done() or matched:
+            take_back(self, operation)
+        else:
+            claim.receiver = None
+
+    patch.setattr(Messages, "_copy", copy)
+    patch.setattr(Messages, "take_back", takes_back)
+
+
+def copies_that_go_on(patch: pytest.MonkeyPatch) -> None:
+    """A thread goes on with its copy when its receive was taken back."""
+
+    def runs(self: TensorCopy) -> None:
+        for to, source in self._pairs:
+            to[...] = source
+
+    patch.setattr(TensorCopy, "run", runs)
+
+
+def fragments_that_come_all_the_same(patch: pytest.MonkeyPatch) -> None:
+    """What is on its way goes on into the tensor of a receive that was taken back."""
+    patch.setattr(Incoming, "redirect", lambda self, key, into, moves: None)
+
+
+MUTATIONS: dict[Mutation, int] = {
+    claims_that_end_before_the_copy: 0,
+    copies_that_go_on: 0,
+    fragments_that_come_all_the_same: 0,
+}
+"""Each with the seed to begin with."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seeds in jobs(MUTATIONS[mutation], MOST):
+        if PLACES[seeds[0] % len(PLACES)] != "virtual":
+            continue  # the same each time
+        for seed in seeds:
+            with monkeypatch.context() as patch:
+                mutation(patch)
+                _, violations = run([seed])
+            if violations:
+                _, still = run([seed])
+                assert not still, "with the mend it is right"
+                return
+    raise AssertionError(f"none of {MOST} programs went wrong")
