@@ -124,6 +124,8 @@ def run_plans(plans: Sequence[Plan], size: int, loop: str, transport: str) -> st
         for outcome in outcomes:
             if outcome.output.count("\nwell\n") != 1:
                 raise RanksFailed(f"rank {outcome.rank} did not end well", outcome.output)
+            if "Exception ignored" in outcome.output:  # what forking runs cannot raise
+                raise RanksFailed(f"rank {outcome.rank} has swallowed an exception", outcome.output)
     except RanksFailed as error:
         return f"{size} ranks, {loop}, {transport}: {error}"
     return ""

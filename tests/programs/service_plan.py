@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ODD = ("own", "exit of a generator", "cancelled", "mute", "stop", "value", "of a test")
 """What handlers raise."""
@@ -24,11 +24,12 @@ class Ask:
 
     Args:
         what: 'quick', 'echo', 'slow', 'limited', 'raises', 'raises later', 'back', 'message', 'stream' or
-            'stream raises'.
+            'stream raises'; with an odd value there, back, or both: 'odd', 'odd result', 'odd message'.
         dst: rank that is asked.
         size: bytes that go there; of a stream, of its parts.
         seconds: that the handler takes.
         odd: what it raises.
+        value: from which the odd value is drawn (`values`).
         count: parts of a stream.
         way: how who asks gives up.
         after: turns or seconds, as the way has it.
@@ -41,6 +42,7 @@ class Ask:
     size: int
     seconds: float
     odd: str
+    value: int
     count: int
     way: str
     after: float
@@ -129,9 +131,11 @@ def plan(seed: int) -> Plan:
         handler=rng.choice([1, 2, 256]),
     )
     mix = rng.choice([_CALLS, _MESSAGES, _STREAMS, _ALL, _ALL])
+    values = random.Random(f"{seed} values")
+    share = values.choice([0.0, 0.0, 0.05, 0.2])
     users = tuple(
         tuple(
-            tuple(_ask(rng, size, mix) for _ in range(rng.randint(1, 8)))
+            tuple(_perhaps_odd(values, share, _ask(rng, size, mix)) for _ in range(rng.randint(1, 8)))
             for _ in range(rng.choice([1, 3, 12]) if rank else rng.choice([3, 12, 25]))
         )
         for rank in range(size)
@@ -146,6 +150,7 @@ def plan(seed: int) -> Plan:
 _CALLS = ("quick", "quick", "echo", "echo", "slow", "limited", "raises", "raises later", "back")
 _MESSAGES = ("message", "message", "message", "message", "quick")
 _STREAMS = ("stream", "stream", "stream", "stream raises", "quick")
+_ODD = ("odd", "odd result", "odd message")
 _ALL = (*_CALLS, *_MESSAGES, *_STREAMS)
 
 
@@ -162,12 +167,19 @@ def _ask(rng: random.Random, size: int, mix: tuple[str, ...]) -> Ask:
         size=rng.choice([0, 10, 100, 1_000, 1_000, 4_000, 19_000]),
         seconds=rng.choice([0.0, 0.001, 0.02, 0.3, 2.0 if what in ("slow", "limited") else 0.1]),
         odd=rng.choice(ODD),
+        value=0,
         count=count,
         way=way,
         after=after if way != "limit" else rng.choice([0.01, 0.3, 8.0]),
         leaves=rng.randrange(count + 1) if rng.random() < 0.2 else -1,
         pause=rng.choice([0.0, 0.0, 0.0, 0.0005, 0.001, 0.02]),
     )
+
+
+def _perhaps_odd(rng: random.Random, share: float, ask: Ask) -> Ask:
+    if rng.random() >= share:
+        return ask
+    return replace(ask, what=rng.choice(_ODD), value=rng.getrandbits(32))
 
 
 def _fault(rng: random.Random, size: int) -> Fault:

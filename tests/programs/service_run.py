@@ -20,6 +20,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
+from aiodist.net.polling import Poller
 from aiodist.services import (
     answers,
     asking,
@@ -27,14 +28,25 @@ from aiodist.services import (
     connection,
     mailbox,
     outbox,
-    running,
     serving,
-    switchboard,
     under_way,
 )
 from aiodist.testing import run_cluster, run_virtual
+from aiodist.wire import objects, repeats
 from tests.programs.run import Violation, quiet
 from tests.programs.service_plan import Ask, Fault, Limits, Plan, plan
+from tests.programs.values import (
+    MANY,
+    MOST_VISITS,
+    SHORT,
+    Excess,
+    Verdict,
+    arrived,
+    form,
+    verdict,
+    visits,
+)
+from tests.programs.values import odd as odd_value
 from tests.services.narrow import Narrow
 
 PATIENCE = 100.0
@@ -82,10 +94,10 @@ def run(seeds: Sequence[int]) -> list[Violation]:
             program = _Program(plan(seed))
             swallowed.clear()
             try:
-                with limited(program.plan.limits):
+                with limited(program.plan.limits), visits(program.most_visits()):
                     run_virtual(program.run())
                 assert not swallowed, f"errors that the loop swallowed: {swallowed}"
-            except (Exception, BaseExceptionGroup) as error:
+            except (Exception, BaseExceptionGroup, Excess) as error:
                 first = program.first or error  # what comes after it follows from it
                 trace = "".join(traceback.format_exception(first))
                 violations.append(Violation(seed, _words(first)[:600], trace))
@@ -116,6 +128,7 @@ def limited(limits: Limits) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "to_thread", to_thread)
+        patch.setattr(Poller, "poll", lambda self, look: False)  # in one loop nothing comes meanwhile
         for module, name, value in [
             (under_way, "CALLS", limits.calls),
             (serving, "CALLS", limits.calls),
@@ -124,7 +137,8 @@ def limited(limits: Limits) -> Iterator[None]:
             *((module, "PARTS", limits.parts) for module in (asking, serving)),
             (mailbox, "MESSAGES", limits.messages),
             (mailbox, "BYTES", limits.mailbox),
-            *((module, "LARGE", limits.large) for module in (codec, switchboard, running)),
+            (repeats, "FREE_TIME", MANY * repeats.CONTAINER),
+            *((module, "LARGE", limits.large) for module in (codec, objects)),
             *((module, "PIECE", limits.piece) for module in (connection, outbox, answers)),
         ]:
             patch.setattr(module, name, value)
@@ -148,6 +162,11 @@ class _Program:
         self._broken = False
         self._done = 0
         self._all_done = asyncio.Event()
+
+    def most_visits(self) -> int:
+        """How often fields of odd values may be read; `limited` bounds time to a quarter, too."""
+        asks = (ask for rank in self.plan.users for user in rank for ask in user)
+        return MOST_VISITS // 4 * sum(ask.what.startswith("odd") for ask in asks)
 
     async def run(self) -> None:
         await run_cluster(self.plan.size, self._main, endpoint=self.network.endpoint, timeout=PATIENCE)
@@ -287,6 +306,16 @@ class _Program:
             ran[number] += 1
             return [number, await pg.call(dst, "quick", inner, 0.0, b"", timeout=50)]
 
+        @pg.handler(name="odd")
+        async def mirror(number: int, value: Any) -> list[Any]:
+            ran[number] += 1
+            return [number, value]
+
+        @pg.handler(name="odd result")
+        def gives(number: int, seed: int) -> list[Any]:
+            ran[number] += 1
+            return [number, odd_value(random.Random(seed), SHORT)]
+
         @pg.handler(limit=limit)
         async def stream(
             number: int, count: int, size: int, seconds: float, which: str
@@ -347,10 +376,12 @@ class _Program:
             if ask.pause:
                 await asyncio.sleep(ask.pause)
             match ask.what:
-                case "message":
+                case "message" | "odd message":
                     await self._message(pg, ask)
                 case "stream" | "stream raises":
                     await self._stream(pg, ask)
+                case "odd" | "odd result":
+                    await self._odd(pg, ask)
                 case _:
                     await self._call(pg, ask)
 
@@ -379,22 +410,52 @@ class _Program:
         assert result == expected, f"{ask.what} gave {str(result)[:100]}, not {str(expected)[:100]}"
         self.good.append(number)
 
+    async def _odd(self, pg: ProcessGroup, ask: Ask) -> None:
+        """Send an odd value there, or have it sent here."""
+        number, value = self._next(), odd_value(random.Random(ask.value), SHORT)
+        there = ask.what == "odd"
+        try:
+            argument = value if there else ask.value
+            result = await _given_up(
+                ask, pg.call(ask.dst, ask.what, number, argument, timeout=self._timeout(ask))
+            )
+        except dist.UsageError as error:
+            _refused(ask, value, error)
+            self.not_run.append(number)
+        except (asyncio.CancelledError, TimeoutError, dist.CallError) as error:
+            not_sent = isinstance(error, dist.RemoteError) and error.type_name == "aiodist.errors.UsageError"
+            if there or not not_sent:
+                self._failed(ask, number, error)
+            else:
+                _refused(ask, value, error)
+        else:
+            assert verdict(value) is not Verdict.refused, f"value {ask.value} was sent"
+            assert form(result) == form([number, arrived(value)]), f"value {ask.value} came as another"
+            self.good.append(number)
+
     async def _message(self, pg: ProcessGroup, ask: Ask) -> None:
         pair = (pg.rank, ask.dst)
+        data: Any = bytes(ask.size)
+        if ask.what == "odd message":
+            data = odd_value(random.Random(ask.value), SHORT)
         numbers: list[int] = []
 
         async def send() -> None:
             self.begun[pair] += 1  # in the step in which it begins
             numbers.append(self.begun[pair])
-            await pg.send_message(ask.dst, [numbers[0], bytes(ask.size)], timeout=self._timeout(ask))
+            await pg.send_message(ask.dst, [numbers[0], data], timeout=self._timeout(ask))
 
         try:
             await _given_up(ask, send())
+        except dist.UsageError as error:
+            _refused(ask, data, error)
+            self.never[pair].update(numbers)
         except (asyncio.CancelledError, TimeoutError, dist.CallError) as error:
             self._failed(ask, 0, error)
             if isinstance(error, dist.CallNotRun):
                 self.never[pair].update(numbers)
         else:
+            assert verdict(data) is not Verdict.refused, f"value {ask.value} was sent"
             self.sent[pair] += numbers
 
     async def _stream(self, pg: ProcessGroup, ask: Ask) -> None:
@@ -454,6 +515,11 @@ class _Program:
             assert own, f"{ask.what} raises nothing: {error}"
         elif isinstance(error, asyncio.CancelledError | TimeoutError):
             assert ask.way not in ("plain", "limit"), f"nobody gave up: {error!r}"
+
+
+def _refused(ask: Ask, value: Any, error: BaseException) -> None:
+    """A value that was refused cannot be sent."""
+    assert verdict(value) is not Verdict.sent, f"{ask.what} can be sent, value {ask.value}: {error}"
 
 
 async def _given_up(ask: Ask, asked: Awaitable[Any]) -> Any:

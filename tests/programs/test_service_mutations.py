@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from aiodist.services import running
+from aiodist.services import codec, running
 from aiodist.services.asking import Asked
 from aiodist.services.codec import decoded
 from aiodist.services.mailbox import Letter, Mailbox
 from aiodist.services.queue import Queue
 from aiodist.services.stream import Stream
 from aiodist.services.way import Way
+from aiodist.wire import repeats
 from aiodist.wire.calls import Says
 from tests.programs.service_run import Mute, Own, run
+from tests.programs.values import Excess, Pair
 
 MOST = 2000
 """Programs among which one has to go wrong."""
@@ -135,15 +137,41 @@ def errors_that_are_no_exceptions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(running, "ENDS_THE_PROCESS", leave)
 
 
+def values_without_an_account(patch: pytest.MonkeyPatch) -> None:
+    """What an object holds again and again is not counted. Ten times as much as may be is a finding."""
+
+    def check(self: repeats.Account) -> None:
+        if self.time > 10 * (repeats.FREE_TIME + repeats.TIMES * self._held_time):
+            raise Excess("a value is written without a bound")
+
+    patch.setattr(repeats.Account, "_check", check)
+
+
+def values_that_are_looked_at_whole(patch: pytest.MonkeyPatch) -> None:
+    """All of a dataclass is looked at before it is written, to find out whether it is large."""
+    is_bulky = codec.is_bulky
+
+    def looks(value: Any) -> bool:
+        inside = [value.left, value.right] if isinstance(value, Pair) else value[:2]
+        return any([is_bulky(value), *(looks(one) for one in inside if isinstance(one, Pair))])
+
+    def looks_first(value: Any) -> bool:
+        return looks(value) if isinstance(value, list | Pair) else is_bulky(value)
+
+    patch.setattr(codec, "is_bulky", looks_first)
+
+
 MUTATIONS: dict[Mutation, int] = {
     room_that_others_take: 0,
     room_a_turn_later: 0,
     a_place_when_encoded: 0,
     one_at_a_time: 0,
-    a_mailbox_that_does_not_look: 10,
+    a_mailbox_that_does_not_look: 380,
     streams_that_are_left: 0,
     parts_that_are_taken_first: 0,
     errors_that_are_no_exceptions: 0,
+    values_without_an_account: 0,
+    values_that_are_looked_at_whole: 40,
 }
 """Each with the seed to begin with: while programs are drawn as they are, one of the first from there on
 finds it; else later ones do."""

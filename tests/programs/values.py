@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -84,26 +84,29 @@ LEAVES: tuple[Any, ...] = (
     set(), frozenset({(1, (2, "a"))}), {3, None}, {(1, 2): 3}, OrderedDict(b=1), date(2024, 2, 29),
     timedelta(days=-1),
 )  # fmt: skip
+SHORT = tuple(one for one in LEAVES if not (isinstance(one, str) and len(one) > 100))
+"""So that a value of few parts is of few bytes."""
+
 UNSENDABLE: tuple[Any, ...] = (object(), bytearray(b"a"), range(3), ...)
 
 
-def odd(random: Random) -> Any:
+def odd(random: Random, leaves: Sequence[Any] = LEAVES) -> Any:
     """Draw a value: nested too deep, doubled at every level, or any graph, also with cycles."""
     match random.randrange(8):
         case 0:
-            return random.choice(UNSENDABLE if random.randrange(2) else LEAVES)
+            return random.choice(UNSENDABLE if random.randrange(2) else leaves)
         case 1:
-            value = random.choice(LEAVES)
+            value = random.choice(leaves)
             for _ in range(random.choice((3, 80, 120, 400))):
                 value = _around(random, [value])
             return value
         case 2 | 3 | 4:
-            value = random.choice(LEAVES[:10])
+            value = random.choice(leaves[:10])
             for _ in range(random.choice((3, 8, 16, 40, 80))):
                 value = _around(random, [value, value])
             return value
         case _:
-            return _graph(random)
+            return _graph(random, leaves)
 
 
 def _around(random: Random, inside: list[Any]) -> Any:
@@ -121,7 +124,7 @@ def _around(random: Random, inside: list[Any]) -> Any:
             return Pair(*inside[:2])
 
 
-def _graph(random: Random) -> Any:
+def _graph(random: Random, leaves: Sequence[Any]) -> Any:
     """A container out of some that hold each other, or themselves, in any way."""
     nodes: list[Any] = [random.choice((list, dict, OrderedDict, Pair))() for _ in range(random.randint(1, 8))]
     may_turn_back = random.randrange(2)
@@ -129,7 +132,7 @@ def _graph(random: Random) -> Any:
         first = 0 if may_turn_back else place + 1
         for slot in range(random.randint(0, 4)):
             others = nodes[first:]
-            one = random.choice(others if others and random.randrange(3) else LEAVES)
+            one = random.choice(others if others and random.randrange(3) else leaves)
             if random.randrange(4) == 0:
                 one = (one, slot)
             if isinstance(node, list):
