@@ -47,7 +47,11 @@ def encode(value: Any) -> bytes:
 
 def is_bulky(value: Any) -> bool:
     """Whether a value may be large, as far as a look at `_MANY` of its parts shows. What holds the same part
-    often, or itself, is: each part counts as often as it would be written."""
+    often, or itself, is: each part counts as often as it would be written.
+
+    Raises:
+        UsageError: a dataclass among them has no value for one of its fields.
+    """
     looked, nbytes, rest = 0, 0, [value]
     while rest:
         one = rest.pop()
@@ -61,7 +65,7 @@ def is_bulky(value: Any) -> bool:
         elif kind in _CONTAINERS:
             inside = one
         elif dataclasses.is_dataclass(kind):
-            inside = [getattr(one, field.name, None) for field in dataclasses.fields(kind)]
+            inside = (records.fields(one) or {}).values()
         else:
             size = getattr(one, "nbytes", 0)
             nbytes += size if isinstance(size, int) else 0

@@ -29,14 +29,15 @@ def fields(value: Any) -> dict[str, Any] | None:
     """The fields of a dataclass, by name; None of everything else.
 
     Raises:
-        UsageError: it has no value for one of them.
+        UsageError: it has no value for one of them, or ends an iteration where it is asked for one.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return None
     try:
         return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-    except AttributeError as error:
-        raise UsageError(f"a {type(value).__name__} cannot be sent: {error!s:.200}") from error
+    except (AttributeError, StopIteration) as error:  # which no future of a thread can hold
+        why = str(error) or type(error).__name__
+        raise UsageError(f"a {type(value).__name__} cannot be sent: {why:.200}") from error
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[int, Build]]:

@@ -37,7 +37,7 @@ EVERY = 20.0  # seconds between lines about progress
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code, 1 if any program went wrong."""
     options = _parser().parse_args(argv)
-    planned, divided, runs = OF["forks" if options.forks else options.of]
+    planned, divided, runs = OF[options.of]
     if options.seed is not None:
         print(planned(options.seed))
         return _tell(runs([options.seed])[1], verbose=True)

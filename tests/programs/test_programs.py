@@ -7,6 +7,7 @@ import pytest
 from aiodist.backends.host.local.hub import supported
 from aiodist.shm import available
 from tests.levels import few
+from tests.programs.__main__ import OF, main
 from tests.programs.plan import LAYOUTS, LIMITS, WORLDS
 from tests.programs.run import run
 
@@ -28,3 +29,10 @@ async def test_programs(layout: int, limits: int) -> None:
         f"python -m tests.programs --seed {violation.seed} --verbose: {violation.words}"
         for violation in violations
     )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", few(OF, ["receives", "services"]))
+def test_the_command(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--of", kind, "--programs", "1"]) == 0
+    assert capsys.readouterr().out.startswith("1 programs, 0 wrong")

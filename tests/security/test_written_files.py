@@ -343,7 +343,7 @@ def test_logs_go_into_a_folder_of_this_user_alone(shared: Path, tmp_path: Path) 
     from aiodist.launch.config import LaunchConfig
 
     def logs(folder: Path) -> LogFiles:
-        return LogFiles(LaunchConfig(command=("true",), log_dir=str(folder)), "job")
+        return LogFiles(LaunchConfig(command=("true",), log_dir=str(folder)), "job", "run", 0.0)
 
     made = logs(shared / "logs")
     made.prepare(0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 from aiodist.errors import UsageError
+from aiodist.group import ProcessGroup
 from aiodist.services import codec
 from aiodist.services.codec import encode, encoded, is_bulky
+from aiodist.testing import run_cluster
 from aiodist.wire import objects
 from aiodist.wire.objects import LARGE
 from tests.programs.values import Pair, visits
@@ -129,3 +132,26 @@ def test_what_cannot_travel_says_what_can() -> None:
         for _ in range(200):
             deep = [deep]
         encode(deep)
+
+
+@dataclass
+class Ends:
+    """Its field ends an iteration."""
+
+    left: int = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "left":
+            raise StopIteration
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize("beside", [b"", bytes(LARGE)], ids=["on the loop", "in a thread"])
+def test_a_field_that_ends_an_iteration_is_refused(beside: bytes) -> None:
+    """The future of a thread cannot hold it, so the call would wait for ever."""
+
+    async def main(pg: ProcessGroup) -> None:
+        with pytest.raises(UsageError, match="a Ends cannot be sent: StopIteration"):
+            await asyncio.wait_for(pg.call(0, "echo", [Ends(), beside]), 20)
+
+    asyncio.run(run_cluster(1, main))
