@@ -88,10 +88,7 @@ class Switchboard:
         """End all in a forked child: the parent has the connections, and what was asked there."""
         self.mailbox.close()
         for peer in self._peers.close():
-            if peer.dialing is not None:
-                peer.dialing.cancel()
-            if peer.caller is not None:
-                peer.caller.close()
+            peer.way.close()
             if peer.callee is not None:
                 peer.callee.lose()
 
