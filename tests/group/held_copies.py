@@ -81,10 +81,15 @@ _mine = threading.local()
 
 
 class HeldCopies:
-    """The copies of a test that are under way, in the order in which they began."""
+    """The copies of a test that are under way, in the order in which they began.
+
+    Attributes:
+        some: set while there are some.
+    """
 
     def __init__(self) -> None:
         self.all: list[Held] = []
+        self.some = asyncio.Event()
 
     def run(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
         """In the place of `Offload.run`."""
@@ -95,6 +100,7 @@ class HeldCopies:
         if len(self.all) >= MOST:  # those that wait go on, as they would by themselves
             asyncio.get_running_loop().call_soon(self.all[0].finish)
         self.all.append(Held(job, done))
+        self.some.set()
         return False
 
     def step(self) -> None:
@@ -102,6 +108,8 @@ class HeldCopies:
         self.all = [copy for copy in self.all if not copy.over]
         if self.all:
             self.all[0].step()
+        else:
+            self.some.clear()
 
     async def begun(self) -> None:
         """Return when a copy has begun."""

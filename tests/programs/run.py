@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 import traceback
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytest
 import uvloop
 
 import aiodist as dist
@@ -57,6 +59,24 @@ def short_counter() -> Iterator[None]:
         yield
     finally:
         board.NUMBER_BITS = before
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[list[dict[str, Any]]]:
+    """Have nothing logged: programs fail all the time. → What loops swallow meanwhile, uvloop's apart."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    swallowed: list[dict[str, Any]] = []
+
+    def note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        swallowed.append(context)
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
+            yield swallowed
+    finally:
+        logging.disable(before)
 
 
 async def run(seeds: Sequence[int]) -> list[Violation]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import traceback
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
 from tests.group.held_copies import HeldCopies, held_copies
 from tests.programs.receives import place_of, plan, run_program
-from tests.programs.run import Violation, first_of
+from tests.programs.run import Violation, first_of, quiet
 
 LIMIT = 200.0
 """Seconds of the programs of one job, virtual or not. Nothing takes a tenth of it."""
@@ -36,17 +37,22 @@ def run(seeds: Sequence[int]) -> tuple[int, list[Violation]]:
     """Run programs of one place: how many, and those that went wrong. After one the others get a new job."""
     violations: list[Violation] = []
     left = list(seeds)
-    while left:
-        job = _Job(left)
-        try:
-            job.run()
-        except (BaseExceptionGroup, TimeoutError, RuntimeError) as error:
-            seed = left[job.at]
-            words, trace = first_of(error), "".join(traceback.format_exception(error))
-            violations.append(Violation(seed, words, trace))
-            left = left[job.at + 1 :]
-        else:
-            break
+    with quiet() as swallowed:
+        while left:
+            job = _Job(left)
+            swallowed.clear()
+            try:
+                job.run()
+                assert not swallowed, f"errors that the loop swallowed: {swallowed}"
+            except (BaseExceptionGroup, TimeoutError, RuntimeError, AssertionError) as error:
+                seed = left[job.at]
+                words, trace = first_of(error), "".join(traceback.format_exception(error))
+                violations.append(Violation(seed, words, trace))
+                left = left[job.at + 1 :]
+            else:
+                break
+        if violations:
+            gc.collect()  # what was left behind would be told later
     return len(seeds), violations
 
 
@@ -79,9 +85,9 @@ class _Job:
 
     async def _within(self, held: HeldCopies, rng: random.Random, **more: Any) -> None:
         async def steps() -> None:
-            while True:
+            while await held.some.wait():
+                await asyncio.sleep(rng.choice([0.0003, 0.002]))
                 held.step()
-                await asyncio.sleep(rng.choice([0.0003, 0.002]) if held.all else 0.005)
 
         stepping = asyncio.create_task(steps())
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import random
 import traceback
 from collections import Counter, defaultdict
@@ -34,7 +33,7 @@ from aiodist.services import (
     under_way,
 )
 from aiodist.testing import run_cluster, run_virtual
-from tests.programs.run import Violation
+from tests.programs.run import Violation, quiet
 from tests.programs.service_plan import Ask, Fault, Limits, Plan, plan
 from tests.services.narrow import Narrow
 
@@ -94,24 +93,6 @@ def run(seeds: Sequence[int]) -> list[Violation]:
         if violations:
             gc.collect()  # what was left behind would be told later
     return violations
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[list[dict[str, Any]]]:
-    """Have nothing logged: handlers raise all the time. → What loops swallow meanwhile."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    swallowed: list[dict[str, Any]] = []
-
-    def note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        swallowed.append(context)
-
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
-            yield swallowed
-    finally:
-        logging.disable(before)
 
 
 def count(seeds: Sequence[int]) -> tuple[int, list[Violation]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+import aiodist as dist
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.messages import Messages
 from aiodist.transport import Incoming
@@ -78,10 +80,32 @@ def fragments_that_come_all_the_same(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Incoming, "redirect", lambda self, key, into, moves: None)
 
 
+def awaits_that_never_begin(patch: pytest.MonkeyPatch) -> None:
+    """A task that is cancelled before its first step leaves the receive where it is."""
+
+    def ends(self: dist.Work[Any]) -> None:
+        self._awaited = True
+
+    patch.setattr(dist.Work, "_ends_unbegun", ends)
+
+
+def awaits_that_are_closed(patch: pytest.MonkeyPatch) -> None:
+    """A coroutine that is closed leaves the receive for which it waits where it is."""
+    give_up = dist.Work._give_up
+
+    def gives_up(self: dist.Work[Any]) -> None:
+        if not isinstance(sys.exception(), GeneratorExit):
+            give_up(self)
+
+    patch.setattr(dist.Work, "_give_up", gives_up)
+
+
 MUTATIONS: dict[Mutation, int] = {
     claims_that_end_before_the_copy: 0,
     copies_that_go_on: 0,
     fragments_that_come_all_the_same: 0,
+    awaits_that_never_begin: 0,
+    awaits_that_are_closed: 0,
 }
 """Each with the seed to begin with."""
 

@@ -120,7 +120,7 @@ class HostBackend:
         self._early: dict[int, list[Early]] = {}  # of collectives that we have yet to submit
         self._issued = 0
         self._reserved: set[int] = set()
-        self._messages = Messages(channels)
+        self._messages = Messages(channels, resources.seals)
         self.take = self._messages.take
         self._dead = False
         self._gone = set(groups.gone)  # ranks that send nothing more

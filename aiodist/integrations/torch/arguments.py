@@ -173,7 +173,7 @@ def asked(*given: Any, **named: Any) -> Asked:
             seconds_of(options.timeout),
         )
     options, root, op, timeout = (named.pop(name, None) for name in ("opts", "root", "op", "timeout"))
-    pass_over("a call", named, "opts, root, op and timeout")
+    pass_over("a call", named, "{call} takes opts, root, op and timeout, not {unknown}")
     for value in given:
         if hasattr(value, "timeout"):
             options = value
@@ -184,7 +184,8 @@ def asked(*given: Any, **named: Any) -> Asked:
         elif isinstance(value, int):
             root = value
         elif value is not None:
-            pass_over("a call", [repr(value)], "a root, an op, a timeout or Options of torch's")
+            neither = "{unknown} is neither a root, an op, a timeout nor Options of torch's"
+            pass_over("a call", [repr(value)], neither)
     return Asked(
         _op_of(getattr(options, "reduceOp", None) if op is None else op),
         int(getattr(options, "rootRank", 0) if root is None else root),

@@ -6,11 +6,10 @@ program asks for the backend, or AIODIST_TORCH=1 (`aiodist run --torch`) for all
 
 from __future__ import annotations
 
+import functools
 import os
-from functools import partial
+import sys
 from typing import Any
-
-from aiodist.integrations.torch import rounds
 
 
 def register() -> None:
@@ -25,7 +24,7 @@ def register() -> None:
 
         if not hasattr(Backend, "AIODIST"):
             Backend.register_backend("aiodist", _create, extended_api=True, devices=["cpu", "cuda"])
-            rounds.take_over(partial(_makes_ours, in_place_of_gloo))
+            _begin_rounds(in_place_of_gloo)
     except (ImportError, AttributeError, TypeError) as error:  # another kind of torch
         if in_place_of_gloo:
             raise ImportError(f"AIODIST_TORCH=1: this torch takes no backend of others: {error}") from error
@@ -34,6 +33,29 @@ def register() -> None:
         from aiodist.integrations.torch.in_place_of_gloo import take_its_place
 
         take_its_place()
+
+
+def _begin_rounds(in_place_of_gloo: bool) -> None:
+    """Have each `init_process_group` that makes a group of ours meet in a round of its own (`rounds`)."""
+    import torch.distributed
+    from torch.distributed import distributed_c10d
+
+    make = distributed_c10d.init_process_group
+
+    @functools.wraps(make)
+    def made(*args: Any, **more: Any) -> Any:
+        backend = args[0] if args else more.get("backend")
+        met = more.get("store") is not None or bool(more.get("_ranks"))  # without torch's own ways to a store
+        if met or not _makes_ours(in_place_of_gloo, str(backend or "").lower()):
+            if (kept := sys.modules.get("aiodist.net.kept")) is not None:
+                kept.let_go()  # of the store of a round of ours
+            return make(*args, **more)
+        from aiodist.integrations.torch.rounds import in_a_round
+
+        return in_a_round(make, *args, **more)
+
+    for module in (distributed_c10d, torch.distributed):
+        module.init_process_group = made
 
 
 def _makes_ours(in_place_of_gloo: bool, backend: str) -> bool:

@@ -113,32 +113,26 @@ class Round:
 _round: ContextVar[Round | None] = ContextVar("the round of the init_process_group that runs", default=None)
 
 
-def take_over(is_ours: Callable[[str], bool]) -> None:
-    """Have each `init_process_group` that makes a group of ours meet in a round of its own.
+def in_a_round(make: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    """Call torch's `init_process_group`, so that its ranks meet in a round of their own."""
+    _hook()
+    mine = Round()
+    before, well = _round.set(mine), False
+    try:
+        result = make(*args, **more)
+        well = True
+    finally:
+        _round.reset(before)
+        mine.end(well)
+    return result
 
-    Args:
-        is_ours: whether it does, by its argument `backend`; '' for none.
-    """
-    import torch.distributed
+
+@functools.cache  # once in a process
+def _hook() -> None:
+    """Have `init_process_group` ask the round that runs, if one does, for its store."""
     from torch.distributed import distributed_c10d
 
-    make, rendezvous = distributed_c10d.init_process_group, distributed_c10d.rendezvous
-
-    @functools.wraps(make)
-    def made(*args: Any, **more: Any) -> Any:
-        backend = args[0] if args else more.get("backend")
-        mine = Round() if is_ours(str(backend or "").lower()) and not more.get("_ranks") else None
-        if mine is None:
-            kept.let_go()
-        before, well = _round.set(mine), False
-        try:
-            result = make(*args, **more)
-            well = True
-        finally:
-            _round.reset(before)
-            if mine is not None:
-                mine.end(well)
-        return result
+    rendezvous = distributed_c10d.rendezvous
 
     @functools.wraps(rendezvous)
     def met(url: str, rank: int = -1, world_size: int = -1, **more: Any) -> Iterator[Found]:
@@ -153,5 +147,3 @@ def take_over(is_ours: Callable[[str], bool]) -> None:
         return iter([mine.begin(connect, patience)])
 
     distributed_c10d.rendezvous = met
-    for module in (distributed_c10d, torch.distributed):
-        module.init_process_group = made

@@ -28,13 +28,13 @@ as 2.13.1, count as run, too."""
 _OURS = __name__.rpartition(".")[0]
 
 
-def pass_over(call: str, unknown: Collection[object], known: str = "") -> None:
+def pass_over(call: str, unknown: Collection[object], wrong: str = "{call} takes no {unknown}") -> None:
     """Pass over arguments of a call of torch's that are not known here; none is the usual case.
 
     Args:
         call: for people: 'broadcast'.
         unknown: names of keywords, or values that were passed by their place.
-        known: what the call takes, for the error.
+        wrong: text of the error.
 
     Raises:
         TypeError: the program has passed them, not torch.
@@ -43,7 +43,7 @@ def pass_over(call: str, unknown: Collection[object], known: str = "") -> None:
         return
     shown = ", ".join(map(str, unknown))
     if not _by_torch():
-        raise TypeError(f"{call} takes {known}, not {shown}" if known else f"{call} takes no {shown}")
+        raise TypeError(wrong.format(call=call, unknown=shown))
     _note(call, shown)
 
 

@@ -68,7 +68,7 @@ class Bench:
         def withdraw(key: Key) -> bool:
             return key not in self.ready and self.posted.pop((source, key), None) is not None
 
-        def redirect(key: Key, into: Into) -> None:
+        def redirect(key: Key, into: Into, moves: bool) -> None:
             self.posted[source, key] = into.view, self.posted[source, key][1]
 
         return SimpleNamespace(
