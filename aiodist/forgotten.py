@@ -1,8 +1,10 @@
-"""Forgotten awaits: operations whose handle was dropped and never awaited, by the line that issued them.
+"""What programs forget, by the line: awaits of operations whose handle was dropped, closes of dropped groups.
 
 A dropped handle alone is no mistake yet: `drain()` may follow, which ends the operation as an await does. So
 it is remembered by its line. When the group is closed, what no `drain()` followed is an error; a line that
 goes on dropping handles is warned of before, once.
+
+A dropped group is closed for the program, so a forgotten close is a warning of the world's end, and no error.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 import os
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 from aiodist.errors import ForgottenAwait
@@ -42,17 +45,44 @@ class Origin(NamedTuple):
         return f" at {self.file if near.startswith('..') else near}:{self.line}"
 
 
+def never_awaited(origin: Origin) -> str:
+    """The warning of a line that goes on forgetting to await."""
+    return (
+        f"{origin.op} was never awaited; write `await` before the call, or async_op=True to hold its handle"
+    )
+
+
+def never_closed(origin: Origin, count: int = 1, where: str = "") -> str:
+    """The warning of a line that made groups which were dropped open.
+
+    Args:
+        count: how many.
+        where: the line, where the text alone has to name it.
+    """
+    were = "a group was" if count == 1 else f"{count} groups were"
+    return (
+        f"{were} dropped and never closed that {origin.op}() made{where}; close each after its last use, "
+        "by `async with` or `aclose()` (`close()` in the portal)"
+    )
+
+
 class Forgotten:
-    """The forgotten awaits of one group, or of a loop once its groups are closed.
+    """The forgotten awaits of one group, or of a loop once its groups are closed; or the forgotten closes.
 
     Args:
         loop: the group's.
+        text: the warning of a line that goes on.
     """
 
-    __slots__ = ("_counts", "_drained", "_excused", "_loop", "_over", "_since", "_warned")
+    __slots__ = ("_counts", "_drained", "_excused", "_loop", "_over", "_since", "_text", "_warned")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop | None = None,
+        text: Callable[[Origin], str] = never_awaited,
+    ) -> None:
         self._loop = loop
+        self._text = text
         self._counts: dict[Origin, int] = {}
         self._since: dict[Origin, float] = {}
         self._warned: set[Origin] = set()
@@ -77,19 +107,20 @@ class Forgotten:
         if now - self._since.setdefault(origin, now) > PATIENCE:
             self._warn(origin)
 
-    def _count(self, origin: Origin) -> None:
+    def add(self, counts: dict[Origin, int]) -> None:
+        """Take over what another has counted."""
+        for origin, count in counts.items():
+            self._count(origin, count)
+
+    def _count(self, origin: Origin, count: int = 1) -> None:
         if origin in self._counts or len(self._counts) < _MOST:
-            self._counts[origin] = self._counts.get(origin, 0) + 1
+            self._counts[origin] = self._counts.get(origin, 0) + count
 
     def _warn(self, origin: Origin) -> None:
         if origin in self._warned:
             return
         self._warned.add(origin)
-        text = (
-            f"{origin.op} was never awaited; write `await` before the call, "
-            "or async_op=True to hold its handle"
-        )
-        warnings.warn_explicit(text, RuntimeWarning, origin.file or "<no line of the program>", origin.line)
+        warn(origin, self._text(origin))
 
     def drained(self, now: float) -> None:
         """Note that all that was issued until now has been waited for."""
@@ -112,6 +143,11 @@ class Forgotten:
 
     def __bool__(self) -> bool:
         return bool(self._counts)
+
+
+def warn(origin: Origin, text: str) -> None:
+    """Warn at the line of an origin."""
+    warnings.warn_explicit(text, RuntimeWarning, origin.file or "<no line of the program>", origin.line)
 
 
 def error_of(counts: dict[Origin, int]) -> ForgottenAwait | None:

@@ -99,15 +99,22 @@ class Driver(Protocol):
         """Try to end the operation, for no longer than this turn of the loop may take."""
 
 
+def _nobody() -> None:
+    """What users hold where there is no group."""
+
+
 class Issuer:
     """The state that all Works of one group share.
 
     Args:
         loop: the group's.
         failures: where a failure is noted until a caller is told.
+        owner: gives what users hold of the group. Works do not keep it: a group that is held by its Works
+            alone is closed when they have ended.
+        name, epoch: of the group.
 
     Attributes:
-        group: what users hold of the group.
+        owner, name, epoch: as given.
         trouble: given the group rank of a message's other side, says in a few words why it may be late.
         number: gives the place among the user's calls of a collective's number.
         turn: the present turn of the loop.
@@ -117,11 +124,13 @@ class Issuer:
     """
 
     __slots__ = (
+        "epoch",
         "failures",
         "forgotten",
-        "group",
         "loop",
+        "name",
         "number",
+        "owner",
         "running",
         "thread",
         "track",
@@ -134,9 +143,13 @@ class Issuer:
         loop: asyncio.AbstractEventLoop,
         track: Track,
         failures: Failures | None = None,
-        group: Any = None,
+        owner: Callable[[], Any] = _nobody,
+        name: str = "",
+        epoch: int = 0,
     ) -> None:
-        self.group = group
+        self.owner = owner
+        self.name = name
+        self.epoch = epoch
         self.track = track
         self.loop = loop
         self.turn = Turn.of(loop)
@@ -250,7 +263,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     @property
     def group(self) -> Any:
         """The process group that it belongs to."""
-        return self._issuer.group
+        return self._issuer.owner()
 
     @property
     def call(self) -> Call:
@@ -560,7 +573,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """End the operation by an error; its buffers are no longer touched. Called once, on the loop."""
         if self._state == _PENDING:
             if isinstance(error, GroupBroken):
-                error = error.during(self.op, self.seq, self.group.name, self.group.epoch)
+                error = error.during(self.op, self.seq, self._issuer.name, self._issuer.epoch)
             self._error = error
             self._state = _FAILED
             self._driver = self._take_back = None  # as in `_finish`
@@ -640,7 +653,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _forget_failure(self) -> None:
         """Note no failure any more: nobody wants the result."""
         issuer = self._issuer
-        self._issuer = Issuer(issuer.loop, issuer.track, None, issuer.group)
+        self._issuer = Issuer(issuer.loop, issuer.track, None, issuer.owner, issuer.name, issuer.epoch)
         self._issuer.number = issuer.number
 
     def _begins_with(self, first: Work[Any]) -> None:

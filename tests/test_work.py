@@ -45,7 +45,7 @@ def every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def make(held: bool = True, seq: int = 5, failures: Failures | None = None) -> Work[Any]:
     """A pending all_reduce on the running loop."""
     call = Call(Kind.all_reduce, seq, np.dtype(np.float32), (3,))
-    issuer = Issuer(asyncio.get_running_loop(), a_track(), failures, GROUP)
+    issuer = Issuer(asyncio.get_running_loop(), a_track(), failures, lambda: GROUP, "world")
     if way == "short":
         return Work(issuer, call.numbered(0), held, Idle(), np.zeros(3, np.float32), seq)
     return Work(issuer, call, held)

@@ -124,14 +124,16 @@ class Batch:
 
     Args:
         batches: the group's.
+        group: what users hold of it; it is kept, as `async with` keeps what it is about.
 
     Attributes:
         works: of what was issued inside.
     """
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches, group: object) -> None:
         self.works: list[Work[Any]] = []
         self._batches = batches
+        self._group = group
         self._issuer: object = None
         self._used = self._part = False
 

@@ -30,7 +30,7 @@ from aiodist.errors import (
     PeerLost,
     UsageError,
 )
-from aiodist.forgotten import Origin, error_of
+from aiodist.forgotten import Forgotten, Origin, error_of, never_closed, warn
 from aiodist.group import arguments as check
 from aiodist.group.batch import Batches
 from aiodist.group.composed import Steps
@@ -83,6 +83,7 @@ class GroupCore:
         failures: of Works, that nobody was told.
         lineage: the groups of other epochs in whose place it came, or which came in its place.
         error: why it has broken; None while it has not.
+        origin: the call and the line that made it.
         issuer: what its Works have in common.
         flight_of: makes the registry of what is in flight; a simulation's has no deadlines.
     """
@@ -113,10 +114,15 @@ class GroupCore:
         self.error: GroupBroken | None = None
         self.short: ShortWay | None = None
         self.short_messages: ShortMessages | None = None
+        self.origin = Origin("new_group", "", 0)
         self._closer = closer
+        self._handle: weakref.ref[Any] | None = None
+        self._kind: Callable[[GroupCore], Any] | None = None
+        self._held: object = None
+        self._leaving: asyncio.Task[None] | None = None  # closes it for the program, which has dropped it
         self._track = recorder.track(roster.name, roster.epoch, roster.ranks, roster.context)
         self._track.parts = self.numbers.parts_before
-        self.issuer = Issuer(loop, self._track, self.failures)
+        self.issuer = Issuer(loop, self._track, self.failures, lambda: self.owner, roster.name, roster.epoch)
         self.issuer.number = self.numbers.of_user
         self._quiet = False  # the Works have failed: nothing touches their buffers
         self._late: list[Work[Any]] = []  # issued between the break and that moment
@@ -137,8 +143,18 @@ class GroupCore:
         self.batches = Batches(self.backend, self.numbers)
 
     def start(self, owner: object) -> None:
-        """Begin to listen, for what users hold; from now on others may abort and close the group, too."""
-        self.issuer.group = owner
+        """Begin to listen, for what users hold; from now on others may abort and close the group, too.
+
+        Args:
+            owner: is not kept: the group is closed when the program drops it. The world's is kept, as the
+                default of its loop; it ends with the world.
+        """
+        again = self._handle is not None
+        self._kind, self._handle = type(owner), weakref.ref(owner, self._is_dropped)
+        if self.is_world:
+            self._held = owner
+        if again:
+            return
         self.issuer.trouble = self._watch.trouble
         self.short = self._flight.short = self.backend.short_way(self.issuer, self.numbers, self._note)
         self.short_messages = self._flight.short_messages = self.backend.short_messages(
@@ -162,8 +178,9 @@ class GroupCore:
 
     @property
     def owner(self) -> Any:
-        """The object of the group that users hold."""
-        return self.issuer.group
+        """The object of the group that users hold. A Work leads there: if they have dropped it, a new one."""
+        owner = None if self._handle is None else self._handle()
+        return self._kind(self) if owner is None and self._kind is not None else owner
 
     @property
     def is_world(self) -> bool:
@@ -258,6 +275,8 @@ class GroupCore:
         self.issuer.forgotten = old.issuer.forgotten
         self.lineage = old.lineage
         self.lineage.latest = self
+        self.family.dropped = dropped = old.family.dropped
+        dropped.failures = Failures()
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -287,6 +306,8 @@ class GroupCore:
             # Peers may wait in any group: a world that ends by an exception takes all with it.
             for group in self._ending():
                 group.abort(f"{kind}: {text}" if text else kind)
+            if self.is_world:
+                self.family.dropped.failures.forget()
         await self._close_all(error)
 
     async def aclose(self) -> None:
@@ -310,20 +331,72 @@ class GroupCore:
         await self.close()
         if any(group.failures for group in groups):
             await asyncio.sleep(0)  # awaiting tasks are woken in this turn of the loop
-        forgotten: dict[Origin, int] = {}
+        awaits = Forgotten()
         for group in groups:
-            forgotten |= group.issuer.forgotten.take()
+            awaits.add(group.issuer.forgotten.take())
             group.issuer.forgotten.end(excused=leaving is not None)
-        wrong = error_of(forgotten)
-        failures = [failure for group in groups if (failure := group.failures.take()) is not None]
-        for error in (*failures[:1], *([] if leaving is None else [leaving])):
-            if wrong is not None:
-                error.add_note(f"Beside this: {wrong}")
+        untold, closes = [group.failures for group in groups], {}
+        if self.is_world:
+            dropped = self.family.dropped
+            untold.append(dropped.failures)
+            awaits.add(dropped.awaits.take())
+            closes = dropped.closes.take()
+        wrong = error_of(awaits.take())
+        failures = [failure for one in untold if (failure := one.take()) is not None]
+        errors = [error for error in (*failures[:1], leaving) if error is not None]
+        if not errors and wrong is not None:
+            errors, wrong = [wrong], None
+        beside = [never_closed(origin, count, str(origin)) for origin, count in closes.items()]
+        for error in errors:
+            for text in [*([] if wrong is None else [str(wrong)]), *beside]:
+                error.add_note(f"Beside this: {text}")
         if failures:
             failures[0].add_note("Raised by aclose(): nobody awaited the operation that failed.")
             raise failures[0].with_traceback(None)
-        if wrong is not None and leaving is None:
-            raise wrong
+        if leaving is None and errors:
+            raise errors[0]
+        if not errors:
+            for origin, count in closes.items():
+                warn(origin, never_closed(origin, count))
+
+    def _is_dropped(self, _handle: object) -> None:
+        """Note that the program has dropped what it held of the group. From any thread, and from a collector:
+        the rest is done by the loop."""
+        if self._closing is None and not self._forked:
+            try:
+                self.loop.call_soon_threadsafe(self._leave_dropped)
+            except RuntimeError:
+                pass  # the loop is closed, and all of the group with it
+
+    def _unheld(self) -> bool:
+        """Whether the group is open, and nobody can close it: the program has dropped it."""
+        assert self._handle is not None
+        return self._closing is None and not self._forked and self._handle() is None
+
+    def _leave_dropped(self) -> None:
+        if self._unheld() and (self._leaving is None or self._leaving.done()):
+            self._leaving = self.loop.create_task(self._close_dropped())
+
+    async def _close_dropped(self) -> None:
+        """Close the group for the program, when nothing of it is under way here. A broken one without a
+        word: its error was one."""
+        await self._end_all()
+        if not self._unheld():
+            return
+        dropped = self.family.dropped
+        try:
+            if self.error is None:
+                now = self.loop.time()
+                dropped.closes.note(self.origin, now, now)
+        finally:
+            await self.close()
+            dropped.awaits.add(self.issuer.forgotten.take())
+            self.issuer.forgotten.end()
+            if self.failures:
+                await asyncio.sleep(0)  # as above
+            failure = self.failures.take()
+            if failure is not None:
+                dropped.failures.note(failure)
 
     async def close(self) -> None:
         """Close this epoch's group, and all that end with it; raise none of their failures."""

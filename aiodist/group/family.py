@@ -6,8 +6,10 @@ import weakref
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from aiodist.forgotten import Forgotten, never_closed
 from aiodist.membership.motions import Ready
 from aiodist.services.switchboard import Switchboard
+from aiodist.work import Failures
 
 G = TypeVar("G")
 
@@ -38,15 +40,32 @@ class Regrouping(Protocol):
         """The number of processes that wait to be admitted, as far as is known here."""
 
 
+class Dropped:
+    """What the groups that a program has dropped, and that were closed for it, leave to the world's end.
+
+    Attributes:
+        closes: forgotten: by the lines that made the groups.
+        awaits: forgotten, of their operations.
+        failures: of their operations, that nobody was told.
+    """
+
+    def __init__(self) -> None:
+        self.closes = Forgotten(text=never_closed)
+        self.awaits = Forgotten()
+        self.failures = Failures()
+
+
 class Family(Generic[G]):
     """The groups of one process in one epoch, which end together: the world's, and those made of it.
 
     Attributes:
         regroup: takes the members to the next epoch; None where they never change.
+        dropped: what is left of those that the program has dropped; the next epoch's family takes it over.
     """
 
     def __init__(self) -> None:
         self.regroup: Regrouping | None = None
+        self.dropped = Dropped()
         self._groups: weakref.WeakSet[G] = weakref.WeakSet()
 
     def add(self, group: G) -> None:

@@ -50,6 +50,9 @@ def _with_sender(sender: int, obj: Any) -> tuple[int, Any]:
 class ProcessGroup:
     """A fixed set of processes that communicate. Made by `init_process_group` and `new_group`.
 
+    A group other than the world that is dropped without `aclose` is closed when its last operation here has
+    ended; closing the world warns of it, by the line that made it.
+
     Every operation is a plain method that starts it at once and returns a `Work`; `await` gives the
     result. Members issue the same collectives in the same order. Tensors are borrowed until the Work is done:
     do not write to them before. They are NumPy arrays, and objects that share memory with one. Ranks are
@@ -96,7 +99,7 @@ class ProcessGroup:
         self.local_rank, self.local_size, self.node_rank, self.node_count = roster.place
         self._core = core
         self._objects = Objects(core)
-        self._subgroups = Subgroups(core, type(self))
+        self._subgroups = Subgroups(core)
         self._changes = Changes(core)
         self._calls = Calls(core)
         self._quantized = Quantized(core)
@@ -786,7 +789,7 @@ class ProcessGroup:
         inside a block of the same group and task is a part of it.
         """
         self._core.check_here()
-        return Batch(self._core.batches)
+        return Batch(self._core.batches, self)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
         """Make an array that the other ranks of this host can read where it lies.
@@ -836,7 +839,7 @@ class ProcessGroup:
             What gives the new group when it is awaited or entered (`async with`); None on ranks that are no
             members.
         """
-        return Entering(self._subgroups.new_group(ranks, timeout, name, use_local_synchronization))
+        return Entering(self._subgroups.new_group(self, ranks, timeout, name, use_local_synchronization))
 
     def split(
         self, color: int | None, key: int = 0, *, timeout: Timeout = None, name: str = ""
@@ -853,7 +856,7 @@ class ProcessGroup:
             What gives this rank's new group when it is awaited or entered (`async with`); None where `color`
             is None.
         """
-        return Entering(self._subgroups.split(color, key, timeout, name))
+        return Entering(self._subgroups.split(self, color, key, timeout, name))
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from aiodist.control.messages import Say
 from aiodist.errors import GroupAborted, GroupBroken, UsageError, shown
+from aiodist.forgotten import Origin
 from aiodist.group import arguments as check
 from aiodist.group.breakage import pack
 from aiodist.group.core import GroupCore
@@ -31,18 +32,19 @@ logger = logging.getLogger("aiodist.group.subgroups")
 class Subgroups:
     """The maker of groups of some of a group's members.
 
+    The calls take what users hold of the group, `owner`, and keep it: the group must not be closed before
+    the new one is made, even if the program has dropped it. Of the new group users hold the same kind.
+
     Args:
         core: of the group.
-        wrap: makes of the core of a new group what users hold.
     """
 
-    def __init__(self, core: GroupCore, wrap: Callable[[GroupCore], Any]) -> None:
+    def __init__(self, core: GroupCore) -> None:
         self._core = core
         self._roster = core.roster
-        self._wrap = wrap
 
     def new_group(
-        self, ranks: Sequence[int] | None, timeout: Timeout, name: str, locally: bool
+        self, owner: object, ranks: Sequence[int] | None, timeout: Timeout, name: str, locally: bool
     ) -> Coroutine[Any, Any, Any]:
         """See `ProcessGroup.new_group`."""
         core, roster = self._core, self._roster
@@ -50,16 +52,18 @@ class Subgroups:
         label = check.text(name, "name")
         limit = core.limit(timeout)
         if locally:
-            return self._meet_locally(chosen, limit, label)
+            return self._meet_locally(owner, chosen, limit, label)
         detail = f"ranks {list(chosen)}"
         work = core.issue(Request(Kind.new_group, NO_DATA, detail=detail), limit, True, at_once=True)
         number = self._next_child()
         context = context_of(roster.context, number, [roster.ranks[member] for member in chosen])
         if core.error is None:
             core.backend.divide(context, chosen)
-        return self._after(work, context, chosen, limit, label or f"{roster.name}.{number}")
+        return self._after(owner, work, context, chosen, limit, label or f"{roster.name}.{number}")
 
-    def split(self, color: int | None, key: int, timeout: Timeout, name: str) -> Coroutine[Any, Any, Any]:
+    def split(
+        self, owner: object, color: int | None, key: int, timeout: Timeout, name: str
+    ) -> Coroutine[Any, Any, Any]:
         """See `ProcessGroup.split`."""
         mine = np.array([_NO_COLOR if color is None else _word(color, "color"), _word(key, "key")], np.int64)
         if color is not None and mine[0] < 0:
@@ -69,7 +73,7 @@ class Subgroups:
         table = np.empty((self._roster.size, 2), np.int64)
         asked = internal(Kind.all_gather, mine, table, detail=f"{AS}split()")
         work = self._core.issue(asked, limit, True, at_once=True)
-        return self._after_split(work, self._next_child(), int(mine[0]), limit, label)
+        return self._after_split(owner, work, self._next_child(), int(mine[0]), limit, label)
 
     # ── how they are made ─────────────────────────────────────────────────────────────────────────────
 
@@ -77,7 +81,13 @@ class Subgroups:
         return self._core.numbers.next_of("children") + 1
 
     async def _after(
-        self, work: Work[None], context: int, chosen: tuple[int, ...], timeout: float, name: str
+        self,
+        owner: object,
+        work: Work[None],
+        context: int,
+        chosen: tuple[int, ...],
+        timeout: float,
+        name: str,
     ) -> Any:
         if self._roster.rank not in chosen:
             await work
@@ -86,9 +96,12 @@ class Subgroups:
             return None
         ranks = [self._roster.ranks[member] for member in chosen]
         await self._concluded(work, context, ranks, "new_group")
-        return await self._connected(self._child(context, chosen, timeout, name, whole=True), timeout)
+        child = self._child(owner, context, chosen, timeout, name, whole=True)
+        return await self._connected(*child, timeout, work._line())
 
-    async def _after_split(self, work: Work[Any], number: int, color: int, timeout: float, name: str) -> Any:
+    async def _after_split(
+        self, owner: object, work: Work[Any], number: int, color: int, timeout: float, name: str
+    ) -> Any:
         # By its color, not its members: so a rank that never sees the table can name the group, too.
         roster, control = self._roster, self._core.control
         mine = context_of(roster.context, number, (), f"color {color}")
@@ -101,7 +114,8 @@ class Subgroups:
         chosen = [rank for rank in range(roster.size) if table[rank, 0] == color]
         chosen.sort(key=lambda rank: int(table[rank, 1]))
         label = name or f"{roster.name}.{number}[{color}]"
-        return await self._connected(self._child(mine, chosen, timeout, label, whole=True), timeout)
+        child = self._child(owner, mine, chosen, timeout, label, whole=True)
+        return await self._connected(*child, timeout, work._line())
 
     async def _concluded(self, work: Work[T], context: int, ranks: Sequence[int], what: str) -> T:
         """The result of the call by which members make a group. Where it fails here, or nobody waits for it
@@ -132,7 +146,9 @@ class Subgroups:
         self._core.control.unsubscribe(context)
         self._core.control.flood(Say.broken, context, *pack(error))
 
-    def _meet_locally(self, chosen: tuple[int, ...], timeout: float, name: str) -> Coroutine[Any, Any, Any]:
+    def _meet_locally(
+        self, owner: object, chosen: tuple[int, ...], timeout: float, name: str
+    ) -> Coroutine[Any, Any, Any]:
         core, roster = self._core, self._roster
         core.check_here()
         if roster.rank not in chosen:
@@ -142,12 +158,22 @@ class Subgroups:
             )
         number = core.numbers.next_of(chosen)
         context = context_of(roster.context, number, [roster.ranks[member] for member in chosen], "local")
-        group = self._child(context, chosen, timeout, name or f"{roster.name}{list(chosen)}.{number}")
+        label = name or f"{roster.name}{list(chosen)}.{number}"
+        group, made = self._child(owner, context, chosen, timeout, label)
         work = group.issue(Request(Kind.barrier, NO_DATA), timeout, True)
-        return self._connected(group, timeout, work)
+        return self._connected(group, made, timeout, work._line()._replace(op="new_group"), work)
 
-    async def _connected(self, group: GroupCore, timeout: float, met: Work[None] | None = None) -> Any:
-        """Make a new group ready → what users hold of it; `met`: to be awaited first."""
+    async def _connected(
+        self, group: GroupCore, made: Any, timeout: float, origin: Origin, met: Work[None] | None = None
+    ) -> Any:
+        """Make a new group ready → what users hold of it.
+
+        Args:
+            group, made: its core, and what users hold.
+            origin: the line that has made it.
+            met: to be awaited first.
+        """
+        group.origin = origin
         try:
             if met is not None:
                 await met
@@ -155,12 +181,22 @@ class Subgroups:
         except BaseException:
             await group.aclose()
             raise
-        return group.owner
+        return made
 
     def _child(
-        self, context: int, chosen: Sequence[int], timeout: float, name: str, whole: bool = False
-    ) -> GroupCore:
-        """Make a new group; `whole`: all members of this one take part in that."""
+        self,
+        owner: object,
+        context: int,
+        chosen: Sequence[int],
+        timeout: float,
+        name: str,
+        whole: bool = False,
+    ) -> tuple[GroupCore, Any]:
+        """Make a new group → its core, and what users hold of it.
+
+        Args:
+            whole: all members of this one take part in that.
+        """
         core, roster = self._core, self._roster.of(chosen, name, context)
         try:
             group = type(core)(
@@ -171,8 +207,8 @@ class Subgroups:
         except GroupBroken as error:
             self._renounce(context, roster.ranks, error)
             raise
-        self._wrap(group)
-        return group
+        hold: Callable[[GroupCore], Any] = type(owner)
+        return group, hold(group)
 
 
 def _word(value: object, name: str) -> int:
