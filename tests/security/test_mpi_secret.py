@@ -19,7 +19,7 @@ from tests.levels import MORE
 
 SECRET = "known to the operator alone"
 HOST = "127.0.0.1"
-HEARD = re.compile(r"heard: '(\w*) 127\.0\.0\.1:(\d+)'")
+HEARD = re.compile(r"heard: '(\w*) 127\.0\.0\.1:(\d+) [^']*'")
 
 needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
