@@ -52,6 +52,9 @@ async def check_concurrent_groups(pg: ProcessGroup, seed: int) -> None:
         assert (result is None) == (expected is None), where
         assert expected is None or np.array_equal(np.asarray(result).reshape(-1), expected.reshape(-1)), where
     await pg.barrier()
+    for group in groups:
+        if group is not None:
+            await group.aclose()
 
 
 def issue(group: ProcessGroup, step: Step, rank: int) -> Work[Any]:
