@@ -60,7 +60,7 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
 
 
 def headline(verdict: Verdict) -> str:
-    """Who failed first, of a job that failed: 'rank 2 failed first', 'node 1 was lost'."""
+    """The first failure of a job that failed: 'rank 2 failed first', 'node 1 was lost'."""
     culprit = verdict.culprit
     if culprit is not None:
         how = "failed first" if culprit.failed else _LEFT if culprit.left else _KEPT_WAITING
@@ -87,7 +87,7 @@ def _count(number: int, what: str) -> str:
 
 
 def survived(verdict: Verdict) -> str:
-    """What a job that ended well has survived: 'the job ended well after 1 restart'; '': nothing failed."""
+    """The failures that a job has survived: 'the job ended well after 1 restart'; '': nothing failed."""
     without = [
         f"{name_ranks([e.rank])} ({how_it_ended(e)} after {e.at_ns / 1e9:.2f} s · host {e.host})"
         for e in verdict.endings
@@ -174,7 +174,7 @@ def _noticed(error: str) -> str:
 
 
 def interrupted(verdict: Verdict) -> str:
-    """What the operator did: 'stopped by SIGINT: all 4 worker(s) have ended'."""
+    """The operator's signal, and its effect: 'stopped by SIGINT: all 4 worker(s) have ended'."""
     forced = [e.rank for e in verdict.endings if e.asked == signal.SIGKILL]
     more = f"; {name_ranks(forced)} had to be killed" if forced else ""
     count = len({ending.rank for ending in verdict.endings})  # who was restarted has several

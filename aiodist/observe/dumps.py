@@ -123,7 +123,7 @@ def remove_old(environ: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _held(jobs: Folder) -> Iterator[None]:
-    """Nobody else makes or removes a dump meanwhile; who does is soon done."""
+    """Hold the lock of the dumps: no other process makes or removes one meanwhile."""
     lock = Owned(jobs.file(_LOCK, os.O_RDWR | os.O_CREAT))
     try:
         fcntl.flock(lock.number, fcntl.LOCK_EX)

@@ -67,7 +67,7 @@ class Outcome:
         return Verdict(ENDED, ranks, title, (*self.lines, *self.others, *advice), f"{ENDED} {self.run}")
 
     def at(self, folder: str) -> Outcome:
-        """The same, with this folder."""
+        """This outcome, with another folder."""
         return replace(self, folder=folder)
 
     def to_json(self) -> dict[str, Any]:

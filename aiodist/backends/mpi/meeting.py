@@ -199,7 +199,7 @@ async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[Store
 
 
 def _read(told: Array) -> tuple[str, str]:
-    """What is said of the store, and the fresh secret ('' where all have one), from what rank 0 tells."""
+    """The words on the store, and the fresh secret ('' where all have one), from what rank 0 tells."""
     text = told.tobytes().rstrip(b"\0").decode(errors="replace")
     if text.startswith("!"):
         raise RendezvousError(f"rank 0 cannot host the store: {one_line(text[1:])}")

@@ -387,7 +387,7 @@ class Checkpoints:
         return outcome
 
     def _advice(self, error: Exception) -> str:
-        """What to do about a write that failed."""
+        """The advice for a write that failed."""
         if isinstance(error, AiodistError) or not isinstance(error, OSError):
             return ""
         if error.errno in _FULL:

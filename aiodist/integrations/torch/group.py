@@ -499,7 +499,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return ["cpu"] if self.ours.device is None else ["cpu", "cuda"]
 
     def get_backend(self, device: Any) -> AiodistProcessGroup:
-        """What carries out operations on a device: the group itself."""
+        """The backend of operations on a device: the group itself."""
         if torch.device(device).type not in self._served:
             raise RuntimeError(f"group {self._name} of aiodist takes no tensors on {device}")
         return self

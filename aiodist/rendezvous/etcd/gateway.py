@@ -286,7 +286,7 @@ async def _text(response: aiohttp.ClientResponse, most: int) -> str:
 
 
 async def _apart(parse: Callable[[bytes], Json], text: bytes) -> Json:
-    """What `parse` makes of a text, in a thread where it is large."""
+    """Parse a text by `parse`, in a thread where it is large."""
     return parse(text) if len(text) < _LARGE else await asyncio.to_thread(parse, text)
 
 
