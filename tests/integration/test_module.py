@@ -56,5 +56,5 @@ def test_no_newcomer_trains_from_nothing(tmp_path: Path) -> None:
     job = [str(HERE / "module_losses_job.py"), "orphaned", str(tmp_path / "shared")]
     ended = run(2, "--max-restarts", "1", *job)
     assert ended.returncode != 0
-    assert "QuorumLost: all members that had the parameters died" in ended.stdout + ended.stderr
+    assert "QuorumLost: all members that had the values died" in ended.stdout + ended.stderr
     assert "trained from nothing" not in ended.stdout

@@ -43,13 +43,17 @@ class Disk:
 
     Args:
         root: the folder.
+
+    Attributes:
+        calls: how many there were, of this process.
+        failed: the name of the one that failed; empty before.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
         self._left = 0
         self._act: Callable[[], None] = lambda: None
-        self.failed = ""
+        self.failed, self.calls = "", 0
 
     def arm(self, number: int, act: Callable[[], None]) -> None:
         """Have something happen at the call of a number, from now on, counted from 1."""
@@ -70,12 +74,13 @@ class Disk:
     def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(first: Any, *rest: Any, **named: Any) -> Any:
             handle = named.get("dir_fd", named.get("src_dir_fd", first))
-            if self._left and isinstance(handle, int):
+            if isinstance(handle, int):
                 try:
                     at = os.readlink(f"/proc/self/fd/{handle}")
                 except OSError:
                     at = ""
                 if at == self._root or at.startswith(f"{self._root}/"):
+                    self.calls += 1
                     self._left -= 1
                     if not self._left:
                         self.failed = name
@@ -165,31 +170,36 @@ async def test_a_rank_that_dies_in_it(pg: ProcessGroup, tmp_path: Path, number: 
         await checkpoints.aclose()
 
 
-@pytest.mark.parametrize("number", few(range(1, 30, 4), [17], MORE))
+@pytest.mark.parametrize("tenth", few(range(11), [7], MORE))
 @spmd(world_size=3, exits={0: -9})
 async def test_the_rank_that_writes_the_index_dies_in_it(
-    pg: ProcessGroup, tmp_path: Path, number: int
+    pg: ProcessGroup, tmp_path: Path, tenth: int
 ) -> None:
-    """Then nobody may remove what it might have finished, until the next save: it never will."""
+    """Then nobody may remove what it might have finished, until the next save: it never will.
+
+    It dies at its first call, its last, or so many tenths of the way between.
+    """
     root, me = tmp_path / "c", pg.rank
     disk = Disk(root)
     with disk.patched():
-        checkpoints = Checkpoints(pg, root)
-        await (await checkpoints.save(1, x=np.arange(9)))  # type: ignore[misc]
-        await pg.barrier()
+        checkpoints = Checkpoints(pg, root, keep=9)
+        for step in (1, 2):
+            before = disk.calls
+            await (await checkpoints.save(step, x=np.arange(9)))  # type: ignore[misc]
+            await pg.barrier()
         if me == 0:
-            disk.arm(number, killed)
+            disk.arm(1 + (disk.calls - before - 1) * tenth // 10, killed)
         try:
-            await (await checkpoints.save(2, x=np.arange(9)))  # type: ignore[misc]
+            await (await checkpoints.save(3, x=np.arange(9)))  # type: ignore[misc]
             await pg.barrier()
             raise AssertionError("rank 0 lives")
         except GroupBroken:
             pg = await pg.rebuild()
         whole = await checkpoints.steps()
-        await (await checkpoints.save(3, x=np.arange(9)))  # type: ignore[misc]
+        await (await checkpoints.save(4, x=np.arange(9)))  # type: ignore[misc]
         await pg.barrier()
-        assert whole in ([1], [1, 2])
-        assert [one.partition("-")[2] for one in names(root)] == [f"step-{step}" for step in (*whole, 3)]
+        assert whole in ([1, 2], [1, 2, 3])
+        assert [one.partition("-")[2] for one in names(root)] == [f"step-{step}" for step in (*whole, 4)]
         await checkpoints.aclose()
 
 
