@@ -85,8 +85,8 @@ class Operation:
         return self.tag >= OBJECT_TAGS or AS in self.call.detail
 
     def fail(self, error: BaseException) -> None:
-        """End a receive for which nothing has come, and which its backend has taken back already. (What
-        fails otherwise fails with its group.)"""
+        """End a message alone: a receive for which nothing has come, and which its backend has taken back
+        already, or a send that its receiver takes no more. (What fails otherwise fails with its group.)"""
         self.ended(self)
         self.work._fail(error)
 

@@ -24,7 +24,7 @@ from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.claims import Claim, Claims, move_up
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.unclaimed import Unclaimed
-from aiodist.errors import WireError
+from aiodist.errors import PeerClosed, PeerLost, WireError
 from aiodist.recorder.layout import FIRST
 from aiodist.transport import Incoming, Into, Key, Taken
 from aiodist.types import agree, message_signature
@@ -69,6 +69,7 @@ class Messages:
         self._came = itertools.count()
         self._dead = False
         self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
+        self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
 
     def quiet(self, tag: int) -> bool:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
@@ -160,15 +161,22 @@ class Messages:
         number = operation.call.seq
         source = operation.source
         assert isinstance(source, np.ndarray)
+        if peer in channels.shut:
+            self._refuse(operation)
+            return
         signature = message_signature(source.dtype, source.size, number)
         sealed = operation.sealed or source.dtype in self._seals
 
         def go(part: Array) -> None:
+            if peer in channels.shut:  # since, while a thread staged it
+                self._refuse(operation)
+                return
             channel = channels.outgoing(peer)
             key = Key(channels.context, 1 + tag, number, 0)
-            if channel.send(key, signature, as_bytes(part), operation.succeed, sealed):
+            if channel.send(key, signature, as_bytes(part), partial(self._sent, operation, key), sealed):
                 operation.succeed()
             else:
+                self._sends.setdefault(peer, {})[key] = operation
                 channels.drive(operation.work, channel)
 
         if source.flags.c_contiguous:
@@ -178,6 +186,36 @@ class Messages:
         (part,) = made.send
         # Staging a large strided tensor takes a thread; the number is taken, so order is kept.
         self._run(made.fill_ns(), made.fill, partial(go, part))
+
+    def _sent(self, operation: Operation, key: Key) -> None:
+        self._sends[operation.peer].pop(key, None)
+        operation.succeed()
+
+    def end_sends(self, peer: int) -> None:
+        """End the sends that a member has not asked for, now and from now on: it has closed the group. A
+        message that is under way to it goes on until its channel ends."""
+        channels, sends = self._channels, self._sends.get(peer)
+        if sends:
+            channel = channels.outgoing(peer)
+            channel.poll()  # what it has taken is told there
+            if channel.over:
+                channels.take_nothing(peer)
+                ended, self._sends[peer] = list(sends.values()), {}
+            else:
+                ended = [sends.pop(key) for key in channels.take_nothing(peer) if key in sends]
+            for operation in ended:
+                self._refuse(operation)
+        else:
+            channels.take_nothing(peer)
+
+    def _refuse(self, operation: Operation) -> None:
+        """End a send to a member that has closed the group. Nothing touches its buffers."""
+        rank, whole = self._channels.ranks[operation.peer], operation.whole
+        if whole is None:  # a part of another engine's, which may be under way
+            why = "it closed its group without receiving what is sent here"
+            self._channels.reports.broken(PeerLost([rank], why))
+        elif not whole.work.done():
+            whole.fail(PeerClosed([rank], sent=True))
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
@@ -217,6 +255,7 @@ class Messages:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
         self._claims.forget()
         self._unclaimed.clear()
+        self._sends.clear()
         self._queues.clear()
         self._arrivals.clear()
 
