@@ -10,6 +10,7 @@ A receive whose await is cancelled is taken back, whatever its message is doing:
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiodist.backends.base import Array, Operation, as_bytes, flat
+from aiodist.backends.base import Array, Decoding, Operation, as_bytes, flat
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
-from aiodist.backends.host.claims import Claim, Claims, move_up
+from aiodist.backends.host.claims import Claim, Claims, Decoded, move_up
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.errors import PeerClosed, PeerLost, WireError
@@ -459,6 +460,8 @@ class Messages:
         assert receiver is not None
         if made is not None:
             self._copy(claim, made.after)
+        elif isinstance(receiver.convert, Decoding):
+            self._decode(claim, receiver.convert)
         elif claim.users or not receiver.senders:
             self._fulfil(claim)
         else:
@@ -477,6 +480,45 @@ class Messages:
                 self._fulfil(claim)
 
         self._run(copy.cost_ns, copy.run, over)
+
+    def _decode(self, claim: Claim, decoding: Decoding) -> None:
+        """Give a receive the object of its message: a thread decodes it where that is slow. What has begun
+        for an earlier receive goes on for this one."""
+        found = claim.decoded
+        if found is not None and found.how != decoding.how:
+            found = claim.decoded = None
+        if found is None and not decoding.is_slow(claim.place):
+            self._fulfil(claim)
+        elif found is None:
+            of = self._channels.loop.run_in_executor(None, decoding.decode, claim.place)
+            claim.decoded = Decoded(decoding.how, of)
+            of.add_done_callback(partial(self._has_decoded, claim))
+        elif found.object.done():
+            self._give(claim, found.object)
+
+    def _has_decoded(self, claim: Claim, of: asyncio.Future[Any]) -> None:
+        if of.cancelled():
+            return  # no thread begins any more: the loop ends
+        of.exception()  # asked for, whoever wants the object
+        current = claim.decoded is not None and claim.decoded.object is of
+        if current and claim.receiver is not None and not self._dead:
+            self._give(claim, of)
+
+    def _give(self, claim: Claim, of: asyncio.Future[Any]) -> None:
+        """End a receive whose message is decoded."""
+        receiver, claim.receiver = (
+            claim.receiver,
+            None,
+        )  # it has it: the loop may hear later that it was decoded
+        assert receiver is not None
+        assert isinstance(receiver.convert, Decoding)
+        self._claims.remove(claim)
+        error = of.exception()
+        if error is not None:
+            receiver.fail(error)
+        else:
+            receiver.ended(receiver)
+            receiver.work._finish(receiver.convert.result(claim.source, of.result()))
 
     def _fulfil(self, claim: Claim) -> None:
         """End a receive that has its message."""
