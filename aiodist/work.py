@@ -480,6 +480,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._take_back = None
         return None if self._state == _DONE else self._told()
 
+    def _outcome(self) -> tuple[T | None, BaseException | None]:
+        """The result or the error of a Work that is done, for a caller that may give a receive up."""
+        self._awaited = True
+        return (self._result, None) if self._state == _DONE else (None, self._told())
+
     def _told(self) -> BaseException:
         """The error, for a caller that asked."""
         assert self._error is not None
@@ -493,8 +498,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
         It runs in the context (`contextvars`) of this call, as callbacks of futures do.
         """
-        self._awaited = True
         self._take_back = None
+        self._when_done(fn)
+
+    def _when_done(self, fn: Callable[[Work[T]], object]) -> None:
+        """The same for a caller that may give a receive up."""
+        self._awaited = True
         if self._state != _PENDING:
             self._issuer.loop.call_soon(fn, self)
         elif self._callbacks is None:
