@@ -98,7 +98,7 @@ class Operation:
 
 
 class Decoding(ABC):
-    """What makes the result of a receive of any number of bytes, as its `convert`: of (sender, bytes).
+    """The `convert` of a receive of any number of bytes: it makes the result of (sender, bytes).
 
     Attributes:
         how: decodings that have the same one give the same object of the same bytes.

@@ -224,7 +224,7 @@ class Objects:
 
 
 class _Received(Decoding):
-    """What `receive` makes of a message.
+    """The decoding of the message of one `receive`.
 
     Args:
         allow_pickle: as the receive says.
