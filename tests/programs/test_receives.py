@@ -128,6 +128,11 @@ def objects_that_go_with_their_receive(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Messages, "take_back", takes_back)
 
 
+def sends_that_wait_for_who_has_left(patch: pytest.MonkeyPatch) -> None:
+    """A send to a rank that has closed waits for its receive."""
+    patch.setattr(Messages, "end_sends", lambda self, peer: None)
+
+
 MUTATIONS: dict[Mutation, int] = {
     claims_that_end_before_the_copy: 0,
     copies_that_go_on: 0,
@@ -135,6 +140,7 @@ MUTATIONS: dict[Mutation, int] = {
     awaits_that_never_begin: 0,
     awaits_that_are_closed: 0,
     objects_that_go_with_their_receive: 0,
+    sends_that_wait_for_who_has_left: 0,
 }
 """Each with the seed to begin with."""
 
