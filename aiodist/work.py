@@ -43,42 +43,44 @@ _REMEMBERED = 16  # failures that a group keeps for its end; nobody reads more o
 class Failures:
     """The failures of one group's Works of which nobody was told; `aclose` raises them.
 
-    A broken group fails all its Works with one cause, so it counts once, and is known when one Work has told
-    it. Other errors, of an object that cannot be decoded for instance, count one by one.
+    A broken group fails all its Works with one cause, so it is known when one Work has told it. Other errors,
+    of an object that cannot be decoded for instance, count one by one.
     """
 
-    __slots__ = ("_break_noted", "_unseen")
+    __slots__ = ("_break_told", "_unseen")
 
     def __init__(self) -> None:
         self._unseen: list[BaseException] = []
-        self._break_noted = False
+        self._break_told = False  # by a Work, or at the end
 
     def note(self, error: BaseException) -> None:
         """Note that a Work failed with an error."""
-        if isinstance(error, GroupBroken):
-            if self._break_noted:
-                return
-            self._break_noted = True  # whatever comes of it: by a Work, or at the end
-        elif len(self._unseen) == _REMEMBERED or any(error is known for known in self._unseen):
+        if len(self._unseen) == _REMEMBERED or any(error is known for known in self._unseen):
             return
-        self._unseen.append(error)
+        if not (self._break_told and isinstance(error, GroupBroken)):
+            self._unseen.append(error)
 
     def seen(self, error: BaseException) -> None:
         """Note that a Work gave an error to a caller."""
         if isinstance(error, GroupBroken):
-            self._break_noted = True
+            self._break_told = True
             self._unseen = [known for known in self._unseen if not isinstance(known, GroupBroken)]
         else:
-            self._unseen = [known for known in self._unseen if known is not error]
+            self.take_back(error)
+
+    def take_back(self, error: BaseException) -> None:
+        """Forget one that was noted: nobody wants the result of that Work. Those of other Works stay."""
+        self._unseen = [known for known in self._unseen if known is not error]
 
     def forget(self) -> None:
         """Forget the failures: this process ends the group by an error of its own, which says enough."""
-        self._break_noted = True
+        self._break_told = True
         self._unseen = []
 
     def take(self) -> BaseException | None:
         """The first failure that nobody was told, once."""
         unseen, self._unseen = self._unseen, []
+        self._break_told |= any(isinstance(error, GroupBroken) for error in unseen)
         return unseen[0] if unseen else None
 
     def __bool__(self) -> bool:
@@ -660,8 +662,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._completion = completion
 
     def _forget_failure(self) -> None:
-        """Note no failure any more: nobody wants the result."""
+        """Note no failure: nobody wants the result. In a broken group it may have failed at once."""
         issuer = self._issuer
+        if self._error is not None and issuer.failures is not None:
+            issuer.failures.take_back(self._error)
         self._issuer = Issuer(issuer.loop, issuer.track, None, issuer.owner, issuer.name, issuer.epoch)
         self._issuer.number = issuer.number
 

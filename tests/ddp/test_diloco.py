@@ -341,6 +341,25 @@ def test_a_cancelled_step_is_done_all_the_same(turns: int, who: set[int], delay:
     assert on_all(3, part) == plain
 
 
+@pytest.mark.parametrize("codec", [None, "int8"])
+@pytest.mark.parametrize("elastic", [False, True])
+def test_an_exchange_that_nobody_applies_fails_without_a_word(codec: str | None, elastic: bool) -> None:
+    """A rank's own step is done, whoever died before it, and so it is at the end of the program."""
+
+    async def part(pg: ProcessGroup) -> int:
+        arrays = weights()
+        diloco = await DiLoCo(pg, arrays, sync_every=2, delay=1, codec=codec, elastic=elastic)
+        await diloco.step()
+        if pg.rank == 1:
+            pg.abort("enough")
+            return 0
+        await asyncio.sleep(1)  # the others know it, and the exchange fails when it begins
+        await diloco.step()
+        return diloco.steps
+
+    assert on_all(3, part) == [2, 0, 2]
+
+
 def _undisturbed(delay: int) -> Callable[[ProcessGroup], Awaitable[Any]]:
     async def part(pg: ProcessGroup) -> Any:
         arrays = weights()

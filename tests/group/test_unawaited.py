@@ -187,6 +187,20 @@ async def test_a_broken_group_with_objects_in_flight_is_raised() -> None:
     await run_cluster(2, main)
 
 
+async def test_a_failure_that_nobody_wants_hides_none_that_another_work_had() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if not ends(pg):
+            return
+        with pytest.raises(dist.GroupAborted):
+            async with pg:
+                unwanted = pg.all_reduce(ones(), async_op=True)
+                pg.barrier(async_op=True)
+                await pg.drain()
+                unwanted._forget_failure()
+
+    await run_cluster(2, main)
+
+
 def test_other_errors_count_one_by_one_and_are_bounded() -> None:
     failures = Failures()
     first, second = dist.UsageError("first"), dist.UsageError("second")

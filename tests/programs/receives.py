@@ -462,7 +462,8 @@ async def _end(group: ProcessGroup, program: Plan) -> None:
     waiting = [rng.choice(makes)() for _ in range(rng.randint(1, 3))]
     await _turns(rng)
     if program.ending == "here":
-        await asyncio.wait_for(group.aclose(), 20)
+        with contextlib.suppress(dist.PeerClosed):  # of a receive that a rank with nothing to send has failed
+            await asyncio.wait_for(group.aclose(), 20)
     for work in waiting:
         try:
             await asyncio.wait_for(_of(work), 20)
