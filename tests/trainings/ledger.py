@@ -36,7 +36,7 @@ class Ledger:
     """Of one training.
 
     Attributes:
-        reached: steps that counted, at most.
+        reached: the last step, of those that counted, that all members have ended together.
         restored: calls of `restore`.
     """
 
@@ -55,10 +55,15 @@ class Ledger:
         """Write down what happened."""
         self.lines.append(f"{at:9.5f} {who}: {what}")
 
-    def said(self, call: Call) -> None:
-        """Note what a call said."""
+    def said(self, call: Call, together: bool = True) -> None:
+        """Note what a call said.
+
+        Args:
+            together: no member ends this step before all have come to it.
+        """
         self.calls.append(call)
-        self.reached = max(self.reached, call.after)
+        if together:
+            self.reached = max(self.reached, call.after)
         if call.counted and call.after != call.before + 1:
             self.wrong(f"it says that the step counts, and the state is of another one: {call}")
 

@@ -236,7 +236,7 @@ class Trainer:
         )
         self._began(diloco.steps)
         while diloco.steps < plan.steps:
-            before, epoch = diloco.steps, diloco.pg.epoch
+            before, epoch, had = diloco.steps, diloco.pg.epoch, diloco.exchanges
             await asyncio.sleep(plan.pause)
             broken = before in plan.breaks
             for count, one in zip(COUNTS, own, strict=True):
@@ -255,7 +255,8 @@ class Trainer:
                             at += own[index].size
             self.note(f"step {before}: now {diloco.steps}, {diloco.exchanges} exchanges")
             state = (diloco.exchanges, [one.values.tobytes() for one in diloco._commons])
-            ledger.said(Call(self.number, epoch, before, diloco.steps, True, state))
+            said = Call(self.number, epoch, before, diloco.steps, True, state)
+            ledger.said(said, together=diloco.exchanges > had)
         if diloco.repairs:
             ledger.wrong(f"process {self.number} had other common values {diloco.repairs} times")
         return "done"
