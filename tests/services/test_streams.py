@@ -330,7 +330,7 @@ async def test_messages_stay_where_the_coroutine_that_takes_one_is_closed(large:
             step.send(None)
             other = asyncio.create_task(_next_of(messages))
             await asyncio.sleep(0)
-            step.close()  # type: ignore[attr-defined]
+            step.close()
             if not large:
                 await pg.barrier()
             async with asyncio.timeout(10):
