@@ -9,7 +9,7 @@
     │   ├── StoreFull                    the store holds as much as it may
     │   └── LeaseLost                    a lease ended before its holder did
     ├── GroupClosed                      you closed the group
-    │   └── PeerClosed                   a rank closed it, and all that it sent is here
+    │   └── PeerClosed                   a rank closed it: nothing comes from there, and nothing is taken
     ├── GroupBroken                      the world broke the group
     │   ├── PeerLost                     a process died or became unreachable; names its ranks
     │   ├── CollectiveTimeout (TimeoutError)   an operation ran out of time; names who had not arrived
@@ -180,17 +180,23 @@ class GroupClosed(AiodistError):
 
 
 class PeerClosed(GroupClosed):
-    """One rank, or every other, has closed the group: nothing more comes, and all that it sent is here.
+    """One rank, or every other, has closed the group: it sends nothing more, all that it sent is here, and it
+    receives nothing more.
 
-    Only a waiting receive ends with this error, and the group is not broken.
+    Only a receive that waits for it, or a send to it, ends with this error, and the group is not broken.
 
     Attributes:
         ranks: global ranks.
     """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], *, sent: bool = False) -> None:
         closed = "has closed its group" if len(ranks) == 1 else "have closed their groups"
-        super().__init__(f"{name_ranks(ranks)} {closed}: nothing more comes from there")
+        if sent:
+            said = "what is sent to it is not received"
+            hint = "Have it receive all that is sent to it before it closes, and send it nothing afterwards"
+        else:
+            said, hint = "nothing more comes from there", ""
+        super().__init__(f"{name_ranks(ranks)} {closed}: {said}", hint=hint)
         self.ranks = tuple(sorted(ranks))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 _AVAILABLE = "is_backend_available('{}')"
 _COALESCE = "`async with pg.coalesce():`"
+_GATHER = "`await pg.gather(tensor, dst, out)`"
 _SPLIT = "`await pg.split(color, key)` or new_subgroups: rows and columns are groups"
 
 HERE = {
@@ -22,6 +23,8 @@ HERE = {
     "all_gather_coalesced": _COALESCE,
     "all_reduce_coalesced": _COALESCE,
     "default_pg_timeout": "pg.timeout, or timeout= of init_process_group",
+    "gather_into_tensor": _GATHER,
+    "gather_single": _GATHER,
     "get_backend_config": "get_backend",
     "is_gloo_available": _AVAILABLE.format("host"),
     "is_mpi_available": _AVAILABLE.format("mpi"),
@@ -29,6 +32,7 @@ HERE = {
     "is_ucc_available": _AVAILABLE.format("host"),
     "is_xccl_available": _AVAILABLE.format("host"),
     "reduce_op": "ReduceOp",
+    "set_timeout": "`pg.timeout = seconds`",
     "shrink_group": "`pg = await pg.shrink(exclude=[…])`",
 }
 """torch's name → ours, and how it is used."""

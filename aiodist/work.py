@@ -383,7 +383,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 without `async_op=True`: that is taken back, as if its await were cancelled. An operation's
                 own `timeout=` is what breaks the group.
         """
-        limit = None if timeout is None else seconds(timeout)
+        try:
+            limit = None if timeout is None else seconds(timeout)
+        except UsageError:
+            self._ends_unbegun()  # as an await whose time is over: `deadline - now` may be negative
+            raise
         first, self._awaited = not self._awaited, True
         if not first:
             self._take_back = None  # the caller holds it
@@ -482,6 +486,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._take_back = None
         return None if self._state == _DONE else self._told()
 
+    def _outcome(self) -> tuple[T | None, BaseException | None]:
+        """The result or the error of a Work that is done, for a caller that may give a receive up."""
+        self._awaited = True
+        return (self._result, None) if self._state == _DONE else (None, self._told())
+
     def _told(self) -> BaseException:
         """The error, for a caller that asked."""
         assert self._error is not None
@@ -495,8 +504,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
         It runs in the context (`contextvars`) of this call, as callbacks of futures do.
         """
-        self._awaited = True
         self._take_back = None
+        self._when_done(fn)
+
+    def _when_done(self, fn: Callable[[Work[T]], object]) -> None:
+        """The same for a caller that may give a receive up."""
+        self._awaited = True
         if self._state != _PENDING:
             self._issuer.loop.call_soon(fn, self)
         elif self._callbacks is None:
@@ -619,16 +632,23 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if not self._awaited:
             self._take_back = take_back, receive
 
+    def _goes_on_to_be_awaited(self, take_back: tuple[Callable[[Any], None], Any] | None) -> None:
+        """Note again what takes a receive back, after an await that is a part of one of several Works; None:
+        nothing does any more."""
+        self._take_back = take_back
+
     def _give_up(self) -> None:
         """Take the operation back where that can be: the await of it was cancelled."""
-        take_back, self._take_back = self._take_back, None
         issuer = self._issuer
+        if get_ident() != issuer.thread:  # a collector ends an await that nobody goes on with
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                issuer.loop.call_soon_threadsafe(self._give_up)
+            return
+        take_back, self._take_back = self._take_back, None
         if isinstance(self._error, GroupClosed):
             self._told()  # nobody wants to know that nothing came
-        if take_back is None or self._state == _FAILED:
+        if take_back is None or self._state == _FAILED or issuer.loop.is_closed():
             return
-        if get_ident() != issuer.thread or issuer.loop.is_closed():
-            return  # a collector ends an await that nobody goes on with
         function, receive = take_back
         function(receive)
         self._is_taken_back()

@@ -19,8 +19,8 @@ HEAD = """\
 # Every name of torch.distributed
 
 Look up a name of torch.distributed here to see what replaces it. [Porting](porting-from-torch.md) explains
-the differences. `docs/make_torch_table.py` writes this page from torch 2.13; `tests/test_torch_table.py`
-checks it.
+the differences. `docs/make_torch_table.py` writes this page from torch 2.13 and 2.14;
+`tests/test_torch_table.py` checks it.
 
 | | |
 |---|---|

@@ -1,4 +1,4 @@
-"""What becomes of each public name of torch.distributed (2.13). Data of `make_torch_table.py`.
+"""What becomes of each public name of torch.distributed (2.13 and 2.14). Data of `make_torch_table.py`.
 
 A name is `same` (ours has torch's parameters, in torch's order, and perhaps more), `other` (spelled
 differently: our name, and how it differs), `later` (planned), or `none` (no meaning here, and why).
@@ -18,11 +18,13 @@ class Fate:
         mark: '✓', '≈', 'planned' or '—'.
         ours: dotted name in aiodist, '' where there is none; '=' stands for torch's own name.
         note: how it differs, or the reason.
+        only: who has the name: '' every torch, '2.14' that series and later ones, 'CUDA' builds with it.
     """
 
     mark: str
     ours: str
     note: str
+    only: str = ""
 
 
 def same(note: str = "", ours: str = "=") -> Fate:
@@ -30,9 +32,9 @@ def same(note: str = "", ours: str = "=") -> Fate:
     return Fate("✓", ours, note)
 
 
-def other(ours: str, note: str) -> Fate:
+def other(ours: str, note: str, only: str = "") -> Fate:
     """Spelled differently."""
-    return Fate("≈", ours, note)
+    return Fate("≈", ours, note, only)
 
 
 def later(note: str) -> Fate:
@@ -40,9 +42,9 @@ def later(note: str) -> Fate:
     return Fate("planned", "", note)
 
 
-def none(note: str) -> Fate:
+def none(note: str, only: str = "") -> Fate:
     """No meaning here."""
-    return Fate("—", "", note)
+    return Fate("—", "", note, only)
 
 
 _OPTIONS = none("argument of a C++ method; ours take keywords")
@@ -50,6 +52,14 @@ _DDP = none("inside of torch's DDP; `dist.DistributedDataParallel` averages grad
 _DEBUG = none("there is no debug level: mismatches and missing ranks are always found and named")
 _ASK = other("is_backend_available", "`is_backend_available(name)` answers for every backend")
 _BOXED = none("for torch's compiler")
+_NCCL = none("the `nccl` backend takes its place", "CUDA")
+_GATHER = other(
+    "ProcessGroup.gather", "`pg.gather(tensor, dst, out)`; `out` has shape `(size, *tensor.shape)`", "2.14"
+)
+_HOOKS = none("the recorder and metrics see every operation", "2.14")
+_RECONFIGURE = other("ProcessGroup.shrink", "and `grow`: each gives a new group", "2.14")
+_WINDOW = none("ranks do not write into each other's memory", "2.14")
+_SAFE = "and `allow_pickle`, without which all is as with `weights_only=True`"
 _CONSTANT = none("backends are named by strings: `'host'`, `'nccl'`, `'mpi'`")
 
 CALLS: dict[str, Fate] = {
@@ -82,6 +92,9 @@ CALLS: dict[str, Fate] = {
     "PrefixStore": same(),
     "ProcessGroup": other("ProcessGroup", "see below; made by `init_process_group` and `new_group` only"),
     "ProcessGroupGloo": none("the `host` backend takes its place"),
+    "ProcessGroupNCCL": _NCCL,
+    "ProcessGroupNCCL2": _NCCL,
+    "ProcessGroupNCCLLazy": _NCCL,
     "QueueEmptyError": none("stores have no queues here"),
     "ReduceOp": same(),
     "ReduceOptions": _OPTIONS,
@@ -98,7 +111,7 @@ CALLS: dict[str, Fate] = {
         "ProcessGroup.coalesce", "deprecated in torch; `async with pg.coalesce():`"
     ),
     "all_gather_into_tensor": same(),
-    "all_gather_object": same("and `allow_pickle`"),
+    "all_gather_object": same(_SAFE),
     "all_gather_single": same(),
     "all_reduce": same(),
     "all_reduce_coalesced": other(
@@ -110,15 +123,18 @@ CALLS: dict[str, Fate] = {
     "batch_isend_irecv": same("all are started at once; `await asyncio.gather(*…)`"),
     "breakpoint": none("a debugger stops the loop, and the other ranks' operations time out"),
     "broadcast": same(),
-    "broadcast_object_list": same("and `allow_pickle`; `device` is ignored"),
+    "broadcast_object_list": same(f"{_SAFE}; `device` is ignored"),
     "default_pg_timeout": other(
         "ProcessGroup", "`pg.timeout`, 300 s; AIODIST_TIMEOUT, or the argument, sets it"
     ),
     "destroy_process_group": same("waits for what is in flight, and raises what nobody awaited"),
     "gather": same(),
-    "gather_object": same("and `allow_pickle`"),
+    "gather_into_tensor": _GATHER,
+    "gather_object": same(_SAFE),
+    "gather_single": _GATHER,
     "get_backend": same("`'host'`, or `'cpu:host,cuda:nccl'`"),
     "get_backend_config": other("get_backend", "says it of each place"),
+    "get_backend_impl": none("a group has no object for each device", "2.14"),
     "get_debug_level": _DEBUG,
     "get_default_backend_for_device": none("`backend=None` takes what suits each place"),
     "get_global_rank": same(),
@@ -130,7 +146,7 @@ CALLS: dict[str, Fate] = {
     "get_world_size": same(),
     "group": same("`dist.group.WORLD` is None, which every call takes for the default group"),
     "init_device_mesh": none("rows and columns are groups: `pg.split(color, key)`, `new_subgroups`"),
-    "init_process_group": same("gives the group"),
+    "init_process_group": same("gives the group; `pg_options` and `enable_reconfigure` are ignored"),
     "irecv": same(),
     "is_available": same(),
     "is_backend_available": same(),
@@ -148,7 +164,7 @@ CALLS: dict[str, Fate] = {
     "new_subgroups_by_enumeration": same(),
     "record_comm": none("names events for torch's profiler"),
     "recv": same("the sender's global rank, as in torch"),
-    "recv_object_list": same("and `allow_pickle`; `device` and `use_batch` are ignored"),
+    "recv_object_list": same(f"{_SAFE}; `device` and `use_batch` are ignored"),
     "reduce": same("the other ranks' tensors stay as they were"),
     "reduce_op": other("ReduceOp", "deprecated in torch"),
     "reduce_scatter": same(),
@@ -157,11 +173,12 @@ CALLS: dict[str, Fate] = {
     "register_rendezvous_handler": same("the handler is a coroutine function"),
     "rendezvous": none("`init_process_group` does it; `register_rendezvous_handler` adds a scheme"),
     "scatter": same(),
-    "scatter_object_list": same("and `allow_pickle`"),
+    "scatter_object_list": same(_SAFE),
     "send": same(),
-    "send_object_list": same("and `allow_pickle`; `device` and `use_batch` are ignored"),
+    "send_object_list": same(f"{_SAFE}; `device` and `use_batch` are ignored"),
     "set_debug_level": _DEBUG,
     "set_debug_level_from_env": _DEBUG,
+    "set_timeout": other("ProcessGroup.timeout", "`pg.timeout = seconds`", "2.14"),
     "shrink_group": other("ProcessGroup.shrink", "`pg = await pg.shrink(exclude=[3])`"),
     "split_group": same(),
     "supports_complex": none("MIN and MAX of complex numbers, and bitwise ops, are refused by the call"),
@@ -195,6 +212,7 @@ WORK: dict[str, Fate] = {
     "result": same("what `await` gives"),
     "source_rank": other("recv", "`await dist.recv(…)` gives the sender"),
     "synchronize": same("of device tensors: a stream waits; UsageError where the host carries the operation"),
+    "timeout": other("Work.wait", "`await work.wait(timeout)`, or the call's `timeout`", "2.14"),
     "unbox": _BOXED,
     "wait": same("`await work.wait(timeout)`: this awaiter's patience; the operation goes on"),
 }
@@ -255,13 +273,19 @@ GROUP: dict[str, Fate] = {
     "boxed": _BOXED,
     "broadcast": other("ProcessGroup.broadcast", _LISTS + "; `src` is the group's rank"),
     "gather": other("ProcessGroup.gather", "into one array, by rank"),
+    "gather_into_tensor": _GATHER,
+    "gather_single": _GATHER,
+    "get_backend": other("get_backend", "says its name", "2.14"),
     "get_group_store": none("stores serve meeting; the group does not need one afterwards"),
+    "get_reconfigure_handle": _RECONFIGURE,
     "group_desc": other("ProcessGroup", "`pg.name`"),
     "group_name": other("ProcessGroup", "`pg.name`"),
     "merge_remote_group": other("ProcessGroup.grow", "newcomers call `join`"),
     "monitored_barrier": same(),
     "name": other("ProcessGroup", "an attribute: the group's name; the backend's is `pg.backend`"),
+    "new_window": _WINDOW,
     "rank": other("ProcessGroup", "an attribute"),
+    "reconfigure": _RECONFIGURE,
     "recv": other("ProcessGroup.recv", _LISTS),
     "recv_anysource": other("ProcessGroup.recv", "`src=None`"),
     "reduce": other("ProcessGroup.reduce", _LISTS),
@@ -269,13 +293,21 @@ GROUP: dict[str, Fate] = {
     "reduce_scatter_single": other("ProcessGroup.reduce_scatter", "`tensor, out`"),
     "reduce_scatter_single_coalesced": _COALESCED,
     "reduce_scatter_tensor_coalesced": _COALESCED,
+    "register_abort_hook": _HOOKS,
+    "register_post_hook": _HOOKS,
+    "register_pre_hook": _HOOKS,
     "scatter": other("ProcessGroup.scatter", "of one array, by rank"),
     "send": other("ProcessGroup.send", _LISTS),
     "set_timeout": other("ProcessGroup", "`pg.timeout`, or each call's `timeout`"),
     "shutdown": other("ProcessGroup.aclose", "`await pg.aclose()`, or `async with`"),
     "size": other("ProcessGroup", "an attribute"),
     "split_group": other("ProcessGroup.new_group", "or `split(color, key)`"),
+    "supports_reconfigure": _RECONFIGURE,
+    "supports_window": _WINDOW,
     "unbox": _BOXED,
+    "unregister_abort_hook": _HOOKS,
+    "unregister_post_hook": _HOOKS,
+    "unregister_pre_hook": _HOOKS,
     "use_pg_for_symm_mem_rendezvous": none("no symmetric memory of devices"),
 }
 

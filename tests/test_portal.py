@@ -521,6 +521,69 @@ def interrupted() -> None:
         assert pg.all_reduce(np.ones(1))[0] == 2
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+def test_ctrl_c_in_a_receive_leaves_its_message_to_the_next(loop: str) -> None:
+    ranks(interrupted_receives, 2, None, loop)
+
+
+def interrupted_receives() -> None:
+    """Rank 0 is interrupted in receives of each kind, before anything was sent."""
+    with dist.portal.init_process_group(timeout=60) as pg:
+        if pg.rank == 1:
+            for _ in range(3):
+                pg.recv(np.zeros(1), 0, tag=9)
+                for number in range(2):
+                    pg.send(np.full(3, number), 0)
+                    pg.send(np.full(30_000, number), 0, tag=1)
+                    pg.send_object(number, 0)
+            return
+        small, large = np.full(3, -1), np.full(30_000, -1)
+        ways: list[Callable[[], Any]] = [
+            lambda: pg.recv(small, 1),
+            lambda: pg.recv(large, 1, tag=1),
+            lambda: pg.recv_object(),
+        ]
+        for way in ways:
+            thread = interrupt_when(lambda: any(one.waited_for for one in list(pg.portal._replies)))
+            with pytest.raises(KeyboardInterrupt):
+                way()
+            thread.join()
+            assert not pg.portal._replies
+            small[:], large[:] = -7, -7
+            pg.send(np.zeros(1), 1, tag=9)
+            for number in range(2):
+                places = np.full(3, -1), np.full(30_000, -1)
+                assert pg.recv(places[0], 1) == pg.recv(places[1], 1, tag=1) == 1
+                assert all((place == number).all() for place in places)
+                assert pg.recv_object(1) == number
+            assert set(small) == set(large) == {-7}
+
+
+def test_an_interrupt_gives_back_what_had_come_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It strikes when the loop has the message, and the caller does not."""
+    get = loop_thread.Reply.get
+
+    def interrupts(self: Any) -> Any:
+        get(self)
+        raise KeyboardInterrupt
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        place = np.full(3, -1)
+        for send, receive in (
+            (lambda: pg.send(np.full(3, 5), 0), lambda: pg.recv(place, 0)),
+            (lambda: pg.send_object("first", 0), lambda: pg.recv_object(0)),
+        ):
+            send()
+            with monkeypatch.context() as patch:
+                patch.setattr(loop_thread.Reply, "get", interrupts)
+                with pytest.raises(KeyboardInterrupt):
+                    receive()
+            place[:] = -7
+            result = receive()
+            assert result == "first" or (result == 0 and set(place) == {5})
+        assert pg.all_reduce(np.ones(1))[0] == 1
+
+
 def test_ctrl_c_out_of_with_aborts() -> None:
     ranks(interrupted_out, 2)
 

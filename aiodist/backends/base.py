@@ -7,6 +7,7 @@ it reports what broke, and the group, which knows all that is in flight, aborts 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -85,8 +86,8 @@ class Operation:
         return self.tag >= OBJECT_TAGS or AS in self.call.detail
 
     def fail(self, error: BaseException) -> None:
-        """End a receive for which nothing has come, and which its backend has taken back already. (What
-        fails otherwise fails with its group.)"""
+        """End a message alone: a receive for which nothing has come, and which its backend has taken back
+        already, or a send that its receiver takes no more. (What fails otherwise fails with its group.)"""
         self.ended(self)
         self.work._fail(error)
 
@@ -94,6 +95,36 @@ class Operation:
         """End the operation well. The buffers are the user's again."""
         self.ended(self)
         complete(self.work, self.result, self.convert)
+
+
+class Decoding(ABC):
+    """The `convert` of a receive of any number of bytes: it makes the result of (sender, bytes).
+
+    Attributes:
+        how: decodings that have the same one give the same object of the same bytes.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def how(self) -> object: ...
+
+    @abstractmethod
+    def is_slow(self, data: Array) -> bool:
+        """Whether `decode` would hold the loop too long, and may be called in a thread."""
+
+    @abstractmethod
+    def decode(self, data: Any) -> Any:
+        """The object that the bytes stand for."""
+
+    @abstractmethod
+    def result(self, sender: int, obj: Any) -> Any:
+        """What the Work gives of the sender's group rank and the object."""
+
+    def __call__(self, received: tuple[int, Any]) -> Any:
+        sender, data = received
+        return self.result(sender, self.decode(data))
 
 
 def complete(work: Work[Any], result: Any, convert: Callable[[Any], Any] | None) -> None:

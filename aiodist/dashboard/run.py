@@ -256,7 +256,8 @@ def _by_name(wanted: str | None) -> Choose:
 
 
 def _ended(job: JobView) -> tuple[JobView | None, Outcome] | None:
-    """What the ranks of a job have left that is gone, and its launcher's word; None: that has said none."""
+    """Read the dumps of a job that has ended, and its launcher's verdict; None: its launcher wrote none. The
+    first is None where its ranks left no dumps that can be read."""
     outcome = outcomes().get(job.run) if job.run else None
     if outcome is None:
         return None

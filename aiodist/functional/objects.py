@@ -36,16 +36,31 @@ def _check_any_list(value: Any) -> None:
         raise UsageError(f"object_list must be a list, got {shown(value)}")
 
 
+def _check_safe(weights_only: bool, allow_pickle: bool) -> None:
+    if weights_only and allow_pickle:
+        raise UsageError(
+            "weights_only=True forbids pickle, and allow_pickle=True allows it", hint="Leave one of them out"
+        )
+
+
 def all_gather_object(
-    object_list: list[Any], obj: Any, group: Group = None, *, allow_pickle: bool = False
+    object_list: list[Any],
+    obj: Any,
+    group: Group = None,
+    weights_only: bool = False,
+    *,
+    allow_pickle: bool = False,
 ) -> Handle:
     """Gather every rank's object into a list, in place. → None. See `ProcessGroup.all_gather_object`.
 
     Args:
         object_list: list of `size` elements; overwritten, in rank order.
         obj: this rank's object; encoded in the call, so it may be changed at once.
+        weights_only: torch's word for "nothing is unpickled", which holds here without `allow_pickle` in any
+            case: True beside that is refused.
         allow_pickle: what msgpack cannot carry travels as pickle; the receiving ranks must allow it, too.
     """
+    _check_safe(weights_only, allow_pickle)
     pg = member(group, "all_gather_object")
     if pg is None:
         return Skipped()
@@ -60,6 +75,7 @@ def gather_object(
     dst: int | None = None,
     group: Group = None,
     group_dst: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool = False,
 ) -> Handle:
@@ -70,8 +86,9 @@ def gather_object(
         object_gather_list: on the destination, list of `size` elements; overwritten, in rank order.
         dst: global rank of the destination; or
         group_dst: its rank in the group. The group's rank 0 where neither is given.
-        allow_pickle: as in `all_gather_object`.
+        weights_only, allow_pickle: as in `all_gather_object`.
     """
+    _check_safe(weights_only, allow_pickle)
     pg = member(group, "gather_object")
     if pg is None:
         return Skipped()
@@ -93,6 +110,7 @@ def broadcast_object_list(
     group: Group = None,
     device: Any = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool = False,
 ) -> Handle:
@@ -103,8 +121,9 @@ def broadcast_object_list(
         src: global rank of the source; or
         group_src: its rank in the group. The group's rank 0 where neither is given.
         device: for torch's sake.
-        allow_pickle: as in `all_gather_object`.
+        weights_only, allow_pickle: as in `all_gather_object`.
     """
+    _check_safe(weights_only, allow_pickle)
     pg = member(group, "broadcast_object_list")
     if pg is None:
         return Skipped()
@@ -128,6 +147,7 @@ def scatter_object_list(
     src: int | None = None,
     group: Group = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool = False,
 ) -> Handle:
@@ -138,8 +158,9 @@ def scatter_object_list(
         scatter_object_input_list: on the source, `size` objects. On other ranks it is ignored.
         src: global rank of the source; or
         group_src: its rank in the group. The group's rank 0 where neither is given.
-        allow_pickle: as in `all_gather_object`.
+        weights_only, allow_pickle: as in `all_gather_object`.
     """
+    _check_safe(weights_only, allow_pickle)
     pg = member(group, "scatter_object_list")
     if pg is None:
         return Skipped()
@@ -157,6 +178,7 @@ def send_object_list(
     device: Any = None,
     group_dst: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     *,
     allow_pickle: bool = False,
 ) -> Handle:
@@ -167,8 +189,9 @@ def send_object_list(
         dst: global rank of the receiver; or
         group_dst: its rank in the group.
         device, use_batch: for torch's sake.
-        allow_pickle: as in `all_gather_object`.
+        weights_only, allow_pickle: as in `all_gather_object`.
     """
+    _check_safe(weights_only, allow_pickle)
     pg = member(group, "send_object_list")
     if pg is None:
         return Skipped()
@@ -183,6 +206,7 @@ def recv_object_list(
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     *,
     allow_pickle: bool = False,
 ) -> Handle:
@@ -193,8 +217,9 @@ def recv_object_list(
         src: global rank of the sender; or
         group_src: its rank in the group. Neither: the first that comes.
         device, use_batch: for torch's sake.
-        allow_pickle: as in `all_gather_object`.
+        weights_only, allow_pickle: as in `all_gather_object`.
     """
+    _check_safe(weights_only, allow_pickle)
     pg = member(group, "recv_object_list")
     if pg is None:
         return Skipped()

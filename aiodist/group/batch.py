@@ -150,19 +150,33 @@ class Batch:
         if self._part:
             return
         self._batches.open.pop(self._issuer, None)
-        self._batches.begin(self)
         waited = [work for work in self.works if not work._awaited]
-        try:
-            if kind is None:
-                for work in waited:
-                    await work
-        except asyncio.CancelledError:
+        if kind is not None:
             for work in waited:
-                work._ends_unbegun()  # as the one that was awaited now
+                work._ends_unbegun()  # nobody awaits them: the receives among them never begin
+        self._batches.begin(self)
+        if kind is None:
+            await self._all(waited)
+
+    async def _all(self, works: list[Work[Any]]) -> None:
+        """Wait for operations. The block is the one await of them all: where that is cancelled, receives are
+        taken back of which the messages have come, too."""
+        try:
+            for work in works:
+                take_back = work._take_back
+                await work
+                work._goes_on_to_be_awaited(take_back)
+        except (asyncio.CancelledError, GeneratorExit):
+            for work in works:
+                if work._awaited:
+                    work._give_up()
+                else:
+                    work._ends_unbegun()
             raise
         finally:
-            for work in waited:
-                work._let_be_dropped()  # the block is the await
+            for work in works:
+                work._goes_on_to_be_awaited(None)
+                work._let_be_dropped()
 
 
 class Held(NamedTuple):

@@ -41,12 +41,13 @@ class Regrouping(Protocol):
 
 
 class Dropped:
-    """What the groups that a program has dropped, and that were closed for it, leave to the world's end.
+    """The record of the groups that a program has dropped, and that the loop has closed. The world's end
+    tells it.
 
     Attributes:
-        closes: forgotten: by the lines that made the groups.
-        awaits: forgotten, of their operations.
-        failures: of their operations, that nobody was told.
+        closes: the forgotten closes, by the lines that made the groups.
+        awaits: the forgotten awaits of the groups' operations.
+        failures: of the groups' operations, that nobody was told.
     """
 
     def __init__(self) -> None:

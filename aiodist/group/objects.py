@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import Array
+from aiodist.backends.base import Array, Decoding
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
@@ -147,10 +147,7 @@ class Objects:
         peer = source_rank(src, self._size)
         number = check.message_tag(tag) + OBJECT_TAGS
 
-        def decoded(received: tuple[int, Any]) -> Any:
-            sender, data = received
-            return result(sender, decode(memoryview(data), allow_pickle=allow_pickle))
-
+        decoded = _Received(allow_pickle, result)
         short = self._core.short_for(timeout)
         posted = None if short is None else short.recv_bytes(peer, number, async_op, decoded)
         if posted is not None:
@@ -224,6 +221,38 @@ class Objects:
             asked.target_sizes = sizes
         work = self._core.issue(asked, timeout, True, reserved=number)
         await work._as_step()
+
+
+class _Received(Decoding):
+    """The decoding of the message of one `receive`.
+
+    Args:
+        allow_pickle: as the receive says.
+        result: makes what the Work gives of the sender's group rank and the object.
+    """
+
+    __slots__ = ("_allow_pickle", "_result")
+
+    def __init__(self, allow_pickle: bool, result: Callable[[int, Any], Any]) -> None:
+        self._allow_pickle = allow_pickle
+        self._result = result
+
+    @property
+    def how(self) -> object:
+        """Whether it unpickles."""
+        return self._allow_pickle
+
+    def is_slow(self, data: Array) -> bool:
+        """See `Decoding`. What may run the program's code is decoded on the loop."""
+        return not self._allow_pickle and is_slow(data.data)
+
+    def decode(self, data: Any) -> Any:
+        """See `Decoding`."""
+        return decode(memoryview(data), allow_pickle=self._allow_pickle)
+
+    def result(self, sender: int, obj: Any) -> Any:
+        """See `Decoding`."""
+        return self._result(sender, obj)
 
 
 def _named(kind: Kind, root: int) -> str:

@@ -453,6 +453,9 @@ class ProcessGroup:
             dst: group rank of the receiver; this one's, too.
             tag: 0 to 2³¹ - 2; messages are matched by source and tag, in order.
 
+        Raises:
+            PeerClosed: from the Work: the receiver has closed its group, and does not receive the message.
+
         Returns:
             → None.
         """
@@ -576,6 +579,9 @@ class ProcessGroup:
         async_op: bool = False,
     ) -> Work[None]:
         """Send an object to one rank. Tags of objects and of tensors are apart.
+
+        Raises:
+            PeerClosed: from the Work: the receiver has closed its group, and does not receive the message.
 
         Returns:
             → None.

@@ -260,7 +260,9 @@ class Watch:
                 ),
                 tell=False,
             )
-        elif rank in self._members and rank not in self._left:
+        elif rank in self._left:
+            self._tell_left(rank, False)  # it has closed the group, and what it had asked for is over, too
+        elif rank in self._members:
             # All members learn of a loss anyway.
             self._breaks(PeerLost([rank], cause, silence=silence), tell=False)
 

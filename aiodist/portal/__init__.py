@@ -19,8 +19,9 @@ loop, is issued there, and the caller gets what `await` would have given.
 - A blocked call blocks its thread only, and holds no lock: other threads go on. A running event loop in the
   same thread (a notebook's) stands still meanwhile.
 - Ctrl-C interrupts a blocked call at once. The operation goes on, since peers count on it, and borrows its
-  tensors until it ends (`pg.drain()` waits for that); the group stays usable. Ctrl-C in `init_process_group`
-  gives up; while closing, it aborts.
+  tensors until it ends (`pg.drain()` waits for that); the group stays usable. A blocked receive is taken
+  back, and its message goes to the next one. Ctrl-C in `init_process_group` gives up; while closing, it
+  aborts.
 - Leaving `with` by an exception aborts the group, as `async with` does. What is open when the interpreter
   exits is closed, for at most `EXIT_PATIENCE` seconds; then it is aborted.
 """

@@ -24,6 +24,9 @@ from aiodist.runtime.elsewhere import refuse_elsewhere
 from aiodist.timeouts import Timeout, seconds
 from aiodist.work import Work
 
+PATIENCE = 1.0
+"""Seconds to wait for the loop to take a receive back, when its caller was interrupted."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -55,9 +58,22 @@ class Portal(LoopThread):
             UsageError: called on the loop itself, which would wait for itself.
             Exception: what the function, or its Work, raised.
         """
-        reply = self._ask(self._seats.get(_caller()) if self._seats else None, function, args, kwargs)
-        reply.wait()
-        return reply.get()
+        reply = Reply()
+        try:
+            seat = self._seats.get(_caller()) if self._seats else None
+            self._ask(seat, function, args, kwargs, reply)
+            reply.wait()
+            return reply.get()
+        except BaseException as error:
+            if error is not reply.error:  # Ctrl-C, wherever it struck
+                self._give_up(reply)
+            raise
+
+    def _give_up(self, reply: Reply) -> None:
+        """Take back the receive whose caller was interrupted: its tensor is the caller's then, and its
+        message the next one's. Other operations go on. A loop that is blocked is waited for a moment only."""
+        with contextlib.suppress(GroupClosed, UsageError):
+            self.post(functools.partial(self._take_back, reply)).wait(PATIENCE)
 
     def close(self) -> None:
         """Close the world's group gracefully, and end the thread. May be repeated."""
@@ -91,10 +107,11 @@ class Portal(LoopThread):
         function: Callable[..., Any],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
+        reply: Reply | None = None,
     ) -> Reply:
         named = {name: _unwrapped(value) for name, value in (kwargs or {}).items()}
         asked = functools.partial(function, *map(_unwrapped, args), **named)
-        return self.post(functools.partial(self._answer_asked, seat, self.calling(), asked))
+        return self.post(functools.partial(self._answer_asked, seat, self.calling(), asked), reply)
 
     def calling(self) -> Calling:
         """What belongs to the calling thread."""
@@ -133,6 +150,7 @@ class Portal(LoopThread):
                 made._let_be_dropped(held)
                 self.settle(reply, work)
             else:
+                reply.work = made
                 self._follow(made, reply)
                 made._poll_for_thread()
         elif inspect.isawaitable(made):
@@ -150,11 +168,17 @@ class Portal(LoopThread):
             self._work_ended(reply, work)
         else:
             self.watch(reply)
-            work.add_done_callback(functools.partial(self._work_ended, reply))
+            work._when_done(functools.partial(self._work_ended, reply))
 
     def _work_ended(self, reply: Reply, work: Work[Any]) -> None:
-        error = work.exception()
-        self._wrap_up(reply, work.result() if error is None else None, error)
+        self._wrap_up(reply, *work._outcome())
+
+    def _take_back(self, given_up: Reply, reply: Reply) -> None:
+        if given_up.work is not None:
+            given_up.work._give_up()
+            if given_up.work.done():
+                self.settle(given_up, None)
+        self.settle(reply, None)
 
     def _wrapped(self, value: Any) -> Any:
         """The form of a result that synchronous code can use."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.runtime.running import loop_factory
+from aiodist.work import Work
 
 EXIT_PATIENCE = 10.0
 """Seconds for closing what was left open when the interpreter exits."""
@@ -39,14 +40,16 @@ class Reply:
         settled: whether it is there.
         error: what there is instead of a value.
         waited_for: a thread waits for it, or has.
+        work: whose end settles it, for a thread that blocks; None: another awaitable's, or not issued yet.
     """
 
-    __slots__ = ("_news", "_trace", "_value", "error", "settled", "waited_for")
+    __slots__ = ("_news", "_trace", "_value", "error", "settled", "waited_for", "work")
 
     def __init__(self) -> None:
         self.settled = False
         self.error: BaseException | None = None
         self.waited_for = False
+        self.work: Work[Any] | None = None
         self._value: Any = None
         self._trace: TracebackType | None = None
         self._news: list[Callable[[], object]] = []
@@ -117,8 +120,11 @@ class LoopThread:
         """Whether this is the loop's thread, which must not wait for itself."""
         return threading.get_ident() == self._thread.ident
 
-    def post(self, answer: Callable[[Reply], None]) -> Reply:
+    def post(self, answer: Callable[[Reply], None], reply: Reply | None = None) -> Reply:
         """Have the loop call `answer(reply)` soon; that, or what it starts, settles the reply.
+
+        Args:
+            reply: the caller's, which it knows whenever it is interrupted; None: a new one.
 
         Raises:
             GroupClosed: the loop has ended, or is the parent process's.
@@ -134,7 +140,7 @@ class LoopThread:
                 "a blocking call on the portal's own loop would wait for itself",
                 hint="Use the async methods there, or call from another thread",
             )
-        reply = Reply()
+        reply = Reply() if reply is None else reply
         self._replies.add(reply)  # first: the end of the loop fails what is in here
         try:
             assert self._loop is not None

@@ -73,6 +73,7 @@ async def init_process_group(
     group_name: str = "",
     pg_options: Any = None,
     device_id: Any = None,
+    enable_reconfigure: bool = False,
 ) -> ProcessGroup:
     """Meet the job's other processes and form the world's group.
 
@@ -88,7 +89,7 @@ async def init_process_group(
             where to meet, if nothing else does.
         store: meet over this store instead of `init_method`; needs `rank` and `world_size`. It stays yours.
         group_name: for people, and to tell apart several worlds over one store.
-        pg_options: for torch's sake, and not used.
+        pg_options, enable_reconfigure: for torch's sake, and not used.
         device_id: this process's CUDA device: an index, 'cuda:1' or a torch.device. None: LOCAL_RANK modulo
             the number of devices.
 

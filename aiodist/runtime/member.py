@@ -334,8 +334,8 @@ _IS_KEY = re.compile(rb"[0-9a-f]{12}")
 
 
 def _key(store: Store, where: str, job: str, name: str) -> str:
-    """What names one run of a job, for who looks at its processes: all of these have it, and no others, also
-    none of a job of the same name, at the same time or later.
+    """The key of one run of a job, 12 hexadecimal digits, by which tools find its processes: all processes of
+    the run have the same key. Another job has another key, also one of the same name.
 
     Args:
         store: where it meets.

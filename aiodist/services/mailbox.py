@@ -73,7 +73,7 @@ class Mailbox:
             self._takers.append(taker)
             try:
                 await taker
-            except asyncio.CancelledError:
+            except BaseException:  # cancelled, or its coroutine was closed
                 if taker in self._takers:
                     self._takers.remove(taker)
                 self._wake()  # the message that it was woken for is another's

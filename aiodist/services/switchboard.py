@@ -116,11 +116,11 @@ class Switchboard:
         while (letter := await self.mailbox.take()) is not None:
             try:
                 return letter.sender, await decoded(letter.payload)
-            except asyncio.CancelledError:
-                self.mailbox.put_back(letter)
-                raise
             except AiodistError as error:
                 self.handlers.notes.unread(error)
+            except BaseException:  # cancelled, or its coroutine was closed
+                self.mailbox.put_back(letter)
+                raise
         return None
 
     def check_open(self) -> None:

@@ -46,13 +46,36 @@ class Member(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Side:
-    """One side of a message, or one member of a collective: who, what, when."""
+    """One side of a message, or one member of a collective: who, what, when.
+
+    Args:
+        data: of a send: the bytes, where they are carried.
+        there: of a send: when its message is at the receiver; infinite until a receive has met it.
+        got: of a receive that has ended: the send whose message it has.
+    """
 
     backend: Member
     operation: Operation
     at: float
     line: int
     data: Array | None = None
+    there: float = math.inf
+    got: Side | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Passing:
+    """A message on its way to a receive; to none, once that was taken back.
+
+    Args:
+        arrived: when both sides had come.
+        end: when the receive ends.
+    """
+
+    sent: Side
+    posted: Side | None
+    arrived: float
+    end: float
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +124,7 @@ class Board:
         self.meetings: dict[int, Meeting] = {}
         self.sends: dict[tuple[int, int, int], deque[Side]] = {}
         self.receives: dict[tuple[int, int], list[Side]] = {}
+        self.passing: dict[tuple[int, int], list[Passing]] = {}  # by receiver and tag, in order
         self.members: dict[int, Member] = {}
         self._broken = False
 
@@ -183,14 +207,16 @@ class Board:
             self._later(side, end, arrived, meeting.values)
 
     def _later(self, side: Side, end: float, arrived: float, values: Values | None) -> None:
-        backend = side.backend
+        self._write_down(side, arrived, end)
+        self.engine.at(end, handle(side.backend.loop, partial(self._ended, side, values)), side.backend.loop)
+
+    def _write_down(self, side: Side, arrived: float, end: float) -> None:
         self.ledger.operations += 1
-        if backend.me in self.ledger.traced:
-            operation = side.operation
+        me, operation = side.backend.me, side.operation
+        if me in self.ledger.traced:
             self.ledger.record(
-                *(backend.me, self.group, operation.call, operation.tag, side.line, side.at, arrived, end)
+                *(me, self.group, operation.call, operation.tag, side.line, side.at, arrived, end)
             )
-        self.engine.at(end, handle(backend.loop, partial(self._ended, side, values)), backend.loop)
 
     def _ended(self, side: Side, values: Values | None) -> None:
         operation = side.operation
@@ -209,11 +235,8 @@ class Board:
         side = Side(backend, operation, backend.loop.time(), self._line(backend))
         if operation.sealed or operation.call.nbytes <= CARRIED:
             side.data = copy_message(operation.source)
-        for receive in self.receives.get((operation.peer, operation.tag), ()):
-            if receive.operation.peer in (backend.rank, -1):
-                self.receives[operation.peer, operation.tag].remove(receive)
-                self._pass(side, receive)
-                return
+        if self._meets(side):
+            return
         self.sends.setdefault((backend.rank, operation.peer, operation.tag), deque()).append(side)
         there = self.ranks[operation.peer]
         done, _ = self.fabric.message(backend.me, there, operation.call.nbytes, side.at, math.inf)
@@ -234,13 +257,43 @@ class Board:
             self.receives.setdefault((backend.rank, operation.tag), []).append(side)
 
     def take_back(self, side: Side) -> None:
-        """Take back a receive that nobody waits for."""
-        waiting = self.receives.get((side.backend.rank, side.operation.tag), [])
+        """Take back a receive that nobody waits for. Its message, on its way or here, goes to the next one:
+        later receives move up."""
+        operation, key = side.operation, (side.backend.rank, side.operation.tag)
+        if not operation.work.done():
+            operation.ended(operation)
+        waiting, passing = self.receives.get(key, []), self.passing.get(key, [])
         if side in waiting:
             waiting.remove(side)
-            side.operation.ended(side.operation)
+            return
+        at, message = 0, side.got
+        if message is None:
+            at = next(i for i, one in enumerate(passing) if one.posted is side)
+            message = passing[at].sent
+        source = message.backend.rank
+        moved = [one for one in passing[at:] if one.sent.backend.rank == source]
+        self.passing[key] = [one for one in passing if one not in moved]
+        messages = [*([] if side.got is None else [message]), *(one.sent for one in moved)]
+        receives = [one.posted for one in moved if one.posted is not None and one.posted is not side]
+        for one in moved:
+            one.posted = None
+        for sent, posted in zip(messages, receives, strict=False):  # one receive less than messages
+            self._pass(sent, posted)
+        if not self._meets(messages[-1]):
+            self.sends.setdefault((source, *key), deque()).appendleft(messages[-1])
+
+    def _meets(self, sent: Side) -> bool:
+        """Pass a message to the first receive that waits for it, if there is one."""
+        receives = self.receives.get((sent.operation.peer, sent.operation.tag), [])
+        for receive in receives:
+            if receive.operation.peer in (sent.backend.rank, -1):
+                receives.remove(receive)
+                self._pass(sent, receive)
+                return True
+        return False
 
     def _pass(self, sent: Side, posted: Side) -> None:
+        """Have a receive get a message, when that is there."""
         send, receive = sent.operation, posted.operation
         if receive.senders and (send.call.dtype, send.call.count) != (receive.call.dtype, receive.call.count):
             said = {
@@ -249,6 +302,17 @@ class Board:
             }
             self.break_all(CollectiveMismatch(said, group=self.name))
             return
+        if math.isinf(sent.there):
+            self._move(sent, posted)
+        end = max(sent.there, posted.at, self.engine.now)
+        passing = Passing(sent, posted, max(sent.at, posted.at), end)
+        self.passing.setdefault((posted.backend.rank, receive.tag), []).append(passing)
+        loop = posted.backend.loop
+        self.engine.at(end, handle(loop, partial(self._landed, passing)), loop)
+
+    def _move(self, sent: Side, posted: Side) -> None:
+        """Find out when a message is there, and when its send ends."""
+        send = sent.operation
         nbytes = send.call.nbytes
         done, got = self.fabric.message(sent.backend.me, posted.backend.me, nbytes, sent.at, posted.at)
         got = max(got, posted.at, self.engine.now)
@@ -264,12 +328,23 @@ class Board:
             self._later(sent, max(done, self.engine.now), max(sent.at, posted.at), None)
         elif not send.work.done():
             self._later(sent, max(done, self.engine.now), sent.at, None)
+        sent.there = got
+
+    def _landed(self, passing: Passing) -> None:
+        """Give a message to its receive."""
+        sent, posted = passing.sent, passing.posted
+        if posted is None or posted.operation.work.done():
+            return
+        receive = posted.operation
+        self.passing[posted.backend.rank, receive.tag].remove(passing)
+        self._write_down(posted, passing.arrived, passing.end)
+        posted.got = sent
         receive.result = (
             receive.senders[sent.backend.rank] if receive.senders else (sent.backend.rank, sent.data)
         )
         if receive.target is not None and sent.data is not None:
             write_message(receive.target, sent.data)
-        self._later(posted, got, max(sent.at, posted.at), None)
+        receive.succeed()
 
     def waiting(self, backend: Member) -> list[Side]:
         """Receives of a member for which nothing has come."""

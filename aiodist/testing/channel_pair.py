@@ -39,6 +39,7 @@ class Recorder:
         self.arrivals: list[tuple[int, Key, bytes, int]] = []
         self.losses: list[tuple[int, str]] = []
         self.goodbyes: list[int] = []
+        self.refusals: list[int] = []
         self.crowds: list[int] = []
         self.tamperings: list[tuple[int, Tampered]] = []
         self.failures: list[tuple[int | None, GroupBroken]] = []
@@ -70,6 +71,10 @@ class Recorder:
     def goodbye(self, rank: int) -> None:
         """Record that a peer has closed."""
         self._note(self.goodbyes, rank)
+
+    def refuses(self, rank: int) -> None:
+        """Record that a peer takes nothing more."""
+        self._note(self.refusals, rank)
 
     def _note(self, told: list[T], what: T) -> None:
         told.append(what)

@@ -140,3 +140,7 @@ class Observer(Protocol):
     def goodbye(self, rank: int) -> None:
         """Note that `rank` closed its endpoint on purpose; all it sent has arrived. At most once a rank,
         instead of `lost`."""
+
+    def refuses(self, rank: int) -> None:
+        """Note that the channel to `rank` has ended: what it had taken was told before, and of nothing else
+        that was sent will `done` be called. Perhaps more than once."""

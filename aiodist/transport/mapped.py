@@ -252,9 +252,13 @@ class MappedLink(StreamLink):
         if self._to_release or self._to_return:
             self._give_back()
 
-    def _give_back(self) -> None:
-        """Give back blocks and what was lent, unless the peer does not read: then it has no use for them."""
-        if self.idle:
+    def _give_back(self, last: bool = False) -> None:
+        """Give back blocks and what was lent, unless the peer does not read: then it has no use for them.
+
+        Args:
+            last: the link is about to end, and the peer learns now or never what was read.
+        """
+        if self.idle or last:
             blocks, self._to_release = self._to_release, 0
             count, self._to_return = self._to_return, 0
             if blocks:
@@ -321,6 +325,10 @@ class MappedLink(StreamLink):
         self._loop.call_soon(self.broke, error)
 
     # Ending.
+
+    def close(self) -> None:
+        self._give_back(last=True)
+        super().close()
 
     def _finish(self, event: Event, cause: str | Tampered = "") -> None:
         if event is not Event.ALTERED:

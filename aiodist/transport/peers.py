@@ -46,6 +46,9 @@ class Silent:
     def goodbye(self, rank: int) -> None:
         """Ignore it."""
 
+    def refuses(self, rank: int) -> None:
+        """Ignore it."""
+
 
 @dataclass(slots=True, eq=False)
 class Peer:
@@ -286,7 +289,7 @@ class Endpoint(ABC):
             self._check_open()
             budget = self._eager_budget
             retired = self._retired
-            sender = Outgoing(rank, self._dial_rank, self._ended, eager_budget=budget, retired=retired)
+            sender = Outgoing(rank, self._dial_rank, self._sender_ended, eager_budget=budget, retired=retired)
             receiver = Incoming(
                 *(rank, self._arrived, self._ended),
                 crowded=self._crowded,
@@ -312,6 +315,8 @@ class Endpoint(ABC):
         finally:
             peer.sender.kill()
             peer.receiver.kill()
+            if not self._closing:
+                self.observer.refuses(peer.rank)
 
     def _dial_rank(self, rank: int) -> None:
         self._dial(self._peers[rank])
@@ -332,6 +337,11 @@ class Endpoint(ABC):
         elif not peer.ended and not self._closing:
             peer.ended = True
             self.observer.goodbye(peer.rank)
+
+    def _sender_ended(self, rank: int, goodbye: bool, cause: str | Tampered) -> None:
+        self._ended(rank, goodbye, cause)
+        if goodbye and not self._closing:
+            self.observer.refuses(rank)
 
     async def _close_all(self, closers: Iterable[Callable[[Callable[[], None]], None]], limit: float) -> None:
         """Call each with a callback, and wait until all were called back, at most `limit` seconds."""

@@ -87,6 +87,7 @@ class Outgoing:
         self._lent = 0  # fragments that the peer has yet to read where they lie
         self._retired = Recent() if retired is None else retired
         self._cancelled: set[int] = set()  # until they are retired
+        self._shut: set[int] = set()  # those, and contexts of which the peer takes nothing more
         self._pumping = False
         self._closing = False
         self.over = False
@@ -110,7 +111,7 @@ class Outgoing:
             True if the buffer is free again already.
         """
         context = key[0]
-        if self.over or self._closing or context in self._cancelled or context in self._retired:
+        if self.over or self._closing or context in self._shut or context in self._retired:
             return False
         if self.link is None:
             self._backlog.append(Message(key, signature, data, done, sealed))
@@ -127,7 +128,7 @@ class Outgoing:
             or self._closing
             or self._spent.get(context, 0) + size > self._budget
             or self._spent_all + size > self._budgets
-            or context in self._cancelled
+            or context in self._shut
             or context in self._retired
         )
 
@@ -159,11 +160,9 @@ class Outgoing:
         pending until it cancels them itself.
         """
         self._cancelled.add(context)
+        self.shut(context)
         self._spent.pop(context, None)
-        self._backlog = [message for message in self._backlog if message.key.context != context]
         self._active = deque(message for message in self._active if message.key.context != context)
-        for key in [key for key in self._offered if key.context == context]:
-            del self._offered[key]
         for key in [key for key in self._ready if key.context == context]:
             del self._ready[key]
         if self._lent and self.link is not None:
@@ -174,11 +173,27 @@ class Outgoing:
                 self.link.keep()
         self._close_if_idle()
 
+    def shut(self, context: int) -> list[Key]:
+        """Forget the sends of a context that the peer has not asked for, and ignore later ones: it takes
+        nothing more of that context. What it has asked for goes on.
+
+        Returns:
+            the forgotten messages' names. Their `done` is not called, and their buffers are free.
+        """
+        self._shut.add(context)
+        waiting = [message.key for message in self._backlog if message.key.context == context]
+        self._backlog = [message for message in self._backlog if message.key.context != context]
+        offered = [key for key in self._offered if key.context == context]
+        for key in offered:
+            del self._offered[key]
+        return waiting + offered
+
     def retire(self, context: int) -> None:
         """Cancel a context that is dead for good on all channels of the endpoint."""
         self._retired.add(context)
         self.cancel(context)
         self._cancelled.discard(context)
+        self._shut.discard(context)
 
     def close(self, on_closed: Callable[[], None]) -> None:
         """Close gracefully: what was begun is sent, then goodbye. Further sends are ignored. `on_closed` is

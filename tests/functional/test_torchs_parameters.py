@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,3 +71,36 @@ async def test_group_makers_take_torchs_parameters_in_torchs_order() -> None:
             await dist.split_group(None, [[0, 1, 2, 3]], backend="nccl")
 
     await run_cluster(4, main)
+
+
+async def test_weights_only_is_a_promise_that_holds() -> None:
+    """True: nothing that was pickled is read; what msgpack carries is."""
+
+    async def main(pg: ProcessGroup) -> None:
+        objects: list[Any] = [None] * 2
+        await dist.all_gather_object(objects, {"rank": pg.rank}, None, True)
+        assert objects == [{"rank": 0}, {"rank": 1}]
+        mine = [pg.rank]
+        calls: list[Callable[..., Any]] = [
+            partial(dist.all_gather_object, objects, mine),
+            partial(dist.gather_object, mine, None if pg.rank else objects, 0),
+            partial(dist.broadcast_object_list, objects, 0),
+            partial(dist.scatter_object_list, objects, [mine, mine], 0),
+            partial(dist.send_object_list, mine, 1 - pg.rank),
+            partial(dist.recv_object_list, mine, 1 - pg.rank),
+        ]
+        for call in calls:
+            with pytest.raises(dist.UsageError, match="weights_only=True forbids pickle"):
+                call(weights_only=True, allow_pickle=True)
+        if pg.rank == 0:
+            await dist.send_object_list([slice(3)], 1, allow_pickle=True)
+        else:
+            with pytest.raises(dist.UsageError, match="pickle"):
+                await dist.recv_object_list(mine, 0, weights_only=True)
+
+    await run_cluster(2, main)
+
+
+async def test_a_world_takes_what_torch_passes_to_its_own() -> None:
+    async with dist.init_process_group(world_size=1, pg_options=object(), enable_reconfigure=True) as pg:
+        assert pg.size == 1

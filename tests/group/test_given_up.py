@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -118,10 +119,18 @@ async def closed_task_group(make: Make) -> None:
     work.close()
 
 
+async def refused_wait(make: Make) -> None:
+    """`deadline - now`, where the deadline has passed."""
+    for late in (0, -1.5):
+        with pytest.raises(dist.UsageError, match="positive number of seconds"):
+            await make().wait(late)
+
+
 UNBEGUN: list[Callable[[Make], Awaitable[None]]] = [
     *(wait_for_nothing, wait_for_less, wait_for_wait, kept_error, future_cancelled, task_cancelled),
     *(task_of_wait_cancelled, task_of_wait_with_a_limit_cancelled, gathered, timeout_over),
     *(timeout_at_before, failing_group, waited, closed, closed_task_group),
+    refused_wait,
 ]
 
 
@@ -197,6 +206,27 @@ async def dropped_coroutine(make: Make) -> None:
     gc.collect()
 
 
+async def collected_in_a_thread(make: Make) -> None:
+    """The collector runs in whichever thread allocates, as in that of a watchdog."""
+
+    async def awaits() -> None:
+        await make()
+
+    gc.disable()
+    try:
+        coroutine = awaits()
+        coroutine.send(None)
+        cycle: list[Any] = [coroutine]
+        cycle.append(cycle)
+        del coroutine, cycle
+        thread = threading.Thread(target=gc.collect)
+        thread.start()
+        thread.join()
+    finally:
+        gc.enable()
+    await asyncio.sleep(0)
+
+
 async def generator(make: Make) -> None:
     async def messages() -> AsyncIterator[Any]:
         while True:
@@ -211,6 +241,7 @@ async def generator(make: Make) -> None:
 BEGUN: list[Callable[[Make], Awaitable[None]]] = [
     *(timeout_within, waits_shortly, waits_shortly_and_keeps_the_error, waits_shortly_in_a_task, begun_task),
     *(begun_task_later, begun_wait, begun_group, ended_coroutine, thrown_at, dropped_coroutine, generator),
+    collected_in_a_thread,
 ]
 
 KINDS = ["object", "large object", "small", "large", "strided"]
@@ -343,6 +374,107 @@ def test_a_block_whose_end_is_cancelled_takes_back_its_receives() -> None:
             assert (other == number).all() and not places.any()
 
     run_virtual(run_cluster(2, main))
+
+
+@pytest.mark.parametrize("kind", few(KINDS, ["object", "large"]))
+@pytest.mark.parametrize("come", [1, 2])
+def test_a_block_whose_end_is_cancelled_loses_no_message_that_has_come(kind: str, come: int) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        box = Box(pg, kind, anybody=False)
+        if pg.rank:
+            for number in range(come):
+                await box.send(number)
+            await pg.barrier()
+            await pg.barrier()
+            for number in range(come, 4):
+                await box.send(number)
+            return
+
+        async def block() -> None:
+            async with pg.coalesce():
+                for _ in range(3):
+                    box.make()
+
+        task = asyncio.create_task(block())
+        await pg.barrier()
+        await asyncio.sleep(1)
+        await _cancelled(task)
+        await pg.barrier()
+        for place in box.places:
+            place[...] = -1  # it is the program's again
+        for number in range(4):
+            await box.check(number)
+
+    run_virtual(run_cluster(2, main))
+
+
+def test_a_receive_of_a_block_that_a_task_holds_keeps_its_message_where_the_end_is_cancelled() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            await pg.send_object("first", 0)
+            await pg.barrier()
+            await pg.barrier()
+            await pg.send_object("second", 0)
+            return
+        works: list[dist.Work[Any]] = []
+
+        async def block() -> None:
+            async with pg.coalesce():
+                works.extend(pg.recv_object(1) for _ in range(2))
+
+        task = asyncio.create_task(block())
+        await pg.barrier()
+        await asyncio.sleep(1)
+        assert works[0].result() == "first"
+        await _cancelled(task)
+        await pg.barrier()
+        assert works[0].result() == "first" and await pg.recv_object(1) == "second"
+
+    run_virtual(run_cluster(2, main))
+
+
+@pytest.mark.parametrize("kind", few(KINDS, ["object", "large"]))
+@pytest.mark.parametrize("cancelled", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_receives_of_a_block_that_an_exception_leaves_are_taken_back(
+    kind: str, cancelled: bool, begun: bool
+) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        box = Box(pg, kind, anybody=False)
+        if pg.rank:
+            await pg.barrier()
+            await pg.barrier()
+            for number in range(2):
+                await box.send(number)
+            return
+
+        async def block() -> None:
+            async with pg.coalesce():
+                box.make()
+                if begun:  # by a collective of another task
+                    await asyncio.create_task(_barrier(pg))
+                if not cancelled:
+                    raise KeyError
+                await asyncio.sleep(9)
+
+        task = asyncio.create_task(block())
+        await asyncio.sleep(1)
+        if cancelled:
+            await _cancelled(task)
+        else:
+            with pytest.raises(KeyError):
+                await task
+        await pg.barrier()
+        if not begun:
+            await pg.barrier()
+        for number in range(2):
+            await box.check(number)
+
+    run_virtual(run_cluster(2, main))
+
+
+async def _barrier(pg: ProcessGroup) -> None:
+    await pg.barrier()
 
 
 def test_a_receive_that_is_held_goes_on_whatever_becomes_of_an_await() -> None:

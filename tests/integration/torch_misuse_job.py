@@ -39,6 +39,7 @@ MOVED = [
     ),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.complex32, torch.complex64, torch.complex128),
+    *([torch.bcomplex32] if hasattr(torch, "bcomplex32") else []),  # of torch 2.14
 ]
 """dtypes that are sent."""
 

@@ -872,6 +872,8 @@ def hooks(rank: int, size: int) -> Found:
         ),
         "none": lambda ddp: ddp.register_comm_hook(None, debugging_hooks.noop_hook),
     }
+    if c10d.is_nccl_available():  # see `refused`
+        several["bf16"] = lambda ddp: ddp.register_comm_hook(world, default_hooks.bf16_compress_hook)
     for name, register in several.items():
         found |= {f"{name}: {key}": value for key, value in _hooked(rank, register).items()}
     pairs, _ = c10d.new_subgroups(2)
@@ -1076,10 +1078,9 @@ def refused(rank: int, size: int) -> Found:
     def normed() -> object:
         return nn.parallel.DistributedDataParallel(nn.SyncBatchNorm(4))(torch.ones(2, 4))
 
-    calls: dict[str, Callable[[], object]] = {
-        "batch norm": normed,
-        "bf16": lambda: _ddp().register_comm_hook(None, bf16_compress_hook),
-    }
+    calls: dict[str, Callable[[], object]] = {"batch norm": normed}
+    if not c10d.is_nccl_available():  # a build for CUDA takes this hook on any group
+        calls["bf16"] = lambda: _ddp().register_comm_hook(None, bf16_compress_hook)
     found: Found = {}
     for name, call in calls.items():
         try:

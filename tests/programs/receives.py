@@ -4,6 +4,9 @@
 one tag, of objects or tensors. Rank 0 receives them in tasks that give receives up and try again. Then every
 message was received once, and in order by one task; a tensor whose receive was given up holds what the
 program wrote there afterwards.
+
+In some programs rank 0 closes its group early, while the others send to it. Then every send ends, and what
+rank 0 has received was sent.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ class Plan:
         seed: of the program.
         streams: that go on at the same time.
         ending: what becomes of receives for which nothing comes: 'peers' (the others close), 'here' (rank 0
-            closes) or 'none'.
+            closes) or 'none'; or of sends that nobody receives: 'early' (rank 0 closes).
     """
 
     seed: int
@@ -91,7 +94,8 @@ def plan(seed: int) -> Plan:
     """The program of a seed."""
     rng = random.Random(f"{seed} receives")
     streams = tuple(_stream(rng, tag) for tag in range(rng.choice([1, 1, 2, 3])))
-    ending = rng.choice(["peers", "here", "none"] if place_of(seed) == "virtual" else ["here", "none"])
+    endings = ["here", "none", "early"]
+    ending = rng.choice(["peers", *endings] if place_of(seed) == "virtual" else endings)
     return Plan(seed, streams, ending)
 
 
@@ -341,6 +345,7 @@ async def run_program(pg: ProcessGroup, program: Plan) -> None:
     group = await pg.new_group()
     assert group is not None
     rng = random.Random(f"{program.seed} rank {group.rank}")
+    last: Any = None
     try:
         if group.rank == 0:
             await _receives(group, program)
@@ -351,9 +356,15 @@ async def run_program(pg: ProcessGroup, program: Plan) -> None:
                         tasks.create_task(_send(group, stream, random.Random(rng.random())))
         if program.ending == "none":
             await group.barrier()
+        elif program.ending == "early":
+            last = await (_last_sends(group, program, rng) if group.rank else _closes_early(group, program))
     finally:
         await group.aclose()
-    await pg.barrier()
+    received, *sent = await pg.all_gather_object(last)
+    if program.ending == "early":
+        for source, outcomes in enumerate(sent, 1):
+            wrong = [number for number in received[source] if not outcomes[number]]
+            assert not wrong, f"received, and told as lost: {wrong} of rank {source}"
 
 
 async def _send(group: ProcessGroup, stream: Stream, rng: random.Random) -> None:
@@ -446,12 +457,13 @@ async def _end(group: ProcessGroup, program: Plan) -> None:
         lambda: asyncio.ensure_future(group.recv_object(None, tag)),
         lambda: asyncio.create_task(group.recv_object(1, tag).wait()),
     ]
-    if program.ending == "none":
+    if program.ending in ("none", "early"):
         return
     waiting = [rng.choice(makes)() for _ in range(rng.randint(1, 3))]
     await _turns(rng)
     if program.ending == "here":
-        await asyncio.wait_for(group.aclose(), 20)
+        with contextlib.suppress(dist.PeerClosed):  # of a receive that a rank with nothing to send has failed
+            await asyncio.wait_for(group.aclose(), 20)
     for work in waiting:
         try:
             await asyncio.wait_for(_of(work), 20)
@@ -462,3 +474,78 @@ async def _end(group: ProcessGroup, program: Plan) -> None:
 
 async def _of(work: Awaitable[Any]) -> Any:
     return await work
+
+
+# ── rank 0 closes while the others send to it ────────────────────────────────────────────────────────
+
+
+def last_messages(seed: int, source: int) -> list[tuple[str, int]]:
+    """The kinds and sizes of the messages that a rank sends at the end of a program."""
+    rng = random.Random(f"{seed} last {source}")
+    sizes = SIZES if rng.random() < 0.95 else LARGE
+    kinds = ["object", "contiguous", "strided"]
+    return [(rng.choice(kinds), rng.choice(sizes)) for _ in range(rng.randint(1, 5))]
+
+
+def _last(source: int, number: int, size: int) -> Any:
+    return np.arange(size, dtype=np.int64) * 64 + source * 16 + number
+
+
+async def _last_sends(group: ProcessGroup, program: Plan, rng: random.Random) -> list[bool]:
+    """Send to rank 0 until it has closed → which messages were sent."""
+    limit = VIRTUAL if place_of(program.seed) == "virtual" else REAL
+    works = []
+    for number, (kind, size) in enumerate(last_messages(program.seed, group.rank)):
+        data = _last(group.rank, number, size)
+        if kind == "strided":
+            data = np.repeat(data, 2)[::2]
+        send = group.send_object if kind == "object" else group.send
+        works.append(send(data, 0, len(program.streams), async_op=True))
+        if rng.random() < 0.3:
+            await asyncio.wait([asyncio.ensure_future(_sent(works[-1], limit))])
+        await _turns(rng)
+    outcomes = [await _sent(work, limit) for work in works]
+    for _ in range(int(limit / 0.01)):  # small ones are sent until its close is known
+        if not await _sent(group.send(np.zeros(rng.choice([1, 2000])), 0, 9), limit):
+            break
+        await asyncio.sleep(0.01)
+    for more in (group.send_object("x", 0), group.send(np.zeros(3), 0), group.send(np.zeros(9000), 0)):
+        assert not await _sent(more, limit), "sent to a rank that is known to have closed"
+    return outcomes
+
+
+async def _sent(work: dist.Work[Any], limit: float) -> bool:
+    try:
+        await work.wait(limit)
+    except dist.PeerClosed:
+        return False
+    return True
+
+
+async def _closes_early(group: ProcessGroup, program: Plan) -> dict[int, list[int]]:
+    """Receive some of what the others send, or nothing, and close → which messages of each."""
+    rng = random.Random(f"{program.seed} early")
+    tag, posted = len(program.streams), []
+    for source in (1, 2):
+        for number, (kind, size) in enumerate(last_messages(program.seed, source)):
+            if rng.random() < 0.4:
+                break
+            place = None if kind == "object" else _place(kind, size)
+            make = group.recv_object if place is None else group.recv
+            arguments = (source,) if place is None else (place, source)
+            work: dist.Work[Any] = make(*arguments, tag, async_op=True)
+            posted.append((source, number, size, place, work))
+            if rng.random() < 0.4:
+                await asyncio.wait([asyncio.ensure_future(_result(work.wait(rng.choice([0.001, 0.02]))))])
+    await _turns(rng)
+    await asyncio.wait_for(group.aclose(), VIRTUAL if place_of(program.seed) == "virtual" else REAL)
+    received: dict[int, list[int]] = {1: [], 2: []}
+    for source, number, size, place, work in posted:
+        error = work.exception()
+        if error is None:
+            data = work.result() if place is None else place
+            assert np.array_equal(data, _last(source, number, size)), f"no message {number} of rank {source}"
+            received[source].append(number)
+        else:
+            assert type(error) is dist.GroupClosed, error
+    return received

@@ -1,7 +1,7 @@
 """Runs the programs of `receives`: in virtual time, and over sockets and shared memory on real loops.
 
-In virtual time the copies of large messages take a step now and then, so that all else happens between two of
-them; on real loops threads make them.
+In virtual time the copies of large messages take a step now and then, and threads decode large objects for a
+while, so that all else happens meanwhile; on real loops threads do both.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pytest
 import uvloop
 
 from aiodist.backends.host import copies, offload
-from aiodist.group import ProcessGroup
+from aiodist.group import ProcessGroup, objects
 from aiodist.testing import run_cluster
-from aiodist.testing.clock import run_virtual
+from aiodist.testing.clock import VirtualLoop, run_virtual
 from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
 from tests.group.held_copies import HeldCopies, held_copies
@@ -67,7 +67,7 @@ class _Job:
         if place == "virtual":
             rng = random.Random(f"{self._seeds[0]} network")
             delays = rng.choice([[0.0], [0.0, 0.0004], [0.0002, 0.003]])
-            with held_copies() as held:
+            with held_copies() as held, slow_decoding(rng):
                 network = MemoryNetwork(delay=lambda *_: rng.choice(delays))
                 run_virtual(self._within(held, rng, network=network))
             return
@@ -103,6 +103,23 @@ class _Job:
             await run_program(pg, plan(seed))
 
 
+@contextlib.contextmanager
+def slow_decoding(rng: random.Random) -> Iterator[None]:
+    """Have threads decode objects from some 40 KB on, for some virtual time."""
+
+    def run_in_executor(
+        loop: asyncio.AbstractEventLoop, executor: object, function: Any, *args: Any
+    ) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = loop.create_future()
+        loop.call_later(rng.choice([0, 0.0003, 0.002, 0.01]), lambda: future.set_result(function(*args)))
+        return future
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VirtualLoop, "run_in_executor", run_in_executor)
+        patch.setattr(objects, "is_slow", lambda data: len(data) >= 40_000)
+        yield
+
+
 def _loop_of(seed: int) -> Any:
     return uvloop.new_event_loop if seed // 4 % 2 else None
 
@@ -120,4 +137,5 @@ def threads() -> Iterator[None]:
         patch.setattr(offload.Offload, "run", run_by_thread)
         patch.setattr(offload, "INLINE_NS", 10_000.0)
         patch.setattr(copies, "PIECE", 64 * 1024)
+        patch.setattr(objects, "is_slow", lambda data: len(data) >= 40_000)
         yield

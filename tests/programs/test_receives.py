@@ -100,12 +100,47 @@ def awaits_that_are_closed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dist.Work, "_give_up", gives_up)
 
 
+def objects_that_go_with_their_receive(patch: pytest.MonkeyPatch) -> None:
+    """A message that a thread decodes is matched no more."""
+
+    def decode(self: Any, claim: Any, decoding: Any) -> None:
+        receiver = claim.receiver
+        self._claims.remove(claim)
+
+        def over(of: Any) -> None:
+            if claim.receiver is receiver:
+                receiver.ended(receiver)
+                receiver.work._finish(decoding.result(claim.source, of.result()))
+
+        self._channels.loop.run_in_executor(None, decoding.decode, claim.place).add_done_callback(over)
+
+    take_back = Messages.take_back
+
+    def takes_back(self: Any, operation: Any) -> None:
+        claim = operation.noted
+        matched = claim is None or self._claims.find(claim.source, claim.tag, claim.number) is claim
+        if operation.work.done() or matched:
+            take_back(self, operation)
+        else:
+            claim.receiver = None
+
+    patch.setattr(Messages, "_decode", decode)
+    patch.setattr(Messages, "take_back", takes_back)
+
+
+def sends_that_wait_for_who_has_left(patch: pytest.MonkeyPatch) -> None:
+    """A send to a rank that has closed waits for its receive."""
+    patch.setattr(Messages, "end_sends", lambda self, peer: None)
+
+
 MUTATIONS: dict[Mutation, int] = {
     claims_that_end_before_the_copy: 0,
     copies_that_go_on: 0,
     fragments_that_come_all_the_same: 0,
     awaits_that_never_begin: 0,
     awaits_that_are_closed: 0,
+    objects_that_go_with_their_receive: 0,
+    sends_that_wait_for_who_has_left: 0,
 }
 """Each with the seed to begin with."""
 

@@ -314,3 +314,34 @@ def test_messages_go_on_where_taking_one_is_cancelled() -> None:
         await pg.barrier()
 
     run_virtual(run_cluster(2, main, timeout=100.0))
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["waits", "decodes"])
+async def test_messages_stay_where_the_coroutine_that_takes_one_is_closed(large: bool) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank and large:  # it is decoded in a thread
+            await pg.send_message(0, [0, bytes(3_000_000)])
+        elif not pg.rank:
+            messages = pg.messages()
+            if large:
+                await pg.barrier()
+            step = anext(messages).__await__()
+            step.send(None)
+            other = asyncio.create_task(_next_of(messages))
+            await asyncio.sleep(0)
+            step.close()
+            if not large:
+                await pg.barrier()
+            async with asyncio.timeout(10):
+                assert (await other)[1][0] == 0
+            return
+        await pg.barrier()
+        if not large:
+            await pg.send_message(0, [0])
+
+    await run_cluster(2, main, timeout=20.0)
+
+
+async def _next_of(messages: AsyncIterator[Any]) -> Any:
+    return await anext(messages)

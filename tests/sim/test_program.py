@@ -128,3 +128,97 @@ def test_what_cannot_be_simulated_is_refused(body: str, says: str, simulate: Sim
     said = simulate.error(body, "--ranks", "2")
     assert "Traceback" not in said
     assert "UsageError" in said and says in said
+
+
+BACK = """
+    async def give_up(work, after):
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(after)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() or not task.exception()
+        return task.cancelled()
+"""
+
+
+def test_a_receive_that_is_taken_back_leaves_its_message_wherever_that_is(simulate: Simulate) -> None:
+    """Not sent yet, on its way, just here: the next receive gets it, and later receives move up."""
+    lines = simulate.printed(
+        BACK
+        + """
+    if pg.rank:
+        for number in range(8):
+            await asyncio.sleep(0.01)
+            await (pg.send_object(number, 0) if number % 2 else pg.send(np.full(4000, number), 0))
+            await pg.send(np.full(3, number), 0, 7)
+        await pg.barrier()
+        return
+    cancelled = set()
+    for number in range(8):
+        place = np.full(4000, -1)
+        def receive():
+            return pg.recv_object(1) if number % 2 else pg.recv(place, 1)
+        for after in (0, 0.004, 0.0099, 0.01, 0.01002, 0.01005, 0.0101, 0.0102):
+            result = await give_up(receive(), after)
+            cancelled.add(result)
+            if not result:
+                break
+        small = np.full(3, -1)
+        assert await pg.recv(small, 1, 7) == 1
+        assert list(small) == [number] * 3
+        if result:
+            got = await receive()
+            assert (got if number % 2 else place[0]) == number, (number, got, place[0])
+    await pg.barrier()
+    print(sorted(cancelled))
+        """,
+        *("--network", "hosts=2,link=1Gbit/s:20us"),
+    )
+    assert lines == ["[False, True]"]
+
+
+@pytest.mark.parametrize("anybody", [False, True])
+def test_receives_behind_one_that_is_taken_back_move_up(simulate: Simulate, anybody: bool) -> None:
+    lines = simulate.printed(
+        f"""
+    src = {None if anybody else 1}
+    if pg.rank:
+        await asyncio.sleep(1)
+        works = [pg.send(np.full(2000, number), 0, async_op=True) for number in range(3)]
+        await asyncio.sleep(5)
+        for work in works:
+            await work
+    else:
+        places = [np.full(2000, -1) for _ in range(4)]
+        first = asyncio.ensure_future(pg.recv(places[0], src))
+        await asyncio.sleep(0)
+        later = [pg.recv(place, src, async_op=True) for place in places[1:3]]
+        await asyncio.sleep(1.0001)
+        assert not first.done()
+        first.cancel()
+        await asyncio.wait([first])
+        last = pg.recv(places[3], src, async_op=True)
+        for work in (*later, last):
+            assert await work == 1
+        print([int(place[0]) for place in places], len(set(places[1])))
+        """,
+        *("--network", "hosts=2,link=1Gbit/s:200us"),
+    )
+    assert lines == ["[-1, 0, 1, 2] 1"]
+
+
+def test_closing_goes_on_after_a_receive_under_way_was_taken_back(simulate: Simulate) -> None:
+    lines = simulate.printed(
+        BACK
+        + """
+    if pg.rank:
+        await asyncio.sleep(1)
+        await pg.send(np.full(2000, 5), 0)
+    else:
+        assert await give_up(pg.recv(np.full(2000, -1), 1), 1.0001)
+        await pg.drain()
+        print("through")
+        """,
+        *("--network", "hosts=2,link=1Gbit/s:200us"),
+    )
+    assert lines == ["through"]

@@ -449,6 +449,8 @@ class HostBackend:
 
     def rank_left(self, rank: int, whole: bool) -> None:
         """Note that a member has closed this group, or, where that is `whole`, all its groups."""
+        if not whole:
+            self.end_sends(rank)
         self._later(ON_ITS_WAY, self._left, rank, whole)
 
     def _left(self, rank: int, whole: bool) -> None:
@@ -458,6 +460,12 @@ class HostBackend:
             self.end_receives([rank])
         elif self.resources.endpoint.incoming(rank).link is None:  # else a goodbye comes on that
             self.groups.goodbye(rank)
+
+    def end_sends(self, rank: int) -> None:
+        """End the sends to a global rank that takes nothing more, now and from now on."""
+        peer = self.channels.group_rank(rank)
+        if peer is not None and not self._dead:
+            self._messages.end_sends(peer)
 
     def _later(self, delay: float, callback: Callable[..., None], *arguments: Any) -> None:
         """Call something, unless the group is retired by then."""

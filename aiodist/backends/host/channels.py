@@ -10,7 +10,7 @@ from aiodist.backends.host.driving import ChannelDriver
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.release import Release
 from aiodist.errors import GroupBroken
-from aiodist.transport import Incoming, Outgoing
+from aiodist.transport import Incoming, Key, Outgoing
 from aiodist.types import Call, describe_signature
 from aiodist.work import Work
 
@@ -29,6 +29,7 @@ class Channels:
         rank: this process's group rank, of `size`.
         release: says when nothing touches the group's buffers.
         crowded: members that offer more messages than are remembered.
+        shut: members that have closed the group, and take nothing more.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Channels:
         self.release = Release()
         self._group_rank = {rank: index for index, rank in enumerate(self.ranks)}
         self.crowded = {self._group_rank[rank] for rank in crowding if rank in self._group_rank}
+        self.shut: set[int] = set()
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: dict[int, Incoming] = {}
 
@@ -61,7 +63,16 @@ class Channels:
         channel = self._outgoing.get(peer)
         if channel is None:
             channel = self._outgoing[peer] = self.resources.endpoint.outgoing(self.ranks[peer])
+            if peer in self.shut:
+                channel.shut(self.context)
         return channel
+
+    def take_nothing(self, peer: int) -> list[Key]:
+        """Note that a member takes nothing more → the names of the messages that are not sent to it any more,
+        and whose buffers are free. What it has asked for goes on."""
+        self.shut.add(peer)
+        channel = self._outgoing.get(peer)
+        return [] if channel is None else channel.shut(self.context)
 
     def incoming(self, peer: int) -> Incoming:
         """The channel from a member."""

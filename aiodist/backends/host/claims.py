@@ -4,15 +4,18 @@ Message k of a source and tag goes to the k-th receive that claims one of them. 
 (the await of it was cancelled) leaves its message to the next one, and so on: the receives move up, in their
 order. What no receive is left for stays, and the next receive of that source and tag gets it.
 
-A message is claimed until its receive has ended: also while a thread copies it to the receive's tensor. So a
-receive that is posted meanwhile claims the next message, and one that is taken back leaves this one.
+A message is claimed until its receive has ended: also while a thread copies it to the receive's tensor, or
+decodes it. So a receive that is posted meanwhile claims the next message, and one that is taken back leaves
+this one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +23,13 @@ from aiodist.backends.base import Array, Operation, as_bytes
 from aiodist.backends.buffers import Buffers
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.types import message_signature
+
+
+class Decoded(NamedTuple):
+    """The object that a thread makes, or has made, of a message's bytes; and how (`Decoding`)."""
+
+    how: object
+    object: asyncio.Future[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +49,7 @@ class Claim:
     Attributes:
         complete: all bytes are in `place`.
         copy: what copies them to the receiver's tensor now.
+        decoded: the object that a thread makes of them. It stays when the receive is taken back.
         order: -1: it came before all that nobody has claimed (`messages.Arrival`).
     """
 
@@ -52,6 +63,7 @@ class Claim:
     signature: bytes | None
     complete: bool = False
     copy: TensorCopy | None = None
+    decoded: Decoded | None = None
     order: int = -1
 
     def sever(self) -> memoryview:

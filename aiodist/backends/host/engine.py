@@ -122,6 +122,14 @@ class HostEngine:
             self._going.add(rank)
             self._loop.call_later(NEWS, self._is_gone, rank)
 
+    def refuses(self, rank: int) -> None:
+        """Note that a peer takes nothing more that is sent to it. Why comes over the control links."""
+        self._loop.call_later(NEWS, self._end_sends, rank)
+
+    def _end_sends(self, rank: int) -> None:
+        for backend in list(self._backends.values()):
+            backend.end_sends(rank)
+
     def _is_gone(self, rank: int) -> None:
         self.gone.add(rank)
         for backend in list(self._backends.values()):

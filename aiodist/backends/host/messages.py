@@ -10,6 +10,7 @@ A receive whose await is cancelled is taken back, whatever its message is doing:
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiodist.backends.base import Array, Operation, as_bytes, flat
+from aiodist.backends.base import Array, Decoding, Operation, as_bytes, flat
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
-from aiodist.backends.host.claims import Claim, Claims, move_up
+from aiodist.backends.host.claims import Claim, Claims, Decoded, move_up
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.unclaimed import Unclaimed
-from aiodist.errors import WireError
+from aiodist.errors import PeerClosed, PeerLost, WireError
 from aiodist.recorder.layout import FIRST
 from aiodist.transport import Incoming, Into, Key, Taken
 from aiodist.types import agree, message_signature
@@ -69,6 +70,7 @@ class Messages:
         self._came = itertools.count()
         self._dead = False
         self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
+        self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
 
     def quiet(self, tag: int) -> bool:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
@@ -160,15 +162,22 @@ class Messages:
         number = operation.call.seq
         source = operation.source
         assert isinstance(source, np.ndarray)
+        if peer in channels.shut:
+            self._refuse(operation)
+            return
         signature = message_signature(source.dtype, source.size, number)
         sealed = operation.sealed or source.dtype in self._seals
 
         def go(part: Array) -> None:
+            if peer in channels.shut:  # since, while a thread staged it
+                self._refuse(operation)
+                return
             channel = channels.outgoing(peer)
             key = Key(channels.context, 1 + tag, number, 0)
-            if channel.send(key, signature, as_bytes(part), operation.succeed, sealed):
+            if channel.send(key, signature, as_bytes(part), partial(self._sent, operation, key), sealed):
                 operation.succeed()
             else:
+                self._sends.setdefault(peer, {})[key] = operation
                 channels.drive(operation.work, channel)
 
         if source.flags.c_contiguous:
@@ -178,6 +187,36 @@ class Messages:
         (part,) = made.send
         # Staging a large strided tensor takes a thread; the number is taken, so order is kept.
         self._run(made.fill_ns(), made.fill, partial(go, part))
+
+    def _sent(self, operation: Operation, key: Key) -> None:
+        self._sends[operation.peer].pop(key, None)
+        operation.succeed()
+
+    def end_sends(self, peer: int) -> None:
+        """End the sends that a member has not asked for, now and from now on: it has closed the group. A
+        message that is under way to it goes on until its channel ends."""
+        channels, sends = self._channels, self._sends.get(peer)
+        if sends:
+            channel = channels.outgoing(peer)
+            channel.poll()  # what it has taken is told there
+            if channel.over:
+                channels.take_nothing(peer)
+                ended, self._sends[peer] = list(sends.values()), {}
+            else:
+                ended = [sends.pop(key) for key in channels.take_nothing(peer) if key in sends]
+            for operation in ended:
+                self._refuse(operation)
+        else:
+            channels.take_nothing(peer)
+
+    def _refuse(self, operation: Operation) -> None:
+        """End a send to a member that has closed the group. Nothing touches its buffers."""
+        rank, whole = self._channels.ranks[operation.peer], operation.whole
+        if whole is None:  # a part of another engine's, which may be under way
+            why = "it closed its group without receiving what is sent here"
+            self._channels.reports.broken(PeerLost([rank], why))
+        elif not whole.work.done():
+            whole.fail(PeerClosed([rank], sent=True))
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
@@ -217,6 +256,7 @@ class Messages:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
         self._claims.forget()
         self._unclaimed.clear()
+        self._sends.clear()
         self._queues.clear()
         self._arrivals.clear()
 
@@ -420,6 +460,8 @@ class Messages:
         assert receiver is not None
         if made is not None:
             self._copy(claim, made.after)
+        elif isinstance(receiver.convert, Decoding):
+            self._decode(claim, receiver.convert)
         elif claim.users or not receiver.senders:
             self._fulfil(claim)
         else:
@@ -438,6 +480,45 @@ class Messages:
                 self._fulfil(claim)
 
         self._run(copy.cost_ns, copy.run, over)
+
+    def _decode(self, claim: Claim, decoding: Decoding) -> None:
+        """Give a receive the object of its message: a thread decodes it where that is slow. What has begun
+        for an earlier receive goes on for this one."""
+        found = claim.decoded
+        if found is not None and found.how != decoding.how:
+            found = claim.decoded = None
+        if found is None and not decoding.is_slow(claim.place):
+            self._fulfil(claim)
+        elif found is None:
+            of = self._channels.loop.run_in_executor(None, decoding.decode, claim.place)
+            claim.decoded = Decoded(decoding.how, of)
+            of.add_done_callback(partial(self._has_decoded, claim))
+        elif found.object.done():
+            self._give(claim, found.object)
+
+    def _has_decoded(self, claim: Claim, of: asyncio.Future[Any]) -> None:
+        if of.cancelled():
+            return  # no thread begins any more: the loop ends
+        of.exception()  # asked for, whoever wants the object
+        current = claim.decoded is not None and claim.decoded.object is of
+        if current and claim.receiver is not None and not self._dead:
+            self._give(claim, of)
+
+    def _give(self, claim: Claim, of: asyncio.Future[Any]) -> None:
+        """End a receive whose message is decoded."""
+        receiver, claim.receiver = (
+            claim.receiver,
+            None,
+        )  # it has it: the loop may hear later that it was decoded
+        assert receiver is not None
+        assert isinstance(receiver.convert, Decoding)
+        self._claims.remove(claim)
+        error = of.exception()
+        if error is not None:
+            receiver.fail(error)
+        else:
+            receiver.ended(receiver)
+            receiver.work._finish(receiver.convert.result(claim.source, of.result()))
 
     def _fulfil(self, claim: Claim) -> None:
         """End a receive that has its message."""

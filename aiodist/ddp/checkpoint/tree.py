@@ -100,7 +100,16 @@ def snapshot(
 
 
 def _charged(path: str, add: Callable[..., Any], *what: Any) -> Any:
-    """What an account says to an addition: what is held often is saved often, too."""
+    """Add something to an account, with the account's own method → what that returns.
+
+    Args:
+        path: of the part that is added, for the error.
+        add: the method of the account.
+        what: its arguments.
+
+    Raises:
+        UsageError: the tree holds the same parts far too often; each would be saved as often.
+    """
     try:
         return add(*what)
     except Repeated as found:

@@ -1,7 +1,8 @@
 """Kernels for the two functional collectives that C++ cannot hand to a group written in Python.
 
 torch 2.13 lets Python serve only some of the methods by which C++ calls a group; these two use others. What
-is asked of a group that is not ours goes on to torch's own kernels.
+is asked of a group that is not ours goes on to torch's own kernels, without the GIL: gloo's threads take it
+while they hold the lock that the kernel waits for.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ def serve(kind: type) -> torch.library.Library:
     library = torch.library.Library("_c10d_functional", "IMPL")
     kernels: list[Callable[..., Any]] = [all_gather_into_tensor_out, batch_p2p_ops]
     for ours in kernels:
+        kernel = _chosen(kind, ours)
         for key in ("CPU", "CUDA"):
-            theirs = torch.library.get_kernel(f"_c10d_functional::{ours.__name__}", key)
-            library.impl(ours.__name__, _chosen(kind, ours, theirs), key, with_keyset=True)
+            library.impl(ours.__name__, kernel, key)
     return library
 
 
-def _chosen(kind: type, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
+def _chosen(kind: type, ours: Callable[..., Any]) -> Callable[..., Any]:
     place = {"all_gather_into_tensor_out": 2, "batch_p2p_ops": 4}[ours.__name__]  # of the group
+    # torch.library.get_kernel gives theirs, too, but what calls that keeps the GIL.
+    call = getattr(torch.ops._c10d_functional, ours.__name__).default._op_dk
+    theirs = functools.partial(call, torch._C.DispatchKey.CompositeExplicitAutograd)
 
-    def kernel(keys: Any, *args: Any, **more: Any) -> Any:
+    def kernel(*args: Any, **more: Any) -> Any:
         group = args[place]
         if isinstance(group, str):
             group = _resolve_process_group(group)
@@ -38,7 +42,7 @@ def _chosen(kind: type, ours: Callable[..., Any], theirs: Any) -> Callable[..., 
             group = c10d.ProcessGroup.unbox(group)
         if isinstance(group, kind):
             return ours(group, *args[:place], **more)
-        return theirs.call_boxed(keys, *args, **more)
+        return theirs(*args, **more)
 
     return kernel
 

@@ -50,6 +50,7 @@ class Bench:
         self.results: dict[int, int] = {}
         self.numbers = count()
         self.crowded: set[int] = set()
+        self.shut: set[int] = set()
         self.asked: list[tuple[int, Key]] = []
         self.messages = Messages(self)  # type: ignore[arg-type]
 
