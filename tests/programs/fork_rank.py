@@ -1,8 +1,9 @@
-"""A rank of programs that fork (`forks`): `python -m tests.programs.fork_rank LOOP PROGRAM…`."""
+"""A rank of programs that fork (`forks`): `python -m tests.programs.fork_rank LOOP HOST PROGRAM…`."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import gc
 import json
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,10 @@ class _Rank:
         self.here = os.getpid()
         self.round = 0
         self.held = asyncio.Event()
+        self.looked_up = False
+        self.read, self.write = os.pipe()
+        self.came = asyncio.Queue[bytes]()
+        self.loop.add_reader(self.read, lambda: self.came.put_nowait(os.read(self.read, 100)))
         pg.handler(self._echo, name="echo")
         pg.handler(self._count, name="count")
         pg.handler(self._hold, name="hold")
@@ -62,6 +68,12 @@ class _Rank:
     async def _hold(self) -> int:
         await self.held.wait()
         return self.pg.rank
+
+    def close(self) -> None:
+        """End what the program itself watches: also in a child that leaves."""
+        self.loop.remove_reader(self.read)
+        os.close(self.read)
+        os.close(self.write)
 
     async def program(self, chosen: Plan) -> None:
         pg = self.pg
@@ -93,6 +105,7 @@ class _Rank:
             code = await asyncio.to_thread(_status, child)
             assert code == EXITS[chosen.leave], f"a child left by {code}: {chosen}"
         assert not self.warnings.told, f"{chosen}: {self.warnings.told}"
+        assert self.looked_up or not _threads_of_libuv(), "aiodist has started libuv's threads"
 
     # Under way.
 
@@ -297,6 +310,12 @@ class _Rank:
                 assert told == {"round": self.round}
             case "wait":
                 await asyncio.sleep(0.6)  # beyond some heartbeats
+            case "watch":
+                os.write(self.write, b"%d" % self.round)
+                assert await asyncio.wait_for(self.came.get(), LIMIT) == b"%d" % self.round
+            case "name":
+                self.looked_up = True
+                assert await self.loop.getaddrinfo("localhost", 80)
 
 
 async def _nothing() -> None:
@@ -342,6 +361,11 @@ def _shut_down_all() -> None:
             one.close()
 
 
+def _threads_of_libuv() -> int:
+    names = [Path(f"/proc/self/task/{thread}/comm").read_bytes() for thread in os.listdir("/proc/self/task")]
+    return sum(name.startswith(b"libuv-worker") for name in names)
+
+
 def _status(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -360,13 +384,15 @@ async def _main(plans: Sequence[Plan], warnings: _Warnings) -> None:
     try:
         async with await dist.init_process_group(timeout=LIMIT) as pg:
             rank = _Rank(pg, warnings)
-            for number, chosen in enumerate(plans):
-                try:
-                    await rank.program(chosen)
-                except Exception as error:
-                    if os.getpid() == rank.here:
-                        error.add_note(f"in program {number} of the job: {chosen}")
-                    raise
+            with contextlib.closing(rank):
+                for number, chosen in enumerate(plans):
+                    try:
+                        await rank.program(chosen)
+                    except Exception as error:
+                        if os.getpid() == rank.here:
+                            error.add_note(f"in program {number} of the job: {chosen}")
+                        raise
+                await pg.barrier()  # who leaves answers no calls
     except _Left:
         pass
 
@@ -374,8 +400,9 @@ async def _main(plans: Sequence[Plan], warnings: _Warnings) -> None:
 def main(argv: Sequence[str]) -> None:
     """A rank: the loop, and programs."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    loop, *programs = argv
+    loop, host, *programs = argv
     here = os.getpid()
+    os.environ["AIODIST_STORE"] = f"{host}:{os.environ['AIODIST_STORE'].rpartition(':')[2]}"
     if loop == "asyncio":
         sys.modules["uvloop"] = None  # type: ignore[assignment]
     warnings = _Warnings()

@@ -19,8 +19,9 @@ from aiodist.testing.ranks import launch
 from tests.programs.conftest import ROOT
 from tests.programs.run import Violation
 
-LIMIT = 30.0
-"""Seconds of an operation. Nothing takes a tenth of it, so whatever does has hung."""
+LIMIT = 120.0
+"""Seconds of an operation. A machine that is very busy needs a third of it to start an interpreter, for which
+the others wait; so whatever takes all of it has hung."""
 
 EACH = 10
 """Programs that share a job."""
@@ -53,8 +54,13 @@ EXITS = {
 MEANWHILE = ("nothing", "collective", "receive", "call", "handler", "message")
 """What is under way when a rank forks."""
 
-THEN = ("small", "large", "ring", "calls", "stream", "thread", "timer", "group", "objects", "wait")
-"""What the ranks do next."""
+GROUP = ("small", "large", "ring", "calls", "stream", "group", "objects")
+
+OWN = ("thread", "timer", "wait", "watch", "name")
+
+THEN = (*GROUP, *OWN)
+"""What the ranks do next: by the group, and by themselves. `watch`: something comes by a pipe of the
+program's. `name`: the loop looks a name up; uvloop's has that done by threads of libuv's."""
 
 
 @dataclass(frozen=True)
@@ -96,30 +102,58 @@ def jobs(first: int, count: int) -> Iterator[list[int]]:
         yield list(range(start, min(start + EACH, first + count)))
 
 
-def world(first: int) -> tuple[int, str, str]:
-    """The size, the loops and the transport of a job, by its first seed."""
+@dataclass(frozen=True)
+class World:
+    """The ranks of a job.
+
+    Args:
+        size: how many.
+        loop: theirs.
+        transport: between them.
+        host: of the store, by a name or an address.
+    """
+
+    size: int
+    loop: str
+    transport: str = "auto"
+    host: str = "127.0.0.1"
+
+
+def world(first: int) -> World:
+    """That of a job, by its first seed."""
     rng = random.Random(f"job {first}")
-    return rng.choice([2, 2, 3]), rng.choice(["uvloop", "asyncio"]), rng.choice(["auto", "auto", "tcp"])
+    return World(
+        rng.choice([2, 2, 3]),
+        rng.choice(["uvloop", "asyncio"]),
+        rng.choice(["auto", "auto", "tcp"]),
+        rng.choice(["127.0.0.1", "localhost"]),
+    )
 
 
 def plan_of(seed: int) -> Plan:
     """The program of a seed that runs alone."""
-    return plan(seed, world(seed)[0])
+    return plan(seed, world(seed).size)
 
 
-def job(seeds: Sequence[int]) -> tuple[int, list[Violation]]:
+def job(seeds: Sequence[int], mutation: str = "") -> tuple[int, list[Violation]]:
     """Run programs that share a job: how many, and what went wrong."""
-    size, loop, transport = world(seeds[0])
-    said = run_plans([plan(seed, size) for seed in seeds], size, loop, transport)
+    ranks = world(seeds[0])
+    said = run_plans([plan(seed, ranks.size) for seed in seeds], ranks, mutation)
     return len(seeds), [Violation(seeds[0], said.partition("\n")[0], said)] if said else []
 
 
-def run_plans(plans: Sequence[Plan], size: int, loop: str, transport: str) -> str:
-    """Run programs on ranks of their own → '' where all went well, else what was wrong."""
-    env = {"AIODIST_TRANSPORT": transport, "PYTHONPATH": ROOT}
-    arguments = ["-m", "tests.programs.fork_rank", loop, *(json.dumps(asdict(one)) for one in plans)]
+def run_plans(plans: Sequence[Plan], ranks: World, mutation: str = "") -> str:
+    """Run programs on ranks of their own → '' where all went well, else what was wrong.
+
+    Args:
+        mutation: in the ranks, by its name in `fork_mutations`.
+    """
+    stalls = {"AIODIST_STALL_AFTER": str(LIMIT)}  # what is told of a slow machine is no accusation
+    env = {"AIODIST_TRANSPORT": ranks.transport, "PYTHONPATH": ROOT, **stalls}
+    module = ["tests.programs.fork_mutations", mutation] if mutation else ["tests.programs.fork_rank"]
+    arguments = ["-m", *module, ranks.loop, ranks.host, *(json.dumps(asdict(one)) for one in plans)]
     try:
-        outcomes = asyncio.run(launch(arguments, size, timeout=LIMIT * 8, env=env))
+        outcomes = asyncio.run(launch(arguments, ranks.size, timeout=LIMIT * 4, env=env))
         check(outcomes, {})
         for outcome in outcomes:
             if outcome.output.count("\nwell\n") != 1:
@@ -127,5 +161,5 @@ def run_plans(plans: Sequence[Plan], size: int, loop: str, transport: str) -> st
             if "Exception ignored" in outcome.output:  # what forking runs cannot raise
                 raise RanksFailed(f"rank {outcome.rank} has swallowed an exception", outcome.output)
     except RanksFailed as error:
-        return f"{size} ranks, {loop}, {transport}: {error}"
+        return f"{ranks}: {error}"
     return ""
