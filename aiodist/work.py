@@ -306,7 +306,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                     return self.result()
             since = self._issuer.turn.since  # as `overdue`, written out
             if (since is None or monotonic() - since > PULSE) and self._issuer.turn.overdue(PULSE):
-                yield
+                yield from self._turn()
         except BaseException as error:  # thrown in, if it is not of another loop, or the operation's own
             if type(error) is not UsageError:
                 self._give_up()
@@ -322,12 +322,19 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         for _ in range(POLL_TURNS):
             if self._driver is None:
                 return  # polling is of no use now
-            yield
+            yield from self._turn()
             if self._state != _PENDING or (driver := self._driver) is None:
                 return
             driver.poll()
             if self._state != _PENDING:
                 return
+
+    def _turn(self) -> Generator[Any, None, None]:
+        """Let the loop turn once."""
+        if self._take_back is None:
+            yield
+        else:
+            yield from _NextTurn(self, self._issuer.loop).wait()
 
     def _poll_for_thread(self, turns: int = POLL_TURNS) -> None:
         """Poll as an await does, in this turn of the loop and a few more, for a caller in another thread."""
@@ -359,13 +366,16 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 hint="Await it on the loop that made the group; from threads use aiodist.portal",
             )
         self._is_pending()
-        waiter: asyncio.Future[None] = self._issuer.loop.create_future()
+        loop = self._issuer.loop
+        waiter = loop.create_future() if self._take_back is None else _Waiter(self, loop)
         if self._waiters is None:
             self._waiters = [waiter]
         else:
             self._waiters.append(waiter)
         try:
             yield from waiter
+            if type(waiter) is _Waiter and waiter.given_up:
+                raise asyncio.CancelledError
         except BaseException:
             if self._waiters is not None:
                 with contextlib.suppress(ValueError):
@@ -706,6 +716,71 @@ def _raised(kind: Any, value: Any = None, trace: Any = None) -> BaseException:
     """The error that the arguments of `throw` stand for."""
     error: BaseException = kind if isinstance(kind, BaseException) else value or kind()
     return error if trace is None else error.with_traceback(trace)
+
+
+class _Waiter(asyncio.Future[None]):
+    """What an await of a receive waits on, which takes the receive back within `task.cancel()`.
+
+    The await itself is told of a cancel a turn of the loop later. If the receive were taken back then, it
+    could get a message meanwhile, and a receive that was posted after the cancel the one behind it.
+
+    Args:
+        work: the receive's.
+        loop: the group's.
+
+    Attributes:
+        given_up: a cancel has come. The await ends by it, whatever becomes of the task's request.
+    """
+
+    def __init__(self, work: Work[Any], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._work = work
+        self.given_up = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        """See `asyncio.Future`; also where the receive has its message, and the task does not know yet."""
+        self.given_up = True
+        cancelled = super().cancel(msg)
+        self._work._give_up()
+        return cancelled
+
+
+class _NextTurn:
+    """A wait for the next turn of the loop by an await of a receive, which is taken back as `_Waiter` does.
+
+    A future as asyncio's tasks know it: `asyncio.Future` would wake the task a turn later.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_given_up", "_loop", "_work")
+
+    def __init__(self, work: Work[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._work = work
+        self._loop = loop
+        self._given_up = False
+        self._asyncio_future_blocking = True
+
+    def wait(self) -> Generator[Any, None, None]:
+        """Return in the next turn."""
+        yield self
+        if self._given_up:
+            raise asyncio.CancelledError
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """For the task."""
+        return self._loop
+
+    def add_done_callback(self, fn: Callable[[Any], object], *, context: Context | None = None) -> None:
+        """Have the task go on in the next turn."""
+        self._loop.call_soon(fn, self, context=context)
+
+    def result(self) -> None:
+        """Nothing: the turn has come."""
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Take the receive back; the task itself remembers the cancel."""
+        self._given_up = True
+        self._work._give_up()
+        return False
 
 
 class _Waiting(Coroutine[Any, Any, T]):

@@ -41,6 +41,7 @@ class Mailbox:
         self._outside: deque[Letter] = deque()
         self._bytes = 0
         self._takers: deque[asyncio.Future[None]] = deque()
+        self._reading = False  # a message was taken, and is not decoded yet
 
     def offer(self, letter: Letter) -> None:
         """Take a message in, now or when there is room."""
@@ -65,9 +66,13 @@ class Mailbox:
                 taker.set_result(None)
 
     async def take(self) -> Letter | None:
-        """The next message; None where none will come any more. Nothing is lost where it is cancelled."""
-        while not self._inside:
-            if self.closed:
+        """The next message; None where none will come any more. Nothing is lost where it is cancelled.
+
+        `read` or `put_back` follows. Until then other takers wait: the message may be theirs, if the one that
+        decodes it is cancelled.
+        """
+        while self._reading or not self._inside:
+            if self.closed and not self._reading:
                 return None
             taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._takers.append(taker)
@@ -79,15 +84,21 @@ class Mailbox:
                 self._wake()  # the message that it was woken for is another's
                 raise
         letter = self._inside.popleft()
+        self._reading = True
         self._bytes -= len(letter.payload)
         self._let_in()
         return letter
+
+    def read(self) -> None:
+        """Let the next message be taken: the one before it is decoded."""
+        self._reading = False
+        self._wake()
 
     def put_back(self, letter: Letter) -> None:
         """Have a message taken again, first of all."""
         self._inside.appendleft(letter)
         self._bytes += len(letter.payload)
-        self._wake()
+        self.read()
 
     def _let_in(self) -> None:
         while self._outside and not self.closed:
@@ -101,8 +112,10 @@ class Mailbox:
             self._wake()
 
     def _wake(self) -> None:
-        while self._takers and self._inside:
+        """Wake the first taker, if it can go on; all, where none will come any more."""
+        while self._takers and not self._reading and (self._inside or self.closed):
             taker = self._takers.popleft()
             if not taker.done():
                 taker.set_result(None)
-                return
+                if not self.closed:
+                    return

@@ -115,12 +115,16 @@ class Switchboard:
         """The next message: uid of its sender, and what it is; None when no more will come."""
         while (letter := await self.mailbox.take()) is not None:
             try:
-                return letter.sender, await decoded(letter.payload)
+                message = letter.sender, await decoded(letter.payload)
             except AiodistError as error:
+                self.mailbox.read()
                 self.handlers.notes.unread(error)
             except BaseException:  # cancelled, or its coroutine was closed
                 self.mailbox.put_back(letter)
                 raise
+            else:
+                self.mailbox.read()
+                return message
         return None
 
     def check_open(self) -> None:
