@@ -14,6 +14,7 @@ from aiodist.functional.point_to_point import irecv
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
+from aiodist.transport.memory import MemoryNetwork
 
 
 def test_a_receive_has_no_deadline_of_its_own() -> None:
@@ -217,3 +218,30 @@ def test_a_receive_that_moves_up_compares_what_it_gets() -> None:
 
 async def _of(work: Awaitable[Any]) -> Any:
     return await work
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_comes_slowly_from_a_member_that_has_closed_is_received(held: bool) -> None:
+    """A network that brings a message every two seconds, and the news of the close at once."""
+    takes = {"now": 0.0}
+    network = MemoryNetwork(delay=lambda *_: takes["now"])
+
+    async def main(pg: ProcessGroup) -> None:
+        group = await pg.new_group()
+        assert group is not None
+        if group.rank:
+            for number in range(5):
+                takes["now"] = 2.0 * (number + 1)
+                await group.send(np.array([number]), 0)
+            takes["now"] = 0.0
+        else:
+            place = np.empty(1, int)
+            for number in range(5):
+                assert await group.recv(place, 1, async_op=held) == 1
+                assert place[0] == number
+            with pytest.raises(dist.PeerClosed):
+                await group.recv(place, 1)
+        await group.aclose()
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main, network=network))

@@ -34,7 +34,8 @@ NEWS = 0.1
 aborted, say), may come a little later, and is the better answer."""
 
 ON_ITS_WAY = 3.0
-"""Seconds in which what a member sent before it closed a group arrives, where no goodbye comes behind it."""
+"""Seconds without any message of a member that has closed a group after which all that it sent is here, where no
+goodbye comes behind it."""
 
 LAYOUTS = 128
 """Layouts that a group remembers; then it begins anew."""
@@ -451,12 +452,18 @@ class HostBackend:
         """Note that a member has closed this group, or, where that is `whole`, all its groups."""
         if not whole:
             self.end_sends(rank)
-        self._later(ON_ITS_WAY, self._left, rank, whole)
+        peer = self.channels.group_rank(rank)
+        if peer is not None:
+            self._later(ON_ITS_WAY, self._left, peer, rank, whole, self._messages.heard[peer])
 
-    def _left(self, rank: int, whole: bool) -> None:
+    def _left(self, peer: int, rank: int, whole: bool, heard: int) -> None:
         if self._dead:
             return  # with its world, perhaps, whose endpoint is closed
-        if not whole:
+        self.channels.incoming(peer).poll()
+        now = self._messages.heard[peer]
+        if now != heard:  # a busy machine, or a slow network, takes longer
+            self._later(ON_ITS_WAY, self._left, peer, rank, whole, now)
+        elif not whole:
             self.end_receives([rank])
         elif self.resources.endpoint.incoming(rank).link is None:  # else a goodbye comes on that
             self.groups.goodbye(rank)

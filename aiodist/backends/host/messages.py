@@ -68,6 +68,7 @@ class Messages:
         self._queues: dict[int, deque[Operation]] = {}
         self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
         self._came = itertools.count()
+        self.heard = [0] * channels.size  # by member: grows with each of its messages that comes or is offered
         self._dead = False
         self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
         self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
@@ -134,6 +135,7 @@ class Messages:
         source, tag, claims = self._channels.group_rank(rank), stream - 1, self._claims
         if source is None or self._dead or claims.find(source, tag, number) is not None:
             return _NO  # its receive is posted
+        self.heard[source] += 1
         receive = self._unclaimed.get(tag)
         if receive is not None:
             mine = receive.source in (source, ANY) and number == claims.next(source, tag)
@@ -234,6 +236,7 @@ class Messages:
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
         """Take a message that came in or was offered."""
+        self.heard[source] += 1
         self.settle(tag)
         claim = self._claims.find(source, tag, number)
         if claim is not None:
@@ -450,6 +453,7 @@ class Messages:
             channels.drive(receiver.work, channel)
 
     def _received(self, claim: Claim) -> None:
+        self.heard[claim.source] += 1
         claim.complete = True
         if claim.receiver is not None:
             self._deliver(claim)
