@@ -84,6 +84,33 @@ def test_links_of_others_are_not(name: str, tmp_path: Path, hand_over: HandOver)
     assert caught.value.strerror == str(caught.value)
 
 
+@pytest.mark.parametrize("part", ["file", "folder"])
+def test_a_link_that_is_made_after_the_look_is_not_followed(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry is looked at, and opened a moment later; another user may be faster."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "file").write_bytes(b"keep")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    look, path = files._trusted_link, shared / ("file" if part == "file" else "folder/file")
+
+    def late(name: str, folder: int) -> Path | None:
+        found = look(name, folder)
+        if name == part:
+            (shared / part).symlink_to(private / "file" if part == "file" else private)
+        return found
+
+    monkeypatch.setattr(files, "_trusted_link", late)
+    for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
+        (shared / part).unlink(missing_ok=True)
+        with pytest.raises(OSError) as told:
+            os.close(open_file(path, flags))
+        assert told.value.errno in (errno.ELOOP, errno.ENOTDIR)
+    assert (private / "file").read_bytes() == b"keep"
+
+
 def test_users_whom_a_namespace_does_not_know_are_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a user namespace '/' may be such a one's, and so is every unknown user's link."""
     proc = Path("/proc/sys/kernel/overflowuid")
