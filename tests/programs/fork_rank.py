@@ -362,8 +362,11 @@ def _shut_down_all() -> None:
 
 
 def _threads_of_libuv() -> int:
-    names = [Path(f"/proc/self/task/{thread}/comm").read_bytes() for thread in os.listdir("/proc/self/task")]
-    return sum(name.startswith(b"libuv-worker") for name in names)
+    count = 0
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended: one that read a terminal
+            count += (thread / "comm").read_bytes().startswith(b"libuv-worker")
+    return count
 
 
 def _status(child: int) -> int:
