@@ -569,10 +569,11 @@ def test_an_interrupt_gives_back_what_had_come_already(monkeypatch: pytest.Monke
 
     with dist.portal.init_process_group(world_size=1) as pg:
         place = np.full(3, -1)
-        for send, receive in (
+        ways: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
             (lambda: pg.send(np.full(3, 5), 0), lambda: pg.recv(place, 0)),
             (lambda: pg.send_object("first", 0), lambda: pg.recv_object(0)),
-        ):
+        ]
+        for send, receive in ways:
             send()
             with monkeypatch.context() as patch:
                 patch.setattr(loop_thread.Reply, "get", interrupts)

@@ -14,6 +14,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup, objects
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.clock import VirtualLoop
+from aiodist.wire.objects import decode
 from tests.waiting import until_so
 
 LARGE = 300_000
@@ -96,7 +97,6 @@ async def test_a_thread_decodes_what_is_slow(
 ) -> None:
     obj: Any = b"x" * (1 << 21) if what == "bytes" else [[number] for number in range(20_000)]
     threads: list[int] = []
-    decode = objects.decode
 
     def decodes(data: Any, **more: Any) -> Any:
         threads.append(threading.get_ident())
@@ -241,7 +241,6 @@ def test_a_group_that_breaks_ends_it(held: Held) -> None:
 def test_what_cannot_be_decoded_fails_one_receive(
     held: Held, gives_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = objects.decode
 
     def decodes(data: Any, **more: Any) -> Any:
         obj = decode(data, **more)

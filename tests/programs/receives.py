@@ -530,10 +530,13 @@ async def _closes_early(group: ProcessGroup, program: Plan) -> dict[int, list[in
         for number, (kind, size) in enumerate(last_messages(program.seed, source)):
             if rng.random() < 0.4:
                 break
-            place = None if kind == "object" else _place(kind, size)
-            make = group.recv_object if place is None else group.recv
-            arguments = (source,) if place is None else (place, source)
-            work: dist.Work[Any] = make(*arguments, tag, async_op=True)
+            work: dist.Work[Any]
+            place = None
+            if kind == "object":
+                work = group.recv_object(source, tag, async_op=True)
+            else:
+                place = _place(kind, size)
+                work = group.recv(place, source, tag, async_op=True)
             posted.append((source, number, size, place, work))
             if rng.random() < 0.4:
                 await asyncio.wait([asyncio.ensure_future(_result(work.wait(rng.choice([0.001, 0.02]))))])

@@ -34,8 +34,8 @@ NEWS = 0.1
 aborted, say), may come a little later, and is the better answer."""
 
 ON_ITS_WAY = 3.0
-"""Seconds without any message of a member that has closed a group after which all that it sent is here, where no
-goodbye comes behind it."""
+"""Seconds without any message of a member that has closed a group, after which all that it sent is here.
+Where the link ends with the group, a goodbye says so."""
 
 LAYOUTS = 128
 """Layouts that a group remembers; then it begins anew."""

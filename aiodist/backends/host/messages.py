@@ -68,7 +68,7 @@ class Messages:
         self._queues: dict[int, deque[Operation]] = {}
         self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
         self._came = itertools.count()
-        self.heard = [0] * channels.size  # by member: grows with each of its messages that comes or is offered
+        self.heard = [0] * channels.size  # by member: grows with each message that comes or is offered
         self._dead = False
         self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
         self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
