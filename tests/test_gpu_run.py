@@ -219,6 +219,7 @@ def test_id_in_the_form_that_a_cupy_takes(version: str, kind: type) -> None:
     assert given == communicators.as_accepted(SimpleNamespace(__version__=version), unique)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow("a run of the tests for each fault that is put into the code")
 def test_faults_are_noticed_on_stand_ins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tests see them; whether they do on a device, which has other times, only a device can say."""
