@@ -306,7 +306,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                     return self.result()
             since = self._issuer.turn.since  # as `overdue`, written out
             if (since is None or monotonic() - since > PULSE) and self._issuer.turn.overdue(PULSE):
-                yield from self._turn()
+                if self._take_back is None:
+                    yield
+                else:
+                    yield from _NextTurn(self, self._issuer.loop).wait()
         except BaseException as error:  # thrown in, if it is not of another loop, or the operation's own
             if type(error) is not UsageError:
                 self._give_up()
@@ -322,19 +325,15 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         for _ in range(POLL_TURNS):
             if self._driver is None:
                 return  # polling is of no use now
-            yield from self._turn()
+            if self._take_back is None:
+                yield
+            else:
+                yield from _NextTurn(self, self._issuer.loop).wait()
             if self._state != _PENDING or (driver := self._driver) is None:
                 return
             driver.poll()
             if self._state != _PENDING:
                 return
-
-    def _turn(self) -> Generator[Any, None, None]:
-        """Let the loop turn once."""
-        if self._take_back is None:
-            yield
-        else:
-            yield from _NextTurn(self, self._issuer.loop).wait()
 
     def _poll_for_thread(self, turns: int = POLL_TURNS) -> None:
         """Poll as an await does, in this turn of the loop and a few more, for a caller in another thread."""
@@ -719,7 +718,7 @@ def _raised(kind: Any, value: Any = None, trace: Any = None) -> BaseException:
 
 
 class _Waiter(asyncio.Future[None]):
-    """What an await of a receive waits on, which takes the receive back within `task.cancel()`.
+    """The future of a receive's await, which takes the receive back within `task.cancel()`.
 
     The await itself is told of a cancel a turn of the loop later. If the receive were taken back then, it
     could get a message meanwhile, and a receive that was posted after the cancel the one behind it.
