@@ -120,7 +120,7 @@ class Decoding(ABC):
 
     @abstractmethod
     def result(self, sender: int, obj: Any) -> Any:
-        """What the Work gives of the sender's group rank and the object."""
+        """Make the Work's result of the sender's group rank and the object."""
 
     def __call__(self, received: tuple[int, Any]) -> Any:
         sender, data = received

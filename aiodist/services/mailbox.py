@@ -61,9 +61,7 @@ class Mailbox:
         """Take no more in: who waits for one is told when all that are inside are taken."""
         self.closed = True
         self._outside.clear()
-        for taker in self._takers:
-            if not taker.done():
-                taker.set_result(None)
+        self._wake()
 
     async def take(self) -> Letter | None:
         """The next message; None where none will come any more. Nothing is lost where it is cancelled.
