@@ -521,6 +521,32 @@ def interrupted() -> None:
         assert pg.all_reduce(np.ones(1))[0] == 2
 
 
+def test_a_signal_that_does_not_break_the_wait_is_seen_all_the_same() -> None:
+    """As one that comes just before the wait begins: here another thread gets it."""
+    ranks(interrupted_beside, 1)
+
+
+def interrupted_beside() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    reply, interrupted, missed = Reply(), threading.Event(), []
+
+    def interrupt() -> None:
+        while not reply._news:
+            os.sched_yield()
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        if not interrupted.wait(60):
+            missed.append(True)
+            reply.settle(None)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        reply.wait()
+    interrupted.set()
+    thread.join()
+    assert not missed
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_ctrl_c_in_a_receive_leaves_its_message_to_the_next(loop: str) -> None:
     ranks(interrupted_receives, 2, None, loop)

@@ -6,8 +6,10 @@ import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: F401 - its exit hook must be registered before ours, see below
 import contextlib
+import math
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from functools import partial
@@ -20,6 +22,9 @@ from aiodist.work import Work
 
 EXIT_PATIENCE = 10.0
 """Seconds for closing what was left open when the interpreter exits."""
+
+SIGNAL_PERIOD = 0.5
+"""Seconds between two looks at signals, for a thread that waits. See `Reply.wait`."""
 
 # Python joins threads before it calls atexit functions, so one of those could not end the loop's thread. The
 # threading module's own hook comes before that. Its functions run last in, first out: ours before the one
@@ -72,8 +77,12 @@ class Reply:
             gate.acquire()
             self.waited_for = True
             self._news.append(gate.release)
-            if not self.settled:
-                gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+            # A signal interrupts a wait that has begun. One that comes between the interpreter's last look and the
+            # beginning of the wait does not, so no wait is long.
+            end = math.inf if timeout is None else time.monotonic() + timeout
+            left = math.inf if timeout is None else timeout
+            while not self.settled and left > 0 and not gate.acquire(timeout=min(left, SIGNAL_PERIOD)):
+                left = end - time.monotonic()
         return self.settled
 
     def tell(self, listener: Callable[[], object]) -> None:
