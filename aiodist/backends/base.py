@@ -23,6 +23,9 @@ from aiodist.work import Issuer, Work
 Array = npt.NDArray[Any]
 Given = Array | list[Array] | None
 """An argument of an operation: a tensor, a list with one for each member, or nothing."""
+Sent = tuple[tuple[int, ...], ...]
+"""The number of messages that a rank has sent to each member, as (member, number, member, number, …), for
+each internal group that carries some. Members are group ranks; those to whom it sent none are left out."""
 
 
 def _nothing(_what: int) -> None:
@@ -333,8 +336,20 @@ class Backend(Protocol):
         member has issued another one, its messages may still be on their way."""
         return False
 
-    def rank_left(self, rank: int, whole: bool) -> None:
-        """Note that a member (a global rank) has closed this group, or, where `whole`, all its groups."""
+    def sent(self) -> Sent:
+        """The number of messages that this rank has sent to each member."""
+
+    def rank_left(self, rank: int, sent: Sent | None) -> None:
+        """Note that a member has closed this group. Sends to it end; receives from it do once all that it
+        sent has come.
+
+        Args:
+            rank: its global rank.
+            sent: what it had sent; None: that is not known, and nothing more comes soon.
+
+        Raises:
+            ValueError: no member can have sent that.
+        """
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives for which nothing has come: the group closes.

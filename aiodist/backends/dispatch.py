@@ -18,6 +18,7 @@ from aiodist.backends.base import (
     Numbers,
     Operation,
     Reports,
+    Sent,
     ShortMessages,
     ShortWay,
 )
@@ -138,10 +139,16 @@ class Dispatch:
         """The members that the host backend, which knows every collective, has seen to begin one."""
         return self._host.seen(seq)
 
-    def rank_left(self, rank: int, whole: bool) -> None:
-        """Tell all: the messages of some go by internal groups."""
+    def sent(self) -> Sent:
+        """The messages sent by each engine, one after another."""
+        return tuple(counts for part in self._all for counts in part.sent())
+
+    def rank_left(self, rank: int, sent: Sent | None) -> None:
+        """Have all engines note it: the messages of some go by internal groups."""
         for part in self._all:
-            part.rank_left(rank, whole)
+            own = len(part.sent())
+            part.rank_left(rank, None if sent is None else sent[:own])
+            sent = None if sent is None else sent[own:]
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives for which nothing has come, of all engines."""

@@ -34,7 +34,8 @@ class Say(enum.IntEnum):
     where = 4  # leader to members: what did you issue under this number? · (context, seq)
     here = 5  # member to leader: this · (context, seq, arrived, signature, words)
     missing = 6  # leader to members: these have not arrived, or not answered · (context, seq, ranks, ranks)
-    left = 7  # flood: a member closed its group, having issued so many collectives · (context, rank, issued)
+    left = 7  # flood: a member closed its group, having issued so many collectives, and sent so many messages
+    # to each member · (context, rank, issued, `Backend.sent`)
     motion = 8  # flood, or to one: members of an epoch on the next · (context, bytes)
     blocked = 9  # flood: a loop does not turn, or turns again · (rank, `liveness.State`, ms, where)
 
@@ -47,12 +48,12 @@ _BODIES: dict[Say, tuple[type, ...]] = {
     Say.where: (int, int),
     Say.here: (int, int, bool, bytes, str),
     Say.missing: (int, int, tuple, tuple),
-    Say.left: (int, int, int),
+    Say.left: (int, int, int, tuple),
     Say.motion: (int, bytes),
     Say.blocked: (int, int, int, str),
 }
 
-_LOOSE = (Say.broken, Say.missing)  # have values whose types are not checked here
+_LOOSE = (Say.broken, Say.missing, Say.left)  # have values whose types are not checked here
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,7 @@ class GroupCore:
         self._quiet = False  # the Works have failed: nothing touches their buffers
         self._late: list[Work[Any]] = []  # issued between the break and that moment
         self._closing: asyncio.Future[None] | None = None
+        self._has_left = False  # the members know that it closes
         self._forked = False
         self._opening: set[asyncio.Task[Any]] = set()
         self._steps = Steps(loop, self._dropped)
@@ -136,7 +137,7 @@ class GroupCore:
             begun=self.numbers.begun,
             seen=lambda seq: self.backend.seen(seq),
             breaks=self.break_group,
-            left=lambda rank, whole: self.backend.rank_left(rank, whole),
+            left=lambda rank, sent: self.backend.rank_left(rank, sent),
             number=self.numbers.of_user,
         )
         self.backend = make_backend(roster.context, roster.ranks, self._watch)
@@ -254,12 +255,12 @@ class GroupCore:
             )
         await self._end_all()
 
-    async def _end_all(self) -> None:
-        """Return when nothing is in flight."""
-        await self._flight.drain()
+    async def _end_all(self, but_sends: bool = False) -> None:
+        """Return when nothing is in flight, or nothing but sends."""
+        await self._flight.drain(but_sends)
         while tasks := self._steps.pending():
             await asyncio.wait(tasks)
-            await self._flight.drain()
+            await self._flight.drain(but_sends)
 
     async def let_go(self) -> None:
         """End what is in flight, since the epoch has ended; return when no buffer is touched any more."""
@@ -416,7 +417,10 @@ class GroupCore:
                         await group.close()
                 self.backend.close_receives(self._closed_here)
                 self._flight.bound(self.timeout)
-                await self._end_all()
+                await self._end_all(but_sends=True)
+                if len(self._flight):
+                    self._say_left()  # nothing more is received here: members may wait for that, as this one
+                    await self._end_all()
                 await self._look_back()
             except asyncio.CancelledError:
                 for group in self._ending():
@@ -449,14 +453,19 @@ class GroupCore:
 
     async def _end(self) -> None:
         logger.debug("group '%s' closes here, after %d collectives", self.roster.name, self.numbers.issued)
-        if self.error is None:
-            self._watch.leave(self.numbers.issued)
+        self._say_left()
         self._flight.close()
         self._watch.close()
         self.backend.retire()
         self._track.close()
         if self._closer is not None:
             await self._closer()
+
+    def _say_left(self) -> None:
+        """Tell the members that this rank issues nothing more in the group, once; not if it is broken."""
+        if self.error is None and not self._has_left:
+            self._has_left = True
+            self._watch.leave(self.numbers.issued, self.backend.sent())
 
     # ── in a forked child ────────────────────────────────────────────────────────────────────────────
 

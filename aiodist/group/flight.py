@@ -20,7 +20,7 @@ from time import thread_time
 from typing import ClassVar
 
 from aiodist.backends.base import Operation, ShortMessages, ShortWay
-from aiodist.types import Call
+from aiodist.types import Call, Kind
 
 STALL = 0.1  # seconds without progress after which an operation asks which ranks are missing (law 4)
 MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall
@@ -73,7 +73,7 @@ class Flight:
         self._due = 0.0
         self._questions, self._next_questions = 0, 0.0  # still allowed until then
         self._moves = False  # an operation has ended since the last questions
-        self._idle = asyncio.Event()
+        self._fewer = asyncio.Event()  # operations are in flight than when a drain began to wait
         self.short: ShortWay | None = None  # it enters what it started only when the loop turns
         self.short_messages: ShortMessages | None = None
 
@@ -105,8 +105,7 @@ class Flight:
         """Take out an operation that has ended."""
         self._open.pop(operation, None)
         self._moves = True
-        if not self._open:
-            self._idle.set()
+        self._fewer.set()
 
     def call(self, seq: int) -> Call | None:
         """The collective issued under a number, unless that is long ago."""
@@ -152,14 +151,14 @@ class Flight:
         self._disarm()
         for operation in operations:
             operation.work._fail(error)
-        self._idle.set()
+        self._fewer.set()
 
-    async def drain(self) -> None:
-        """Return when nothing is in flight."""
+    async def drain(self, but_sends: bool = False) -> None:
+        """Return when nothing is in flight, or nothing but sends."""
         self._catch_up()
-        while self._open:
-            self._idle.clear()
-            await self._idle.wait()
+        while any(not (but_sends and operation.call.kind is Kind.send) for operation in self._open):
+            self._fewer.clear()
+            await self._fewer.wait()
             self._catch_up()  # what was begun meanwhile
 
     def _ask(self, silent: list[tuple[Operation, Entry]], now: float) -> None:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from aiodist.backends.base import Operation
+from aiodist.backends.base import Operation, Sent
 from aiodist.control.inquiry import Absence, Disagreement, Inquiry
 from aiodist.control.liveness import Blocked, State
 from aiodist.control.messages import Message, Say
@@ -76,7 +76,7 @@ class Noted(dict[int, V]):
         self[seq] = value
 
 
-def _ignore(_rank: int, _whole: bool) -> None:
+def _ignore(_rank: int, _sent: Sent | None) -> None:
     pass
 
 
@@ -91,7 +91,8 @@ class Watch:
         begun: whether this rank has begun the collective of a number.
         seen: other members, by group rank, that are seen to have begun it.
         breaks: breaks the group.
-        left: told who has left this group, or, where that is True, all groups.
+        left: called with a member that has closed this group, and what it had sent (`Backend.sent`), or None
+            where that is not known.
         number: gives the place among the user's calls of a collective's number.
     """
 
@@ -104,7 +105,7 @@ class Watch:
         begun: Callable[[int], bool],
         seen: Callable[[int], set[int]],
         breaks: Breaks,
-        left: Callable[[int, bool], None] = _ignore,
+        left: Callable[[int, Sent | None], None] = _ignore,
         number: Callable[[int], int] = int,
     ) -> None:
         self._roster = roster
@@ -156,9 +157,10 @@ class Watch:
         """Tell all members that the group is broken."""
         self._control.flood(Say.broken, self._context, *pack(error))
 
-    def leave(self, issued: int) -> None:
-        """Tell all members that this rank closes the group, having issued so many collectives."""
-        self._control.flood(Say.left, self._context, self._control.rank, issued)
+    def leave(self, issued: int, sent: Sent) -> None:
+        """Tell all members that this rank closes the group, having issued so many collectives, and sent so
+        many messages."""
+        self._control.flood(Say.left, self._context, self._control.rank, issued, sent)
 
     def gone(self, seq: int) -> PeerLost | None:
         """The reason why a collective can never complete: a member left before this number. Else None."""
@@ -261,7 +263,7 @@ class Watch:
                 tell=False,
             )
         elif rank in self._left:
-            self._tell_left(rank, False)  # it has closed the group, and what it had asked for is over, too
+            self._tell_left(rank, None)  # it has closed the group, and what was under way is over
         elif rank in self._members:
             # All members learn of a loss anyway.
             self._breaks(PeerLost([rank], cause, silence=silence), tell=False)
@@ -273,15 +275,13 @@ class Watch:
 
     def rank_left(self, rank: int) -> None:
         """Note that a rank has left all groups. It said so before of those it had; this one it never made."""
-        if rank in self._members:
-            self._tell_left(rank, True)
         if rank in self._members and rank not in self._left:
-            self._leaves(rank, 0)
+            self._leaves(rank, 0, None)
 
-    def _leaves(self, rank: int, issued: int) -> None:
+    def _leaves(self, rank: int, issued: int, sent: Sent | None) -> None:
         logger.debug("group '%s': rank %s left after %s collectives", self._roster.name, rank, issued)
         self._left[rank] = issued
-        self._tell_left(rank, False)
+        self._tell_left(rank, sent)
         if any(seq >= issued for seq in self._flight.collectives()):
             # Others may wait for this rank in an earlier one, and have no reason of their own to end it.
             self._breaks(departure([rank]))
@@ -325,8 +325,8 @@ class Watch:
                 logger.debug("group '%s': rank %d says that it is broken", self._roster.name, message.origin)
                 self._breaks(error, tell=False)
             case Say.left:
-                _, rank, issued = message.body
-                self._leaves(rank, issued)
+                _, rank, issued, sent = message.body
+                self._leaves(rank, issued, sent)
             case Say.stalled:
                 self._inquire(message.body[1], message.origin)
             case Say.where:

@@ -77,8 +77,8 @@ class Reply:
             gate.acquire()
             self.waited_for = True
             self._news.append(gate.release)
-            # A signal interrupts a wait that has begun. One that comes between the interpreter's last look and the
-            # beginning of the wait does not, so no wait is long.
+            # A signal interrupts a wait that has begun. One that comes between the interpreter's last look
+            # and the beginning of the wait does not, so no wait is long.
             end = math.inf if timeout is None else time.monotonic() + timeout
             left = math.inf if timeout is None else timeout
             while not self.settled and left > 0 and not gate.acquire(timeout=min(left, SIGNAL_PERIOD)):

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortMessages, ShortWay
+from aiodist.backends.base import (
+    CAPABILITIES,
+    Array,
+    Numbers,
+    Operation,
+    Reports,
+    Sent,
+    ShortMessages,
+    ShortWay,
+)
 from aiodist.errors import GroupAborted
 from aiodist.sim.board import Board
 from aiodist.sim.engine import RankLoop
@@ -144,7 +153,11 @@ class SimBackend:
         """Return False: members compare their calls as they issue them."""
         return False
 
-    def rank_left(self, rank: int, whole: bool) -> None:
+    def sent(self) -> Sent:
+        """Nothing: messages take no time to come, and receives end with their group."""
+        return ()
+
+    def rank_left(self, rank: int, sent: Sent | None) -> None:
         """Do nothing."""
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:

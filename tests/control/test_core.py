@@ -70,7 +70,7 @@ def test_flood_reaches_every_living_rank_exactly_once(size: int, seed: int, shar
     dead = frozenset(rng.sample(range(size), int(size * share)))
     origin = rng.choice([rank for rank in range(size) if rank not in dead])
     overlay = Overlay(size, rng, dead)
-    overlay.carry_out(origin, overlay.cores[origin].flood(Say.left, 77, origin, 5))
+    overlay.carry_out(origin, overlay.cores[origin].flood(Say.left, 77, origin, 5, ()))
     overlay.run()
     for rank in range(size):
         expected = 1 if rank in connected(size, dead, origin) - {origin} else 0
@@ -190,7 +190,7 @@ def test_goodbye_is_no_loss() -> None:
     assert not [effect for effect in core.receive(3, late) if isinstance(effect, Deliver)]
     assert not core.lost
     assert all(
-        effect.neighbour != 2 for effect in core.flood(Say.left, 1, 0, 0) if isinstance(effect, Transmit)
+        effect.neighbour != 2 for effect in core.flood(Say.left, 1, 0, 0, ()) if isinstance(effect, Transmit)
     )
 
 
@@ -270,7 +270,7 @@ def test_message_without_a_way_is_dropped() -> None:
     for neighbour in core.neighbours:
         core.depart(neighbour)
     assert core.tell(6, Say.where, 1, 2) == []
-    assert core.flood(Say.left, 1, 0, 0) == []
+    assert core.flood(Say.left, 1, 0, 0, ()) == []
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -290,12 +290,12 @@ def test_message_does_not_travel_for_ever(rank: int) -> None:
 
 def test_an_old_number_is_forgotten_only_after_thousands() -> None:
     core = ControlCore(0, 3)
-    first = Message(Say.left, 1, 1, EVERYBODY, 64, (9, 1, 1))
+    first = Message(Say.left, 1, 1, EVERYBODY, 64, (9, 1, 1, ()))
     assert core.receive(1, first)
     for number in range(2, 6000):
-        assert core.receive(1, Message(Say.left, 1, number, EVERYBODY, 64, (9, 1, 1)))
+        assert core.receive(1, Message(Say.left, 1, number, EVERYBODY, 64, (9, 1, 1, ())))
         if number == 4000:
             assert core.receive(2, first) == []
-    recent = Message(Say.left, 1, 5999, EVERYBODY, 64, (9, 1, 1))
+    recent = Message(Say.left, 1, 5999, EVERYBODY, 64, (9, 1, 1, ()))
     assert core.receive(2, recent) == []
     assert len(core._seen[1]) <= 4096

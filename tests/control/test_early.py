@@ -7,7 +7,7 @@ from aiodist.control.messages import EVERYBODY, Message, Say
 
 
 def left(context: int, number: int = 1) -> Message:
-    return Message(Say.left, 2, number, EVERYBODY, 64, (context, 2, number))
+    return Message(Say.left, 2, number, EVERYBODY, 64, (context, 2, number, ()))
 
 
 def test_what_was_kept_is_taken_once_and_in_order() -> None:

@@ -153,7 +153,7 @@ def test_what_was_given_up_is_told_so_and_then_everything_ends() -> None:
         plane.attach(2, again)
         assert again.ending == "killed"
         assert not ear.heard
-        plane.flood(Say.left, 1, 0, 0)
+        plane.flood(Say.left, 1, 0, 0, ())
         assert len(links[2].sent) == 1
 
 
@@ -231,7 +231,7 @@ def test_goodbye_is_told_to_nobody() -> None:
 def test_news_of_a_group_to_come_are_kept_and_of_a_past_one_dropped() -> None:
     plane, _ = make()
     plane.received(2, broken(33))
-    plane.received(2, Message(Say.left, 2, 2, EVERYBODY, 64, (33, 2, 0)).encode())
+    plane.received(2, Message(Say.left, 2, 2, EVERYBODY, 64, (33, 2, 0, ())).encode())
     ear = Ear()
     plane.subscribe(33, ear)
     assert [message.say for message in ear.heard] == [Say.broken, Say.left]
@@ -245,7 +245,7 @@ def test_news_of_a_group_to_come_are_kept_and_of_a_past_one_dropped() -> None:
 def test_groups_of_others_leave_nothing_behind() -> None:
     plane, _ = make()
     for context in range(100, 200):
-        plane.received(2, Message(Say.left, 2, context, EVERYBODY, 64, (context, 2, 0)).encode())
+        plane.received(2, Message(Say.left, 2, context, EVERYBODY, 64, (context, 2, 0, ())).encode())
         plane.unsubscribe(context)  # what a rank does that is no member
     assert not plane._early
 
@@ -281,7 +281,7 @@ NONSENSE = [
     Stamp(1.0, -1.0, 0.0).ping(),
     msgpack.packb([int(Say.broken), 2, 1, -1, 64, [{}, "lost"]]),
     msgpack.packb([int(Say.here), 2, 1, 0, 64, [1, 2, 3, 4, 5]]),
-    msgpack.packb([int(Say.left), 2, 1, -1, 64, [[], 2, 0]]),
+    msgpack.packb([int(Say.left), 2, 1, -1, 64, [[], 2, 0, []]]),
     msgpack.packb([int(Say.blocked), 2, 1, -1, 64, [3, 99, 8000, "train.py:41"]]),
     msgpack.packb([int(Say.blocked), 2, 1, -1, 64, [3, 1, 8.0, "train.py:41"]]),
 ]
@@ -312,7 +312,7 @@ def test_closed_plane_is_deaf_and_dumb() -> None:
         plane.received(2, broken(1))
         plane.ended(2, False, "reset")
         plane.lose(3, "gone")
-        plane.flood(Say.left, 1, 0, 0)
+        plane.flood(Say.left, 1, 0, 0, ())
         plane.tell([1], Say.stalled, 1, 0)
         plane.close()
         plane.kill()
@@ -595,21 +595,21 @@ def test_a_torn_link_is_no_loss_and_may_be_made_anew() -> None:
     plane.attach(2, third)  # the neighbour saw first that the second was torn, too
     assert again.ending and not third.ending
     assert [rank for rank, _ in ear.altered] == [2, 2]  # what was under way there is missing as well
-    plane.flood(Say.left, 11, 0, 5)
+    plane.flood(Say.left, 11, 0, 5, ())
     assert (len(links[2].sent), len(again.sent), len(third.sent)) == (0, 0, 1)
 
 
 def test_what_is_said_while_a_link_is_torn_is_heard_once_it_stands() -> None:
     plane, links = make()
-    plane.flood(Say.left, 11, 0, 5)
+    plane.flood(Say.left, 11, 0, 5, ())
     plane.tell([2], Say.stalled, 11, 3)  # it may be lost: whoever asks will ask again
     plane.tampered(2, Tampered())
-    plane.flood(Say.left, 12, 0, 6)
+    plane.flood(Say.left, 12, 0, 6, ())
     plane.tell([2], Say.stalled, 11, 4)
     plane.ping(2, PING)
     again = FakeLink(plane, 2)
     plane.attach(2, again)
-    plane.flood(Say.left, 13, 0, 7)
+    plane.flood(Say.left, 13, 0, 7, ())
     assert [message.body for message in again.sent] == [(11, 0, 5), (12, 0, 6), (11, 4), (13, 0, 7)]
     assert not again.pings
     assert [message.body[0] for message in links[1].sent] == [11, 12, 13]
@@ -619,7 +619,7 @@ def test_what_is_said_while_a_link_is_torn_is_heard_once_it_stands() -> None:
 def test_nothing_waits_for_a_torn_link_whose_neighbour_has_ended(how: str) -> None:
     plane, _ = make()
     plane.tampered(2, Tampered())
-    plane.flood(Say.left, 11, 0, 5)
+    plane.flood(Say.left, 11, 0, 5, ())
     if how == "lost":
         plane.lose(2, "process 5 ended")
     else:

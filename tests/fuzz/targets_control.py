@@ -60,8 +60,8 @@ def bodies() -> list[tuple[Say, tuple[Any, ...]]]:
         (Say.here, (CONTEXT, 4, True, signature, "all_reduce(float32[4])")),
         (Say.here, (CONTEXT, 4, False, b"", "")),
         (Say.missing, (CONTEXT, 4, (2, 3), (1,))),
-        (Say.left, (CONTEXT, 3, 9)),
-        (Say.left, (ELSEWHERE, 3, 9)),
+        (Say.left, (CONTEXT, 3, 9, ())),
+        (Say.left, (ELSEWHERE, 3, 9, ())),
         (Say.blocked, (2, int(State.blocked), 8000, "train.py:41 in evaluate")),
         (Say.blocked, (RANK, int(State.silent), 8000, "")),
     ]

@@ -270,3 +270,92 @@ def test_the_end_of_a_member_that_has_closed_ends_what_it_was_taking(how: str) -
     begins = asyncio.Event()
     gone, _ = run_virtual(run_cluster(2, main, chaos=chaos, timeout=300, return_exceptions=True))
     assert gone is None
+
+
+# ── a member that closes while what it has sent waits ────────────────────────────────────────────────────
+
+
+async def both_close(pg: ProcessGroup, whole: bool) -> None:
+    """Each sends what the other never asks for, and closes."""
+    group: Any = pg if whole else await pg.new_group()
+    await group.barrier()
+    work = group.send(np.arange(LARGE) + pg.rank, 1 - pg.rank, async_op=True)
+    async with asyncio.timeout(20):
+        with pytest.raises(dist.PeerClosed):
+            await group.aclose()
+    assert isinstance(work.exception(), dist.PeerClosed)
+    if not whole:
+        await pg.barrier()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["world", "group"])
+def test_two_that_close_do_not_wait_for_each_other(whole: bool) -> None:
+    run_virtual(run_cluster(2, lambda pg: both_close(pg, whole), timeout=300))
+
+
+@spmd(2)
+async def test_two_processes_that_close_do_not_wait_for_each_other(pg: ProcessGroup) -> None:
+    await both_close(pg, whole=False)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["world", "group"])
+@pytest.mark.parametrize("source", [0, None])
+def test_what_a_closing_member_has_sent_is_received(source: int | None, whole: bool) -> None:
+    """Also where it is asked for long after that."""
+
+    async def main(pg: ProcessGroup) -> None:
+        group: Any = pg if whole else await pg.new_group()
+        await group.barrier()
+        if pg.rank == 0:
+            for number in range(3):
+                group.send(np.full(LARGE, number), 1, tag=number, async_op=True)
+            await group.aclose()
+        else:
+            for number in (2, 0, 1):
+                await asyncio.sleep(10)
+                place = np.zeros(LARGE, np.int64)
+                assert await group.recv(place, source, tag=number) == 0
+                assert (place == number).all()
+            with pytest.raises(dist.PeerClosed):
+                await group.recv(place, source)
+        await group.aclose()
+        if not whole:
+            await pg.barrier()
+
+    run_virtual(run_cluster(2, main, timeout=300))
+
+
+@pytest.mark.parametrize("asked", ["before", "after", "never"])
+def test_the_end_of_a_member_that_closes_ends_what_was_coming(asked: str) -> None:
+    """It dies while it closes, with a message under way."""
+    chaos = Chaos(latency=(0.05, 0.05))
+    place = np.zeros(20 * LARGE, np.int64)
+
+    async def main(pg: ProcessGroup) -> None:
+        group: Any = await pg.new_group()
+        await group.barrier()
+        if pg.rank == 0:
+            group.send(place + 1, 1, async_op=True)
+            closing = asyncio.ensure_future(group.aclose())
+            await asyncio.sleep(1)
+            if asked == "before":
+                begins.set()
+                await asyncio.sleep(0.12)  # some of it has left
+            chaos.crash(0)
+            await closing
+        else:
+            if asked == "before":
+                await begins.wait()
+            if asked == "after":
+                await asyncio.sleep(5)
+            async with asyncio.timeout(30):
+                with pytest.raises((dist.PeerLost, dist.PeerClosed)):
+                    await group.recv(
+                        np.zeros(1) if asked == "never" else np.zeros_like(place),
+                        0,
+                        tag=int(asked == "never"),
+                    )
+
+    begins = asyncio.Event()
+    _, failed = run_virtual(run_cluster(2, main, chaos=chaos, timeout=300, return_exceptions=True))
+    assert failed is None

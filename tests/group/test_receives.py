@@ -220,28 +220,38 @@ async def _of(work: Awaitable[Any]) -> Any:
     return await work
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_what_comes_slowly_from_a_member_that_has_closed_is_received(held: bool) -> None:
-    """A network that brings a message every two seconds, and the news of the close at once."""
-    takes = {"now": 0.0}
+@pytest.mark.parametrize("way", ["one", "held", "anyone", "large", "objects"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_comes_slowly_from_a_member_that_has_closed_is_received(way: str, whole: bool) -> None:
+    """A network that brings a message every 40 seconds, and the news of the close at once. Where the world is
+    closed it is every second: that does not wait long for its connections."""
+    takes, seconds = {"now": 0.0}, 1.0 if whole else 40.0
     network = MemoryNetwork(delay=lambda *_: takes["now"])
 
     async def main(pg: ProcessGroup) -> None:
-        group = await pg.new_group()
+        group = pg if whole else await pg.new_group()
         assert group is not None
         if group.rank:
             for number in range(5):
-                takes["now"] = 2.0 * (number + 1)
-                await group.send(np.array([number]), 0)
+                takes["now"] = seconds * (number + 1)
+                if way == "objects":
+                    await group.send_object(number, 0)
+                else:
+                    await group.send(np.full(20_000 if way == "large" else 1, number), 0, tag=number)
             takes["now"] = 0.0
         else:
-            place = np.empty(1, int)
+            source = None if way == "anyone" else 1
             for number in range(5):
-                assert await group.recv(place, 1, async_op=held) == 1
-                assert place[0] == number
+                if way == "objects":
+                    assert await group.recv_object(1) == number
+                    continue
+                place = np.empty(20_000 if way == "large" else 1, int)
+                assert await group.recv(place, source, tag=number, async_op=way == "held") == 1
+                assert (place == number).all()
             with pytest.raises(dist.PeerClosed):
-                await group.recv(place, 1)
+                await group.recv(np.empty(1, int), source)
         await group.aclose()
-        await pg.barrier()
+        if not whole:
+            await pg.barrier()
 
-    run_virtual(run_cluster(2, main, network=network))
+    run_virtual(run_cluster(2, main, network=network, timeout=600))

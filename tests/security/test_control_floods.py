@@ -53,7 +53,7 @@ def made() -> tuple[ControlPlane, dict[int, Dumb], list[int]]:
     [
         (Say.lost, ("rank", "it is gone", -1)),
         (Say.blocked, ("rank", 1, 5000, "somewhere")),
-        (Say.left, (7, "rank", 3)),
+        (Say.left, (7, "rank", 3, ())),
         (Say.broken, (7, "aborted", "origin", "why")),
         (Say.stalled, (7, 1)),
     ],
@@ -81,7 +81,7 @@ def test_targets_that_there_are_not(target: int) -> None:
 def test_news_of_groups_that_there_are_not() -> None:
     plane, _links, dropped = made()
     for number in range(20_000):
-        plane.received(1, Message(Say.left, 1, number, EVERYBODY, 64, (1 << 40 | number, 1, 0)).encode())
+        plane.received(1, Message(Say.left, 1, number, EVERYBODY, 64, (1 << 40 | number, 1, 0, ())).encode())
         plane.received(1, Message(Say.broken, 2, number, EVERYBODY, 64, (number, "x", "y" * 100)).encode())
     assert plane._early._nbytes <= LIMIT
     assert not dropped

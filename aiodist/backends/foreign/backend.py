@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from aiodist.backends.base import Array, Operation
+from aiodist.backends.base import Array, Operation, Sent
 from aiodist.backends.foreign.engine import Engine, Setup
 from aiodist.backends.foreign.group import EngineGroup
 from aiodist.backends.foreign.messages import Messages
@@ -155,9 +155,13 @@ class ForeignBackend:
         self._level.retire()
         self.engine.close()
 
-    def rank_left(self, rank: int, whole: bool) -> None:
+    def sent(self) -> Sent:
+        """The envelopes sent: they go by the internal group."""
+        return self._level.sent()
+
+    def rank_left(self, rank: int, sent: Sent | None) -> None:
         """Note that a member has closed this group: the envelopes of its messages go by the internal one."""
-        self._level.rank_left(rank, whole)
+        self._level.rank_left(rank, sent)
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives whose envelopes have not come."""

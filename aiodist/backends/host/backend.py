@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortWay
+from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, Sent, ShortWay
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
@@ -34,8 +34,8 @@ NEWS = 0.1
 aborted, say), may come a little later, and is the better answer."""
 
 ON_ITS_WAY = 3.0
-"""Seconds without any message of a member that has closed a group, after which all that it sent is here.
-Where the link ends with the group, a goodbye says so."""
+"""Seconds from the news that a member is gone, where it is not known what it had sent, until nothing more of
+that is expected."""
 
 LAYOUTS = 128
 """Layouts that a group remembers; then it begins anew."""
@@ -125,6 +125,7 @@ class HostBackend:
         self.take = self._messages.take
         self._dead = False
         self._gone = set(groups.gone)  # ranks that send nothing more
+        self._cut_off: set[int] = set()  # members of which nothing more comes, whatever they have sent
         self._timers: set[asyncio.TimerHandle] = set()
         self._halted = False  # members disagree: the group will break, and goes no further until it does
         self._local = self._in_shared_memory()
@@ -180,6 +181,8 @@ class HostBackend:
             self._messages.recv(operation)
             if self._gone and self._gone.issuperset(self._senders(operation)):
                 self.channels.loop.call_soon(self.end_receives)
+            for peer in self._cut_off:
+                self.channels.loop.call_soon(self._nothing_more_comes, peer)
         except Exception as error:
             self.failed(error)
 
@@ -274,6 +277,7 @@ class HostBackend:
 
     def retire(self) -> None:
         """Forget the group; what still comes for it is dropped."""
+        self._dead = True
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -448,25 +452,37 @@ class HostBackend:
         if rank in self.ranks and not self._dead:
             self.reports.broken(error)
 
-    def rank_left(self, rank: int, whole: bool) -> None:
-        """Note that a member has closed this group, or, where that is `whole`, all its groups."""
-        if not whole:
-            self.end_sends(rank)
-        peer = self.channels.group_rank(rank)
-        if peer is not None:
-            self._later(ON_ITS_WAY, self._left, peer, rank, whole, self._messages.heard[peer])
+    def sent(self) -> Sent:
+        """The number of messages sent to each member, as (member, number, member, number, …)."""
+        counted = enumerate(self._messages.sent)
+        return (tuple(value for pair in counted if pair[1] for value in pair),)
 
-    def _left(self, peer: int, rank: int, whole: bool, heard: int) -> None:
-        if self._dead:
-            return  # with its world, perhaps, whose endpoint is closed
-        self.channels.incoming(peer).poll()
-        now = self._messages.heard[peer]
-        if now != heard:  # a busy machine, or a slow network, takes longer
-            self._later(ON_ITS_WAY, self._left, peer, rank, whole, now)
-        elif not whole:
-            self.end_receives([rank])
-        elif self.resources.endpoint.incoming(rank).link is None:  # else a goodbye comes on that
-            self.groups.goodbye(rank)
+    def rank_left(self, rank: int, sent: Sent | None) -> None:
+        """Note that a member has closed this group; see `Backend`."""
+        self.end_sends(rank)
+        peer = self.channels.group_rank(rank)
+        if peer is None or self._dead:
+            return
+        if sent is None:
+            self._later(ON_ITS_WAY, self._nothing_more_comes, peer)
+        else:
+            (counts,) = sent
+            mine = dict(zip(counts[::2], counts[1::2], strict=True)).get(self.rank, 0)
+            then = partial(self.channels.loop.call_soon, self._all_has_come, peer)
+            self._messages.when_come(peer, mine, then)
+
+    def _all_has_come(self, peer: int) -> None:
+        if not self._dead:  # with its world, perhaps, whose endpoint is closed
+            self.channels.incoming(peer).poll()
+            self.end_receives([self.ranks[peer]])
+
+    def _nothing_more_comes(self, peer: int) -> None:
+        """End what waits for a member that is gone: it may have died after it had closed the group."""
+        self._cut_off.add(peer)
+        self._all_has_come(peer)
+        if not self._dead and self._messages.unfinished(peer):
+            why = "it had closed the group, and ended before its last messages had left"
+            self.reports.broken(PeerLost([self.ranks[peer]], why))
 
     def end_sends(self, rank: int) -> None:
         """End the sends to a global rank that takes nothing more, now and from now on."""

@@ -180,6 +180,15 @@ class Claims:
             if claim.receiver is not None and claim.signature is None and not claim.complete
         ]
 
+    def unfinished(self, source: int) -> list[Operation]:
+        """The receives whose messages have come from a member in part, or were only offered."""
+        return [
+            claim.receiver
+            for (sender, _), claims in self._open.items()
+            for claim in claims.values()
+            if sender == source and claim.receiver is not None and claim.signature and not claim.complete
+        ]
+
     def forget(self) -> None:
         """Let go of all."""
         self._open.clear()

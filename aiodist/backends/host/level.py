@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
-from aiodist.backends.base import Operation, Reports
+from aiodist.backends.base import Operation, Reports, Sent
 from aiodist.backends.host.channels import Channels
 from aiodist.errors import GroupBroken
 from aiodist.types import Call
@@ -47,7 +47,8 @@ class Inner(Protocol):
     def halt(self) -> None: ...
     def abort(self, quiet: Callable[[], None]) -> None: ...
     def retire(self) -> None: ...
-    def rank_left(self, rank: int, whole: bool) -> None: ...
+    def sent(self) -> Sent: ...
+    def rank_left(self, rank: int, sent: Sent | None) -> None: ...
     def close_receives(self, error: Callable[[], BaseException]) -> None: ...
 
 
@@ -120,10 +121,14 @@ class Level:
         if self._backend is not None:
             self._backend.halt()
 
-    def rank_left(self, rank: int, whole: bool) -> None:
+    def sent(self) -> Sent:
+        """The number of messages sent to each member; see `Backend`."""
+        return ((),) if self._backend is None else self._backend.sent()
+
+    def rank_left(self, rank: int, sent: Sent | None) -> None:
         """Note that a member has closed the user's group; see `Backend`."""
         if rank in self.ranks:
-            self.backend.rank_left(rank, whole)
+            self.backend.rank_left(rank, sent)
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives for which nothing has come here; see `Backend`."""

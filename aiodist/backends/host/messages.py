@@ -59,6 +59,9 @@ class Messages:
     Args:
         channels: of the group.
         seals: dtypes whose messages have to be authenticated, as objects have.
+
+    Attributes:
+        sent: to each member, the number of messages, on the short way or here.
     """
 
     def __init__(self, channels: Channels, seals: frozenset[np.dtype[Any]] = frozenset()) -> None:
@@ -68,7 +71,9 @@ class Messages:
         self._queues: dict[int, deque[Operation]] = {}
         self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
         self._came = itertools.count()
-        self.heard = [0] * channels.size  # by member: grows with each message that comes or is offered
+        self.sent = [0] * channels.size
+        self._heard = [0] * channels.size  # messages of each member that came or were offered
+        self._awaited: dict[int, tuple[int, Callable[[], object]]] = {}  # member → `when_come`
         self._dead = False
         self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
         self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
@@ -135,7 +140,7 @@ class Messages:
         source, tag, claims = self._channels.group_rank(rank), stream - 1, self._claims
         if source is None or self._dead or claims.find(source, tag, number) is not None:
             return _NO  # its receive is posted
-        self.heard[source] += 1
+        self._count(source)
         receive = self._unclaimed.get(tag)
         if receive is not None:
             mine = receive.source in (source, ANY) and number == claims.next(source, tag)
@@ -164,6 +169,7 @@ class Messages:
         number = operation.call.seq
         source = operation.source
         assert isinstance(source, np.ndarray)
+        self.sent[peer] += 1
         if peer in channels.shut:
             self._refuse(operation)
             return
@@ -236,7 +242,7 @@ class Messages:
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
         """Take a message that came in or was offered."""
-        self.heard[source] += 1
+        self._count(source)
         self.settle(tag)
         claim = self._claims.find(source, tag, number)
         if claim is not None:
@@ -251,9 +257,27 @@ class Messages:
         if number == self._claims.next(source, tag):  # what overtook another waits for its turn
             self._match(source, tag)
 
+    def when_come(self, source: int, count: int, then: Callable[[], object]) -> None:
+        """Call `then()` once so many messages of a member have come or were offered. The last of them may not
+        be in its place yet."""
+        self._awaited[source] = count, then
+        self._compare(source)
+
+    def _count(self, source: int) -> None:
+        self._heard[source] += 1
+        if self._awaited:
+            self._compare(source)
+
+    def _compare(self, source: int) -> None:
+        count, then = self._awaited.get(source, (0, None))
+        if then is not None and self._heard[source] >= count:
+            del self._awaited[source]
+            then()
+
     def halt(self) -> None:
         """Make no further progress."""
         self._dead = True
+        self._awaited.clear()
 
     def forget(self) -> None:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
@@ -268,6 +292,10 @@ class Messages:
         self.settle()
         queued = [operation for queue in self._queues.values() for operation in queue]
         return [*self._claims.waiting(), *queued]
+
+    def unfinished(self, source: int) -> bool:
+        """Whether receives wait for the rest of messages of a member."""
+        return bool(self._claims.unfinished(source))
 
     # ── matching ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -453,7 +481,8 @@ class Messages:
             channels.drive(receiver.work, channel)
 
     def _received(self, claim: Claim) -> None:
-        self.heard[claim.source] += 1
+        if claim.signature is None:  # else it was counted when it was told
+            self._count(claim.source)
         claim.complete = True
         if claim.receiver is not None:
             self._deliver(claim)

@@ -144,6 +144,7 @@ class ShortMessages:
         if not channel.takes(self._context, case.nbytes):
             return None
         number = self._numbers.next_message(_SEND, dst, tag)
+        self._messages.sent[dst] += 1
         issued = monotonic()  # before the receiver notes its end; the rest costs no time while it is awaited
         channel.send_eager(case.header.numbered(number), self._context, contents(tensor), case.sealed)
         frame, sort = _getframe(2), case.sort  # as `Track.note`, written out
@@ -179,6 +180,7 @@ class ShortMessages:
         if not small or not self._issuer.here():
             return None
         number = self._numbers.next_message(_SEND, dst, tag)
+        self._messages.sent[dst] += 1
         signature = message_signature(_BYTE, nbytes, number)
         header = pack_eager(self._context, 1 + tag, number, nbytes, signature)
         call, sort = self._of_bytes(_SEND, dst, tag)

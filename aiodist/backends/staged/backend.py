@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Operation
+from aiodist.backends.base import CAPABILITIES, Array, Operation, Sent
 from aiodist.backends.buffers import Allocate, Buffers, buffers
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.inner import InnerOperation
@@ -88,7 +88,11 @@ class StagedBackend:
         """Forget the group, which is gone for good."""
         self._copier.leave()
 
-    def rank_left(self, rank: int, whole: bool) -> None:
+    def sent(self) -> Sent:
+        """Nothing: the host backend counts its messages."""
+        return ()
+
+    def rank_left(self, rank: int, sent: Sent | None) -> None:
         """Do nothing: the host backend matches its messages."""
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
