@@ -60,7 +60,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def in_share(name: str, share: str) -> bool:
-    """Whether a test belongs to a share 'K/N' of all: number K, from 0 on, of N. Each belongs to one of them."""
+    """Whether a test belongs to a share 'K/N' of all: number K, from 0 on, of N. Each belongs to one."""
     number, count = map(int, share.split("/"))
     return zlib.crc32(name.encode()) % count == number
 

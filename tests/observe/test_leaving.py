@@ -13,7 +13,7 @@ import pytest
 
 from aiodist.observe import leaving
 from aiodist.observe.dumps import read_job
-from aiodist.observe.leaving import LOG_DIR, forget_dead, keep, keep_dead, keep_own
+from aiodist.observe.leaving import LOG_DIR, forget_dead, keep, keep_dead, keep_own, log_dir
 from aiodist.shm.records import STACKS
 from tests.observe.made import a_rank
 from tests.observe.recorded import KEY, Rank, recording
@@ -47,6 +47,23 @@ async def test_the_dead_of_a_job_are_written_down_and_forgotten(make: Make, tmp_
     assert await keep_dead("r", {}) is None
     forget_dead("s")
     assert files(tmp_path) == {alive.memory.name}
+
+
+async def test_each_job_of_a_run_has_a_folder_of_its_own(make: Make, tmp_path: Path) -> None:
+    for rank, key in ((1, KEY), (2, "another")):
+        make(rank, key=key, run="r").memory._let_go()
+    logs = tmp_path / "logs"
+    await keep_dead("r", {LOG_DIR: str(logs)})
+    for rank, key in ((1, KEY), (2, "another")):
+        assert [one.rank for one in read_job(logs / key).ranks] == [rank]
+
+
+def test_a_folder_that_is_given_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert log_dir({LOG_DIR: "logs"}) == str(tmp_path / "logs")
+    assert log_dir({LOG_DIR: "~/logs"}) == str(tmp_path / "home" / "logs")
+    assert log_dir({}) == ""
 
 
 async def test_a_process_writes_down_its_own_record(make: Make, tmp_path: Path) -> None:

@@ -509,6 +509,9 @@ class HostBackend:
             gone: ranks that have closed, and all that they sent has arrived.
         """
         self._gone.update(gone)
+        if self._messages.held_up and not self._dead:  # what has come may be for these
+            self.channels.loop.call_soon(self.end_receives)
+            return
         for operation in self._messages.waiting():
             ranks = self._senders(operation)
             if self._dead or operation.work.done() or not self._gone.issuperset(ranks):

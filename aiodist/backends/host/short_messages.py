@@ -210,6 +210,8 @@ class ShortMessages:
             channel: from its source, where it has one.
         """
         work, messages = receive.work, self._messages
+        if messages.is_behind(work, receive.tag):
+            messages.hold_up(receive.tag)
         if messages.quiet(receive.tag) and not (self._gone or self._channels.crowded):
             work._taken_back_by(messages.abandon, receive)
             if channel is not None and self._poller.polls and receive.source != self._channels.rank:
