@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -415,3 +416,29 @@ def test_closing_with_thousands_of_receives_takes_each_back_once() -> None:
             assert all(isinstance(work.exception(), dist.GroupClosed) for work in works)
 
     run_virtual(run_cluster(2, main, timeout=300))
+
+
+@pytest.mark.slow("seconds of a blocked loop")
+@spmd(2)
+async def test_what_a_world_that_was_closed_could_not_bring_is_no_clean_end(pg: ProcessGroup) -> None:
+    """Closing waits for five seconds; the other rank's loop stands still for eight."""
+    groups: list[Any] = [pg, *[await pg.new_group() for _ in range(4)]]
+    for group in groups:
+        await group.all_gather_object(pg.rank)
+    if pg.rank == 1:
+        for group in groups:
+            for number in range(8):
+                group.send(np.full(900, number), 0, async_op=True)
+        await pg.aclose()
+        return
+    await groups[0].recv(np.empty(900, np.int64), 1)
+    time.sleep(8)
+    for group in groups:
+        received = int(group is pg)
+        with pytest.raises((dist.PeerClosed, dist.PeerLost)) as caught:
+            while True:
+                place = np.empty(900, np.int64)
+                await group.recv(place, 1)
+                assert (place == received).all()
+                received += 1
+        assert received == 8 or caught.type is dist.PeerLost

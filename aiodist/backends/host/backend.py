@@ -121,7 +121,8 @@ class HostBackend:
         self._messages = Messages(channels, resources.seals)
         self.take = self._messages.take
         self._dead = False
-        self._gone = set(groups.gone)  # ranks that send nothing more
+        self._gone = set(groups.gone)  # ranks that send nothing more, and all that they sent has come
+        self._silent = set(groups.gone)  # those, and others that send nothing more
         self._cut_off: set[int] = set()  # members of which nothing more comes, whatever they have sent
         self._timers: set[asyncio.TimerHandle] = set()
         self._halted = False  # members disagree: the group will break, and goes no further until it does
@@ -307,7 +308,7 @@ class HostBackend:
     ) -> ShortMessages:
         """A way around `submit` for small messages."""
         return ShortMessages(
-            *(self.channels, self._messages, self._receive, issuer, numbers, enter, ended, self._gone)
+            *(self.channels, self._messages, self._receive, issuer, numbers, enter, ended, self._silent)
         )
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -494,6 +495,7 @@ class HostBackend:
         if self._dead:
             return
         self._cut_off.add(peer)
+        self._silent.add(self.ranks[peer])
         self.channels.incoming(peer).poll()
         messages, rank = self._messages, self.ranks[peer]
         missing = messages.missing(peer)
@@ -505,7 +507,7 @@ class HostBackend:
         elif missing and any(rank in self._senders(one) for one in messages.waiting()):
             why = f"it had closed the group, and its last {missing} messages have not come"
             self.reports.broken(PeerLost([rank], why))
-        else:
+        elif not missing:
             self.end_receives([rank])
 
     def end_sends(self, rank: int) -> None:
@@ -533,6 +535,7 @@ class HostBackend:
             gone: ranks that have closed, and all that they sent has arrived.
         """
         self._gone.update(gone)
+        self._silent.update(gone)
         if self._messages.held_up and not self._dead:  # what has come may be for these
             self.channels.loop.call_soon(self.end_receives)
             return

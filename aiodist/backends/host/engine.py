@@ -95,6 +95,7 @@ class HostEngine:
     def lost(self, rank: int, cause: str) -> None:
         """Note that a peer's connection ended without goodbye."""
         self._lose(rank, cause)
+        self._loop.call_later(NEWS, self._is_gone, rank)  # it had closed its groups before, perhaps
 
     def crowded(self, rank: int) -> None:
         """Note that a peer offers more messages than are remembered."""
