@@ -58,7 +58,7 @@ class Stage:
             pass
         return words
 
-    async def join(self, timeout: float = 20.0) -> Any:
+    async def join(self, timeout: float = 60.0) -> Any:
         """`init_process_group`, as a rank of the round's job.
 
         Args:
