@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+
+from aiodist.services.codec import Received
 
 MESSAGES = 1024
 """Messages that wait to be taken, at most; the next ones wait at their senders' expense."""
@@ -14,7 +15,7 @@ BYTES = 64 << 20
 """Bytes of them, at most; more only where it is a single message's."""
 
 
-class Letter(NamedTuple):
+class Letter(Received):
     """A message, still encoded.
 
     Args:
@@ -23,9 +24,14 @@ class Letter(NamedTuple):
         taken_in: called when it is in the mailbox, which is what its sender waits for.
     """
 
-    sender: bytes
-    payload: bytes | bytearray | memoryview
-    taken_in: Callable[[], object]
+    __slots__ = ("sender", "taken_in")
+
+    def __init__(
+        self, sender: bytes, payload: bytes | bytearray | memoryview, taken_in: Callable[[], object]
+    ) -> None:
+        super().__init__(payload)
+        self.sender = sender
+        self.taken_in = taken_in
 
 
 class Mailbox:
