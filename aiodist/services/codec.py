@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Self
 
 from aiodist.errors import UsageError
 from aiodist.services import records
@@ -114,6 +114,13 @@ class Received:
         if not decoding.done():
             await asyncio.wait((decoding,))  # which does not cancel it
         return decoding.result()
+
+    def holds(self, value: Any) -> Self:
+        """Have a value that was decoded before, and no bytes → itself. It was taken, and came back."""
+        self.payload = b""
+        self._decoding = asyncio.get_running_loop().create_future()
+        self._decoding.set_result(value)
+        return self
 
 
 def _note_error(decoding: asyncio.Future[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from aiodist.services.codec import Received
 
@@ -104,6 +105,11 @@ class Mailbox:
         self._bytes += len(letter.payload)
         self.read()
 
+    def give_back(self, sender: bytes, message: Any) -> None:
+        """Have a message taken again, first of all, that was taken and read: its taker could not have it."""
+        self._inside.appendleft(Letter(sender, b"", _nothing).holds(message))
+        self._wake()
+
     def _let_in(self) -> None:
         while self._outside and not self.closed:
             size = len(self._outside[0].payload)
@@ -123,3 +129,7 @@ class Mailbox:
                 taker.set_result(None)
                 if not self.closed:
                     return
+
+
+def _nothing() -> None:
+    pass

@@ -78,6 +78,12 @@ class Stream(Generic[T]):
         """Take no more parts, and have the handler stopped. May be repeated."""
         self._leave(_LEFT)
 
+    def give_back(self, part: T) -> None:
+        """Have a part taken again, first of all: its taker could not have it."""
+        if self._end is not _LEFT:
+            self._parts.appendleft(Received(b"").holds(part))
+            self._wake()
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -101,11 +107,11 @@ class Stream(Generic[T]):
             received = parts[0]
             part = await received.value()
             if parts:  # it is taken only now: nothing is lost where that was cancelled
-                parts.popleft()
+                parts.remove(received)  # the first, but for one that was given back meanwhile
                 assert self._way is not None
                 assert self._asked is not None
                 self._way.took(self._asked, len(received.payload))
-                return self._built(part)
+                return self._built(part) if received.payload else part
         raise self._ending()
 
     def _begin(self) -> None:
