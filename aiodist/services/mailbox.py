@@ -65,9 +65,9 @@ class Mailbox:
         return True
 
     def close(self) -> None:
-        """Take no more in: who waits for one is told when all that are inside are taken."""
+        """Take no more in: who waits for one is told when all that are inside are taken. Those outside may
+        still be withdrawn, which tells their senders."""
         self.closed = True
-        self._outside.clear()
         self._wake()
 
     async def take(self) -> Letter | None:
