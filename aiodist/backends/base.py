@@ -336,6 +336,9 @@ class Backend(Protocol):
         member has issued another one, its messages may still be on their way."""
         return False
 
+    def unasked(self) -> int:
+        """The number of the user's sends that wait for nothing but their receives."""
+
     def sent(self) -> Sent:
         """The number of messages that this rank has sent to each member."""
 

@@ -139,6 +139,10 @@ class Dispatch:
         """The members that the host backend, which knows every collective, has seen to begin one."""
         return self._host.seen(seq)
 
+    def unasked(self) -> int:
+        """Those of the host engine; another one's may need more of this rank than their receives."""
+        return self._host.unasked()
+
     def sent(self) -> Sent:
         """The messages sent by each engine, one after another."""
         return tuple(counts for part in self._all for counts in part.sent())

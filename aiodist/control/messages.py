@@ -35,7 +35,7 @@ class Say(enum.IntEnum):
     here = 5  # member to leader: this · (context, seq, arrived, signature, words)
     missing = 6  # leader to members: these have not arrived, or not answered · (context, seq, ranks, ranks)
     left = 7  # flood: a member closed its group, having issued so many collectives, and sent so many messages
-    # to each member · (context, rank, issued, `Backend.sent`)
+    # to each member · (context, rank, issued, `Backend.sent`, or () where that would be too long)
     motion = 8  # flood, or to one: members of an epoch on the next · (context, bytes)
     blocked = 9  # flood: a loop does not turn, or turns again · (rank, `liveness.State`, ms, where)
 
@@ -100,6 +100,8 @@ def decode(data: bytes) -> Message:
             raise ValueError(f"{kind.name} with other values than it has")
         if kind is Say.blocked:
             State(body[1])
+        if kind is Say.left and not all(map(_is_counts, body[3])):
+            raise ValueError("left with counts that are none")
         if kind in _LOOSE and not _is_plain(body, 2):
             raise ValueError(f"{kind.name} with values that are not plain")
         message = Message(kind, origin, number, target, hops, _cleaned(body))
@@ -126,6 +128,15 @@ def _is_plain(values: tuple[Any, ...], depth: int) -> bool:
     return all(
         depth > 0 and _is_plain(value, depth - 1) if type(value) is tuple else type(value) in _PLAIN
         for value in values
+    )
+
+
+def _is_counts(values: Any) -> bool:
+    """Whether these are pairs of numbers, none of them negative."""
+    return (
+        type(values) is tuple
+        and len(values) % 2 == 0
+        and all(type(value) is int and value >= 0 for value in values)
     )
 
 

@@ -255,12 +255,12 @@ class GroupCore:
             )
         await self._end_all()
 
-    async def _end_all(self, but_sends: bool = False) -> None:
-        """Return when nothing is in flight, or nothing but sends."""
-        await self._flight.drain(but_sends)
+    async def _end_all(self, but: Callable[[], int] = int) -> None:
+        """Return when nothing is in flight, or nothing but so many operations as `but()` counts."""
+        await self._flight.drain(but)
         while tasks := self._steps.pending():
             await asyncio.wait(tasks)
-            await self._flight.drain(but_sends)
+            await self._flight.drain(but)
 
     async def let_go(self) -> None:
         """End what is in flight, since the epoch has ended; return when no buffer is touched any more."""
@@ -417,7 +417,7 @@ class GroupCore:
                         await group.close()
                 self.backend.close_receives(self._closed_here)
                 self._flight.bound(self.timeout)
-                await self._end_all(but_sends=True)
+                await self._end_all(self.backend.unasked)
                 if len(self._flight):
                     self._say_left()  # nothing more is received here: members may wait for that, as this one
                     await self._end_all()

@@ -12,6 +12,7 @@ by the operation's timeout at most.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from time import thread_time
 from typing import ClassVar
 
 from aiodist.backends.base import Operation, ShortMessages, ShortWay
-from aiodist.types import Call, Kind
+from aiodist.types import Call
 
 STALL = 0.1  # seconds without progress after which an operation asks which ranks are missing (law 4)
 MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall
@@ -28,6 +29,7 @@ FEW = 2  # where others have ended meanwhile: most of those that wait wait for t
 SHARE = 20  # the timer's work is proportional to what is in flight; it rests for so many times as long
 PATIENCE = 4.0  # it asks again after 4 times as long, and again
 LATE = 0.05  # seconds: a timer that comes later than this was not late because of the loop's usual work
+AGAIN = 0.1  # seconds after which `drain` counts again what it need not wait for
 REMEMBERED = 64  # calls that a member can still describe after they ended
 
 
@@ -153,12 +155,13 @@ class Flight:
             operation.work._fail(error)
         self._fewer.set()
 
-    async def drain(self, but_sends: bool = False) -> None:
-        """Return when nothing is in flight, or nothing but sends."""
+    async def drain(self, but: Callable[[], int] = int) -> None:
+        """Return when nothing is in flight, or nothing but so many operations as `but()` counts."""
         self._catch_up()
-        while any(not (but_sends and operation.call.kind is Kind.send) for operation in self._open):
+        while len(self._open) > but():
             self._fewer.clear()
-            await self._fewer.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._fewer.wait(), None if but is int else AGAIN)
             self._catch_up()  # what was begun meanwhile
 
     def _ask(self, silent: list[tuple[Operation, Entry]], now: float) -> None:

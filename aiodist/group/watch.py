@@ -43,6 +43,7 @@ ANSWERS = 0.25  # seconds that members have to answer before a verdict is given 
 AGAIN = 0.05  # seconds between rounds of questions once members disagree
 ROUNDS = 6  # of questions, at most
 ROOM = 64  # answers and questions that are kept until those about operations that have ended are thrown away
+COUNTED = 8192  # numbers that `left` says at most: a message on the control plane is small
 SHOWN = 4  # members whose problems an error tells
 ASKED = 4 * MOST  # about so many a member asks while one inquiry lasts; of more it is asked again
 SUSPICION = 2.0  # seconds after which a mismatch seen here is told without the leader
@@ -160,6 +161,8 @@ class Watch:
     def leave(self, issued: int, sent: Sent) -> None:
         """Tell all members that this rank closes the group, having issued so many collectives, and sent so
         many messages."""
+        if sum(map(len, sent)) > COUNTED:
+            sent = ()
         self._control.flood(Say.left, self._context, self._control.rank, issued, sent)
 
     def gone(self, seq: int) -> PeerLost | None:
@@ -326,7 +329,7 @@ class Watch:
                 self._breaks(error, tell=False)
             case Say.left:
                 _, rank, issued, sent = message.body
-                self._leaves(rank, issued, sent)
+                self._leaves(rank, issued, sent or None)
             case Say.stalled:
                 self._inquire(message.body[1], message.origin)
             case Say.where:

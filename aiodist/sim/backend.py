@@ -153,6 +153,10 @@ class SimBackend:
         """Return False: members compare their calls as they issue them."""
         return False
 
+    def unasked(self) -> int:
+        """None: closing waits for all."""
+        return 0
+
     def sent(self) -> Sent:
         """Nothing: messages take no time to come, and receives end with their group."""
         return ()

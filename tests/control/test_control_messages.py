@@ -17,6 +17,7 @@ from aiodist.sanitize import one_line
 WORD = st.integers(0, 2**64 - 1)
 RANK = st.integers(0, 10_000)
 TEXT = st.text(max_size=50).map(one_line)  # as texts arrive: what is no printable line becomes one
+COUNTS = st.lists(st.tuples(RANK, WORD)).map(lambda pairs: tuple(n for pair in pairs for n in pair))
 BODIES: dict[Say, st.SearchStrategy[tuple[Any, ...]]] = {
     Say.lost: st.tuples(RANK, TEXT, st.integers(-1, 2**40)),
     Say.broken: st.tuples(WORD, TEXT, st.lists(RANK, max_size=5).map(tuple)),
@@ -24,9 +25,7 @@ BODIES: dict[Say, st.SearchStrategy[tuple[Any, ...]]] = {
     Say.where: st.tuples(WORD, WORD),
     Say.here: st.tuples(WORD, WORD, st.booleans(), st.binary(max_size=32), TEXT),
     Say.missing: st.tuples(WORD, WORD, *[st.lists(RANK, max_size=20).map(tuple)] * 2),
-    Say.left: st.tuples(
-        WORD, RANK, WORD, st.lists(st.lists(RANK, max_size=6).map(tuple), max_size=3).map(tuple)
-    ),
+    Say.left: st.tuples(WORD, RANK, WORD, st.lists(COUNTS, max_size=3).map(tuple)),
     Say.motion: st.tuples(WORD, st.binary(max_size=50)),
     Say.blocked: st.tuples(RANK, st.sampled_from(State).map(int), st.integers(0, 2**40), TEXT),
 }

@@ -610,7 +610,12 @@ def test_what_is_said_while_a_link_is_torn_is_heard_once_it_stands() -> None:
     again = FakeLink(plane, 2)
     plane.attach(2, again)
     plane.flood(Say.left, 13, 0, 7, ())
-    assert [message.body for message in again.sent] == [(11, 0, 5), (12, 0, 6), (11, 4), (13, 0, 7)]
+    assert [message.body for message in again.sent] == [
+        (11, 0, 5, ()),
+        (12, 0, 6, ()),
+        (11, 4),
+        (13, 0, 7, ()),
+    ]
     assert not again.pings
     assert [message.body[0] for message in links[1].sent] == [11, 12, 13]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -359,3 +360,85 @@ def test_the_end_of_a_member_that_closes_ends_what_was_coming(asked: str) -> Non
     begins = asyncio.Event()
     _, failed = run_virtual(run_cluster(2, main, chaos=chaos, timeout=300, return_exceptions=True))
     assert failed is None
+
+
+def test_what_a_member_that_died_had_sent_and_is_lost_is_no_clean_end() -> None:
+    """It had closed its group well before, with all that it sent on its way."""
+    chaos = Chaos(latency=(0.5, 0.5))
+    got: list[int] = []
+
+    async def main(pg: ProcessGroup) -> None:
+        group: Any = await pg.new_group()
+        await group.barrier()
+        if pg.rank == 0:
+            for number in range(5):
+                await group.send(np.array([number]), 1)
+            await group.aclose()
+            chaos.crash(0)
+        else:
+            place = np.empty(1, np.int64)
+            with pytest.raises(dist.PeerLost, match="its last 4 messages have not come"):
+                while True:
+                    await group.recv(place, 0)
+                    got.append(int(place[0]))
+
+    _, failed = run_virtual(run_cluster(2, main, chaos=chaos, timeout=300, return_exceptions=True))
+    assert failed is None
+    assert got == [0]
+
+
+@pytest.mark.parametrize("seconds", [1.0, 6.0, 40.0])
+def test_what_a_slow_network_brings_after_the_world_was_closed_is_received(seconds: float) -> None:
+    takes = {"now": 0.0}
+    network = MemoryNetwork(delay=lambda *_: takes["now"])
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            for number in range(5):
+                takes["now"] = seconds * (number + 1)
+                await pg.send(np.array([number]), 0)
+            takes["now"] = 0.0
+        else:
+            place = np.empty(1, np.int64)
+            for number in range(5):
+                assert await pg.recv(place, 1) == 1
+                assert place[0] == number
+
+    run_virtual(run_cluster(2, main, network=network, timeout=600))
+
+
+def test_closing_with_thousands_of_receives_takes_each_back_once() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            works = [pg.recv(np.empty(100), 1, async_op=True) for _ in range(3000)]
+            works += [pg.recv(np.empty(100), None, tag=1, async_op=True) for _ in range(3000)]
+            await pg.aclose()
+            assert all(isinstance(work.exception(), dist.GroupClosed) for work in works)
+
+    run_virtual(run_cluster(2, main, timeout=300))
+
+
+@pytest.mark.slow("seconds of a blocked loop")
+@spmd(2)
+async def test_what_a_world_that_was_closed_could_not_bring_is_no_clean_end(pg: ProcessGroup) -> None:
+    """Closing waits for five seconds; the other rank's loop stands still for eight."""
+    groups: list[Any] = [pg, *[await pg.new_group() for _ in range(4)]]
+    for group in groups:
+        await group.all_gather_object(pg.rank)
+    if pg.rank == 1:
+        for group in groups:
+            for number in range(8):
+                group.send(np.full(900, number), 0, async_op=True)
+        await pg.aclose()
+        return
+    await groups[0].recv(np.empty(900, np.int64), 1)
+    time.sleep(8)
+    for group in groups:
+        received = int(group is pg)
+        with pytest.raises((dist.PeerClosed, dist.PeerLost)) as caught:
+            while True:
+                place = np.empty(900, np.int64)
+                await group.recv(place, 1)
+                assert (place == received).all()
+                received += 1
+        assert received == 8 or caught.type is dist.PeerLost

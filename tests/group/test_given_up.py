@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import sys
 import threading
@@ -697,3 +698,71 @@ def test_a_receive_that_follows_the_cancel_of_an_unbegun_task_gets_the_next_mess
         assert [int(one[0]) for one in (rest if "object" in kind else places[-3:])] == [3, 4, 5]
 
     run_virtual(run_cluster(2, main))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+@pytest.mark.parametrize("ahead", range(4))
+def test_a_receive_that_follows_the_cancel_of_a_block_gets_its_first_message(ahead: int, turns: int) -> None:
+    """The messages come in the turn of the loop in which the block is cancelled, or about then."""
+    begins = asyncio.Event()
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            await pg.barrier()
+            await begins.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for number in range(4):
+                await pg.send(np.array([number]), 0)
+            return
+
+        async def block() -> None:
+            async with pg.coalesce():
+                pg.recv(np.empty(1, np.int64), 1)
+                pg.recv(np.empty(1, np.int64), 1)
+
+        task = asyncio.ensure_future(block())
+        await pg.barrier()
+        await asyncio.sleep(0.1)
+        begins.set()
+        for _ in range(ahead):
+            await asyncio.sleep(0)
+        first = 0 if task.cancel() else 2
+        place = np.empty(1, np.int64)
+        for number in range(first, 4):
+            await pg.recv(place, 1)
+            assert place[0] == number
+        assert (await asyncio.wait([task]))[0]
+
+    run_virtual(run_cluster(2, main))
+
+
+@pytest.mark.parametrize("kind", ["object", "tensor"])
+def test_a_receive_that_cannot_be_taken_back_breaks_its_group(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no memory for its message: better no result than a wrong one."""
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            await pg.send_object("connected", 0)
+            data = np.arange(300_000)
+            with contextlib.suppress(dist.GroupBroken):
+                await (pg.send_object(data.tolist(), 0) if kind == "object" else pg.send(data, 0))
+            return
+        await pg.recv_object(1)
+        work = pg.recv_object(1) if kind == "object" else pg.recv(np.zeros(300_000, np.int64), 1)
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0)
+
+        def no_memory(*_: Any) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr("aiodist.backends.host.messages.Messages.take_back", no_memory)
+        assert task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(dist.GroupBroken, match="MemoryError"):
+            await pg.barrier()
+
+    run_virtual(run_cluster(2, main, return_exceptions=True))

@@ -16,6 +16,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -436,7 +437,7 @@ async def _receiver(
         if type(result) is Untold:
             tries += 1
             if place is not None:
-                result.task.add_done_callback(lambda _, place=place: given.up(place))
+                result.task.add_done_callback(partial(_given_up, given, place))
             continue
         if result is LOST:
             tries += 1
@@ -452,6 +453,10 @@ async def _receiver(
         assert place is None or result == source
         messages.add(source, number)
         tries, most = 0, rng.choice(TRIES)
+
+
+def _given_up(given: Given, place: Any, _: asyncio.Task[Any]) -> None:
+    given.up(place)
 
 
 def _place(kind: str, size: int) -> Any:

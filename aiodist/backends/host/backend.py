@@ -73,9 +73,6 @@ class Groups(Protocol):
     def renounce(self, context: int) -> None:
         """Note that this process never makes a group that others may have made."""
 
-    def goodbye(self, rank: int) -> None:
-        """Note that a rank has closed its groups, and all that it sent has arrived."""
-
 
 class HostBackend:
     """The executor of one group's operations over the process's channels.
@@ -124,7 +121,8 @@ class HostBackend:
         self._messages = Messages(channels, resources.seals)
         self.take = self._messages.take
         self._dead = False
-        self._gone = set(groups.gone)  # ranks that send nothing more
+        self._gone = set(groups.gone)  # ranks that send nothing more, and all that they sent has come
+        self._silent = set(groups.gone)  # those, and others that send nothing more
         self._cut_off: set[int] = set()  # members of which nothing more comes, whatever they have sent
         self._timers: set[asyncio.TimerHandle] = set()
         self._halted = False  # members disagree: the group will break, and goes no further until it does
@@ -182,7 +180,8 @@ class HostBackend:
             if self._gone and self._gone.issuperset(self._senders(operation)):
                 self.channels.loop.call_soon(self.end_receives)
             for peer in self._cut_off:
-                self.channels.loop.call_soon(self._nothing_more_comes, peer)
+                if operation.peer in (peer, -1):
+                    self.channels.loop.call_soon(self._nothing_more_comes, peer)
         except Exception as error:
             self.failed(error)
 
@@ -309,7 +308,7 @@ class HostBackend:
     ) -> ShortMessages:
         """A way around `submit` for small messages."""
         return ShortMessages(
-            *(self.channels, self._messages, self._receive, issuer, numbers, enter, ended, self._gone)
+            *(self.channels, self._messages, self._receive, issuer, numbers, enter, ended, self._silent)
         )
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -452,6 +451,10 @@ class HostBackend:
         if rank in self.ranks and not self._dead:
             self.reports.broken(error)
 
+    def unasked(self) -> int:
+        """The number of the user's sends that wait for nothing but their receives."""
+        return self._messages.unasked()
+
     def sent(self) -> Sent:
         """The number of messages sent to each member, as (member, number, member, number, …)."""
         counted = enumerate(self._messages.sent)
@@ -476,13 +479,36 @@ class HostBackend:
             self.channels.incoming(peer).poll()
             self.end_receives([self.ranks[peer]])
 
+    def rank_gone(self, rank: int) -> None:
+        """Note that a global rank has closed all its groups. All that it sent has come, it seems."""
+        peer = self.channels.group_rank(rank)
+        if peer is None or self._dead:
+            return
+        if not self._messages.missing(peer):
+            self.end_receives([rank])
+        elif self.channels.incoming(peer).link is None:  # else it still comes
+            self._nothing_more_comes(peer)
+
     def _nothing_more_comes(self, peer: int) -> None:
-        """End what waits for a member that is gone: it may have died after it had closed the group."""
+        """End what waits for a member that is gone. Messages may be lost where it died after it had closed
+        the group, or closed its connections before a slow network had taken all."""
+        if self._dead:
+            return
         self._cut_off.add(peer)
-        self._all_has_come(peer)
-        if not self._dead and self._messages.unfinished(peer):
-            why = "it had closed the group, and ended before its last messages had left"
-            self.reports.broken(PeerLost([self.ranks[peer]], why))
+        self._silent.add(self.ranks[peer])
+        self.channels.incoming(peer).poll()
+        messages, rank = self._messages, self.ranks[peer]
+        missing = messages.missing(peer)
+        if messages.held_up:  # what has come may be for these
+            self.channels.loop.call_soon(self._nothing_more_comes, peer)
+        elif messages.unfinished(peer):
+            why = "it had closed the group, and its last message has come in part"
+            self.reports.broken(PeerLost([rank], why))
+        elif missing and any(rank in self._senders(one) for one in messages.waiting()):
+            why = f"it had closed the group, and its last {missing} messages have not come"
+            self.reports.broken(PeerLost([rank], why))
+        elif not missing:
+            self.end_receives([rank])
 
     def end_sends(self, rank: int) -> None:
         """End the sends to a global rank that takes nothing more, now and from now on."""
@@ -509,10 +535,11 @@ class HostBackend:
             gone: ranks that have closed, and all that they sent has arrived.
         """
         self._gone.update(gone)
+        self._silent.update(gone)
         if self._messages.held_up and not self._dead:  # what has come may be for these
             self.channels.loop.call_soon(self.end_receives)
             return
-        for operation in self._messages.waiting():
+        for operation in reversed(self._messages.waiting()):  # the first one's message goes to no other then
             ranks = self._senders(operation)
             if self._dead or operation.work.done() or not self._gone.issuperset(ranks):
                 continue
@@ -525,7 +552,7 @@ class HostBackend:
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives for which nothing has come; of other engines' too, while that is all of them."""
-        for operation in [] if self._dead else self._messages.waiting():
+        for operation in reversed([] if self._dead else self._messages.waiting()):
             whole = operation.whole
             if whole is not None and not whole.work.done():
                 self._messages.take_back(operation)

@@ -95,6 +95,7 @@ class HostEngine:
     def lost(self, rank: int, cause: str) -> None:
         """Note that a peer's connection ended without goodbye."""
         self._lose(rank, cause)
+        self._loop.call_later(NEWS, self._is_gone, rank)  # it had closed its groups before, perhaps
 
     def crowded(self, rank: int) -> None:
         """Note that a peer offers more messages than are remembered."""
@@ -116,8 +117,7 @@ class HostEngine:
                 backend.reports.broken(error)
 
     def goodbye(self, rank: int) -> None:
-        """Note that a peer closed on purpose; all it sent has arrived. Heard on its data link, where it has
-        one, and on its control link, which it closes later."""
+        """Note that a peer closed on purpose; all it sent has arrived, or its connections were too slow."""
         if rank not in self._going:
             self._going.add(rank)
             self._loop.call_later(NEWS, self._is_gone, rank)
@@ -129,8 +129,10 @@ class HostEngine:
     def _end_sends(self, rank: int) -> None:
         for backend in list(self._backends.values()):
             backend.end_sends(rank)
+            if rank in self.gone:
+                backend.rank_gone(rank)
 
     def _is_gone(self, rank: int) -> None:
         self.gone.add(rank)
         for backend in list(self._backends.values()):
-            backend.end_receives([rank])
+            backend.rank_gone(rank)

@@ -163,7 +163,7 @@ class Messages:
         if receive.operation is not None:
             self.given_up(receive.operation)
         elif receive.got >= 0:
-            self._restore(receive.claim())
+            self._channels.guard(self._restore, receive.claim())
         elif self._unclaimed.get(receive.tag) is receive:
             del self._unclaimed[receive.tag]
 
@@ -233,6 +233,11 @@ class Messages:
         self._sends[operation.peer].pop(key, None)
         operation.succeed()
 
+    def unasked(self) -> int:
+        """The number of the user's sends that wait for their receives."""
+        sends = (one for sends in self._sends.values() for one in sends.values())
+        return sum(type(one) is Operation for one in sends)
+
     def end_sends(self, peer: int) -> None:
         """End the sends that a member has not asked for, now and from now on: it has closed the group. A
         message that is under way to it goes on until its channel ends."""
@@ -291,6 +296,11 @@ class Messages:
         arrivals.setdefault((source, number), Arrival(next(self._came), source, number, signature, nbytes))
         if number == self._claims.next(source, tag):  # what overtook another waits for its turn
             self._match(source, tag)
+
+    def missing(self, source: int) -> int:
+        """The number of messages that a member had sent and that have not come; 0 where it is not known."""
+        awaited = self._awaited.get(source)
+        return 0 if awaited is None else awaited[0] - self._heard[source]
 
     def when_come(self, source: int, count: int, then: Callable[[], object]) -> None:
         """Call `then()` once so many messages of a member have come or were offered. The last of them may not
@@ -626,7 +636,7 @@ class Messages:
         """Take back a receive whose await was cancelled."""
         if not operation.work.done():
             operation.ended(operation)
-        self.take_back(operation)
+        self._channels.guard(self.take_back, operation)
 
     def _restore(self, claim: Claim) -> None:
         """Keep a message that was delivered, for the next receive."""

@@ -243,3 +243,21 @@ async def test_abort_ends_messages_that_wait(backend: str, kind: str) -> None:
             assert all(work.exception() for work in works)
 
     await run_cluster(2, main, backend=backend)
+
+
+@ENGINES
+def test_a_send_is_received_after_its_group_was_closed(backend: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        group: Any = await pg.new_group()
+        await group.barrier()
+        if pg.rank == 0:
+            group.send(np.arange(5.0), 1, async_op=True)
+        else:
+            await asyncio.sleep(1)
+            place = np.zeros(5)
+            assert await group.recv(place, 0) == 0
+            assert np.array_equal(place, np.arange(5.0))
+        await group.aclose()
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main, backend=f"cpu:{backend}"))

@@ -396,3 +396,24 @@ async def test_device_that_cannot_be_opened(devices: Devices) -> None:
     (error,) = caught.value.exceptions
     assert isinstance(error, dist.BackendUnavailable)
     assert "cuda:0 cannot be used (cudaErrorDevicesUnavailable)" in str(error)
+
+
+@pytest.mark.parametrize("count", [4, 40_000])
+@pytest.mark.parametrize("where", ["host", "device"])
+async def test_a_send_whose_copy_has_not_begun_is_received_after_its_group_was_closed(
+    count: int, where: str
+) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        group: Any = await pg.new_group()
+        await group.barrier()
+        if pg.rank == 0:
+            group.send(Tensor(np.arange(float(count))), 1, async_op=True)
+        else:
+            place = np.zeros(count)
+            into = Tensor(place)
+            assert await group.recv(place if where == "host" else into, 0) == 0
+            assert np.array_equal(place if where == "host" else into.array, np.arange(float(count)))
+        await group.aclose()
+        await pg.barrier()
+
+    await run_cluster(2, main, backend=BACKEND)
