@@ -176,7 +176,7 @@ def is_slow(data: bytes | bytearray | memoryview) -> bool:
 # little.
 _BEARABLE = 2_000_000  # nanoseconds
 _EXTENSION_COST = 5000  # nanoseconds, about: of an array; a scalar takes less, a tensor more
-_LIST_COST, _DICT_COST = 250, 500  # likewise
+_LIST_COST, _DICT_COST = 250, 1000  # likewise; a dict of 15 takes more
 
 # What a byte may begin: a list, a small dict, one with any number of keys, an extension.
 _KINDS = bytes(0x80) + b"d" * 16 + b"l" * 16 + bytes(0x27) + b"eee" + bytes(10) + b"eeeee"
@@ -190,7 +190,7 @@ def _extensions(parts: list[memoryview]) -> int:
         x = np.frombuffer(part, np.uint8)
         firsts = ((x - 0xD4 < 5, 1), (x == 0xC7, 2), (x == 0xC8, 3), (x == 0xC9, 5))
         for is_first, behind in firsts:  # so many bytes behind the first is the code
-            count += np.count_nonzero(_IS_CODE[x[behind:][is_first[:-behind]]])
+            count += int(np.count_nonzero(_IS_CODE[x[behind:][is_first[:-behind]]]))
     return count
 
 
