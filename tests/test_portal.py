@@ -6,6 +6,7 @@ Also the program of those processes: `python test_portal.py NAME [asyncio]` runs
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import re
@@ -13,8 +14,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -609,6 +612,104 @@ def test_an_interrupt_gives_back_what_had_come_already(monkeypatch: pytest.Monke
             result = receive()
             assert result == "first" or (result == 0 and set(place) == {5})
         assert pg.all_reduce(np.ones(1))[0] == 1
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_ctrl_c_leaves_a_message_and_a_part_to_the_next_taker(loop: str) -> None:
+    ranks(interrupted_takers, 1, None, loop)
+
+
+def interrupted_takers() -> None:
+    """Interrupted before there is anything to take; in a block, too."""
+    with dist.portal.init_process_group(timeout=60) as pg:
+        call, messages = pg.portal.call, pg.messages()
+        streams, sent = parts_of(pg)
+
+        def send_message(number: int) -> None:
+            pg.send_message(0, number)
+
+        def send_part(number: int) -> None:
+            call(sent.put_nowait, number)
+
+        def waits() -> bool:
+            return any(one.waited_for for one in list(pg.portal._replies))
+
+        plain: Any = contextlib.nullcontext
+        for block in (plain, pg.coalesce):
+            stream = streams()
+            ways: list[tuple[Any, Callable[[int], None]]] = [(messages, send_message), (stream, send_part)]
+            for taken_from, send in ways:
+                takes: list[Callable[[], Any]] = [
+                    partial(call, taken_from.__anext__),
+                    partial(call, anext, taken_from),
+                ]
+                for take in takes:
+                    with block():
+                        thread = interrupt_when(waits)
+                        with pytest.raises(KeyboardInterrupt):
+                            take()
+                        thread.join()
+                        assert not pg.portal._replies
+                    for number in range(3):
+                        send(number)
+                    assert [number_of(take()) for _ in range(3)] == [0, 1, 2]
+            call(stream.aclose)
+
+
+@dataclass
+class Part:
+    number: int
+
+
+def number_of(taken: Any) -> Any:
+    """The number that was taken: a part, or a message."""
+    return taken.number if isinstance(taken, Part) else taken[1]
+
+
+def parts_of(pg: SyncProcessGroup) -> tuple[Callable[[], Any], asyncio.Queue[int]]:
+    """What makes streams, and the queue of their parts."""
+    sent, made = asyncio.Queue[int](), list[Any]()
+
+    async def parts() -> AsyncIterator[Part]:
+        while True:
+            yield Part(await sent.get())
+
+    pg.handler(parts)
+
+    def stream() -> Any:
+        pg.portal.call(lambda: made.append(pg._group.stream(0, parts)))
+        return made.pop()
+
+    return stream, sent
+
+
+def test_an_interrupt_gives_back_what_was_taken_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It strikes when the loop has the message, or the part, and the caller does not."""
+    get = loop_thread.Reply.get
+
+    def interrupts(self: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return get(self)
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        streams, sent = parts_of(pg)
+        stream, messages = streams(), pg.messages()
+        large = list(range(30_000))
+        for number in range(3):
+            pg.send_message(0, [number, large])
+            pg.portal.call(sent.put_nowait, number)
+        for taken_from in (messages, stream):
+            for _ in range(2):
+                with monkeypatch.context() as patch:
+                    patch.setattr(loop_thread.Reply, "get", interrupts)
+                    with pytest.raises(KeyboardInterrupt):
+                        pg.portal.call(taken_from.__anext__)
+            taken = [number_of(pg.portal.call(anext, taken_from)) for _ in range(3)]
+            assert taken == (
+                [[number, large] for number in range(3)] if taken_from is messages else [0, 1, 2]
+            )
+        pg.portal.call(stream.aclose)
 
 
 def test_ctrl_c_out_of_with_aborts() -> None:

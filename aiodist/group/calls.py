@@ -122,6 +122,7 @@ class Messages:
     def __init__(self, services: Switchboard, ranks: dict[bytes, int]) -> None:
         self._services = services
         self._ranks = ranks
+        self._stranger = b""  # who has sent the last message that no member sent
 
     def __aiter__(self) -> Messages:
         return self
@@ -130,4 +131,14 @@ class Messages:
         taken = await self._services.take()
         if taken is None:
             raise StopAsyncIteration
-        return self._ranks.get(taken[0]), taken[1]
+        uid, message = taken
+        rank = self._ranks.get(uid)
+        if rank is None:
+            self._stranger = uid
+        return rank, message
+
+    def give_back(self, taken: tuple[int | None, Any]) -> None:
+        """Have a message taken again, first of all: its taker could not have it."""
+        sender, message = taken
+        uids = (uid for uid, rank in self._ranks.items() if rank == sender)
+        self._services.mailbox.give_back(next(uids, self._stranger), message)

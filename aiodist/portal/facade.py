@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.batch import stand_for
+from aiodist.group.calls import Messages
 from aiodist.portal.calling import Calling
-from aiodist.portal.loop_thread import LoopThread, Reply
+from aiodist.portal.loop_thread import LoopThread, Reply, Source
 from aiodist.runtime import init, joining
 from aiodist.runtime.elsewhere import refuse_elsewhere
+from aiodist.services.stream import Stream
 from aiodist.timeouts import Timeout, seconds
 from aiodist.work import Work
 
@@ -71,9 +73,14 @@ class Portal(LoopThread):
 
     def _give_up(self, reply: Reply) -> None:
         """Take back the receive whose caller was interrupted: its tensor is the caller's then, and its
-        message the next one's. Other operations go on. A loop that is blocked is waited for a moment only."""
+        message the next one's; likewise a message of the mailbox, or a stream's part. Other operations go on.
+        A loop that is blocked is waited for a moment only."""
+
+        def soon(taken_back: Reply) -> None:  # a turn later, a call in a block has been issued
+            asyncio.get_running_loop().call_soon(self._take_back, reply, taken_back)
+
         with contextlib.suppress(GroupClosed, UsageError):
-            self.post(functools.partial(self._take_back, reply)).wait(PATIENCE)
+            self.post(soon).wait(PATIENCE)
 
     def close(self) -> None:
         """Close the world's group gracefully, and end the thread. May be repeated."""
@@ -125,7 +132,7 @@ class Portal(LoopThread):
         if seat is None:
             awaited = self._issue(calling, asked, reply)
             if awaited is not None:
-                self.start(awaited, functools.partial(self._wrap_up, reply))
+                reply.task = self.start(awaited, functools.partial(self._wrap_up, reply))
             return
 
         async def answer() -> tuple[Any, ...]:
@@ -137,7 +144,8 @@ class Portal(LoopThread):
             if result != ():
                 self._wrap_up(reply, None if result is None else result[0], error)
 
-        stand_for(self.start(answer(), ended, seat.context), seat)
+        reply.task = self.start(answer(), ended, seat.context)
+        stand_for(reply.task, seat)
 
     def _issue(self, calling: Calling, asked: functools.partial[Any], reply: Reply) -> Awaitable[Any] | None:
         """Call a function and let what it returns settle the reply. → what has to be awaited first, if so."""
@@ -154,6 +162,7 @@ class Portal(LoopThread):
                 self._follow(made, reply)
                 made._poll_for_thread()
         elif inspect.isawaitable(made):
+            reply.taken_from = _taken_from(made)
             return made
         else:
             self._wrap_up(reply, made)
@@ -174,10 +183,20 @@ class Portal(LoopThread):
         self._wrap_up(reply, *work._outcome())
 
     def _take_back(self, given_up: Reply, reply: Reply) -> None:
+        if given_up.task is not None and given_up.taken_from is not None:
+            given_up.task.cancel()
+            given_up.task.add_done_callback(functools.partial(self._took_back, given_up, reply))
+            return
         if given_up.work is not None:
             given_up.work._give_up()
             if given_up.work.done():
                 self.settle(given_up, None)
+        self.settle(reply, None)
+
+    def _took_back(self, given_up: Reply, reply: Reply, _task: asyncio.Future[Any]) -> None:
+        """Give back what was taken for the caller all the same: `given_up` has it by now."""
+        if given_up.error is None and given_up.taken_from is not None:
+            given_up.taken_from.give_back(given_up.get())
         self.settle(reply, None)
 
     def _wrapped(self, value: Any) -> Any:
@@ -302,6 +321,16 @@ class Seat:
     def __init__(self) -> None:
         self.context: Context = copy_context()
         self.depth = 0
+
+
+_TAKES = {one.__anext__.__code__ for one in (Messages, Stream)}
+
+
+def _taken_from(awaitable: Awaitable[Any]) -> Source | None:
+    """The mailbox, or the stream, from which an awaitable takes something; None: from nothing."""
+    if inspect.iscoroutine(awaitable) and awaitable.cr_code in _TAKES:
+        return cast("Source", inspect.getcoroutinelocals(awaitable)["self"])
+    return None
 
 
 def _caller() -> object:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.runtime.running import loop_factory
@@ -34,6 +34,13 @@ _exit_hook = getattr(threading, "_register_atexit", None)
 _open: set[LoopThread] = set()
 
 
+class Source(Protocol):
+    """What tasks take something from that another may have, if they cannot."""
+
+    def give_back(self, taken: Any, /) -> None:
+        """Have it taken again, first of all."""
+
+
 class Reply:
     """The reply that comes back from the loop's thread, once.
 
@@ -46,15 +53,19 @@ class Reply:
         error: what there is instead of a value.
         waited_for: a thread waits for it, or has.
         work: whose end settles it, for a thread that blocks; None: another awaitable's, or not issued yet.
+        task: likewise, of another awaitable.
+        taken_from: the mailbox, or the stream, from which the task takes something; None: from nothing.
     """
 
-    __slots__ = ("_news", "_trace", "_value", "error", "settled", "waited_for", "work")
+    __slots__ = ("_news", "_trace", "_value", "error", "settled", "taken_from", "task", "waited_for", "work")
 
     def __init__(self) -> None:
         self.settled = False
         self.error: BaseException | None = None
         self.waited_for = False
         self.work: Work[Any] | None = None
+        self.task: asyncio.Future[Any] | None = None
+        self.taken_from: Source | None = None
         self._value: Any = None
         self._trace: TracebackType | None = None
         self._news: list[Callable[[], object]] = []

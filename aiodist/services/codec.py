@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Self
 
 from aiodist.errors import UsageError
 from aiodist.services import records
@@ -86,6 +86,47 @@ async def encoded(value: Any) -> bytes:
     if is_bulky(value):
         return await asyncio.to_thread(encode, value)
     return encode(value)
+
+
+class Received:
+    """A value that came as bytes. A thread that decodes it goes on when nobody awaits it any more, and the
+    next one who does has what was decoded meanwhile.
+
+    Args:
+        payload: the bytes; kept, since they count as long as the value is not taken.
+    """
+
+    __slots__ = ("_decoding", "payload")
+
+    def __init__(self, payload: bytes | bytearray | memoryview) -> None:
+        self.payload = payload
+        self._decoding: asyncio.Future[Any] | None = None
+
+    async def value(self) -> Any:
+        """The value. `WireError` where the bytes were not encoded so. One task at a time; may be repeated."""
+        decoding = self._decoding
+        if decoding is None:
+            if not objects.is_slow(self.payload):
+                return objects.decode(self.payload)
+            loop = asyncio.get_running_loop()
+            decoding = self._decoding = loop.run_in_executor(None, objects.decode, self.payload)
+            decoding.add_done_callback(_note_error)
+        if not decoding.done():
+            await asyncio.wait((decoding,))  # which does not cancel it
+        return decoding.result()
+
+    def holds(self, value: Any) -> Self:
+        """Have a value that was decoded before, and no bytes → itself. It was taken, and came back."""
+        self.payload = b""
+        self._decoding = asyncio.get_running_loop().create_future()
+        self._decoding.set_result(value)
+        return self
+
+
+def _note_error(decoding: asyncio.Future[Any]) -> None:
+    """Have asked for an error: perhaps nobody wants the value any more."""
+    if not decoding.cancelled():
+        decoding.exception()
 
 
 async def decoded(payload: bytes | bytearray | memoryview) -> Any:

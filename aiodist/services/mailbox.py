@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
+
+from aiodist.services.codec import Received
 
 MESSAGES = 1024
 """Messages that wait to be taken, at most; the next ones wait at their senders' expense."""
@@ -14,7 +16,7 @@ BYTES = 64 << 20
 """Bytes of them, at most; more only where it is a single message's."""
 
 
-class Letter(NamedTuple):
+class Letter(Received):
     """A message, still encoded.
 
     Args:
@@ -23,9 +25,14 @@ class Letter(NamedTuple):
         taken_in: called when it is in the mailbox, which is what its sender waits for.
     """
 
-    sender: bytes
-    payload: bytes | bytearray | memoryview
-    taken_in: Callable[[], object]
+    __slots__ = ("sender", "taken_in")
+
+    def __init__(
+        self, sender: bytes, payload: bytes | bytearray | memoryview, taken_in: Callable[[], object]
+    ) -> None:
+        super().__init__(payload)
+        self.sender = sender
+        self.taken_in = taken_in
 
 
 class Mailbox:
@@ -58,9 +65,9 @@ class Mailbox:
         return True
 
     def close(self) -> None:
-        """Take no more in: who waits for one is told when all that are inside are taken."""
+        """Take no more in: who waits for one is told when all that are inside are taken. Those outside may
+        still be withdrawn, which tells their senders."""
         self.closed = True
-        self._outside.clear()
         self._wake()
 
     async def take(self) -> Letter | None:
@@ -98,6 +105,11 @@ class Mailbox:
         self._bytes += len(letter.payload)
         self.read()
 
+    def give_back(self, sender: bytes, message: Any) -> None:
+        """Have a message taken again, first of all, that was taken and read: its taker could not have it."""
+        self._inside.appendleft(Letter(sender, b"", _nothing).holds(message))
+        self._wake()
+
     def _let_in(self) -> None:
         while self._outside and not self.closed:
             size = len(self._outside[0].payload)
@@ -117,3 +129,7 @@ class Mailbox:
                 taker.set_result(None)
                 if not self.closed:
                     return
+
+
+def _nothing() -> None:
+    pass

@@ -61,6 +61,8 @@ def error_of(outcome: Outcome, rank: int, name: str, timeout: float) -> CallErro
     kind, body = outcome
     if kind == Says.RAISED:
         try:
+            if objects.is_slow(body):
+                raise ValueError("no name and text are so large")
             kind_name, text = objects.decode(body)
             return RemoteError(rank, name, str(kind_name)[:200], str(text)[:MAX_TEXT])
         except (AiodistError, TypeError, ValueError):

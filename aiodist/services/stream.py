@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from aiodist.errors import CallError, CallTimeout, UsageError
 from aiodist.services.asking import Asked
-from aiodist.services.codec import decoded
+from aiodist.services.codec import Received
 from aiodist.services.outcomes import LATE, Outcome, error_of
 from aiodist.services.records import Build, Misfit
 from aiodist.services.way import Way
@@ -56,7 +56,7 @@ class Stream(Generic[T]):
         self._build = build
         self._way: Way | None = None
         self._asked: Asked | None = None
-        self._parts: deque[bytes | bytearray] = deque()
+        self._parts: deque[Received] = deque()
         self._end: Outcome | None = None  # what comes behind the parts
         self._awaited: asyncio.Future[None] | None = None
         self._taking = False
@@ -78,6 +78,12 @@ class Stream(Generic[T]):
         """Take no more parts, and have the handler stopped. May be repeated."""
         self._leave(_LEFT)
 
+    def give_back(self, part: T) -> None:
+        """Have a part taken again, first of all: its taker could not have it."""
+        if self._end is not _LEFT:
+            self._parts.appendleft(Received(b"").holds(part))
+            self._wake()
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -98,14 +104,14 @@ class Stream(Generic[T]):
             await self._until_news(deadline)
         parts = self._parts
         if parts:
-            body = parts[0]
-            part = await decoded(body)
+            received = parts[0]
+            part = await received.value()
             if parts:  # it is taken only now: nothing is lost where that was cancelled
-                parts.popleft()
+                parts.remove(received)  # the first, but for one that was given back meanwhile
                 assert self._way is not None
                 assert self._asked is not None
-                self._way.took(self._asked, len(body))
-                return self._built(part)
+                self._way.took(self._asked, len(received.payload))
+                return self._built(part) if received.payload else part
         raise self._ending()
 
     def _begin(self) -> None:
@@ -168,7 +174,7 @@ class Stream(Generic[T]):
     def take_part(self, body: bytes | bytearray) -> None:
         """Keep a part that has come."""
         if self._end is None:
-            self._parts.append(body)
+            self._parts.append(Received(body))
             self._wake()
 
     def take_end(self, outcome: Outcome) -> None:

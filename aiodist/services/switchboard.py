@@ -115,7 +115,7 @@ class Switchboard:
         """The next message: uid of its sender, and what it is; None when no more will come."""
         while (letter := await self.mailbox.take()) is not None:
             try:
-                message = letter.sender, await decoded(letter.payload)
+                message = letter.sender, await letter.value()
             except AiodistError as error:
                 self.mailbox.read()
                 self.handlers.notes.unread(error)

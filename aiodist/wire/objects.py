@@ -54,7 +54,11 @@ FORMAT = 1
 MAX_DEPTH = 100  # containers inside containers
 MAX_ALIKE = 100  # keys of a dict or set that share a hash value, on average: each is compared with the others
 MAX_AXES = 64  # NumPy's most; to multiply a million extents would take minutes
-_FEW_BYTES = 8 << 10  # so many containers are made in about 2 ms
+_FEW_BYTES = 2 << 10  # nothing in them takes more than 2 ms
+_MANY_BYTES = 64 << 10  # as numbers, or members of a set, they take some ms
+_KEYS_BYTES = 16 << 10  # as keys of a dict they do
+_LONG = 1 << 10  # bytes of a text that costs next to nothing
+_LOOKED_AT = 32  # values among which long texts are looked for
 _HEAD = struct.Struct("<BQ")
 _HEADER = _HEAD.size
 _COMPLEX = struct.Struct("<dd")
@@ -149,18 +153,86 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
 
 
 def is_slow(data: bytes | bytearray | memoryview) -> bool:
-    """Whether `decode` takes more than some ms: the bytes are many, or many of them may begin a container,
-    for each of which Python is called."""
+    """Whether `decode` takes more than some ms: the bytes are many, or many of them may begin an extension or
+    a container, for each of which Python is called."""
     if len(data) >= LARGE:
         return True
     if len(data) <= _FEW_BYTES:
         return False
     _, size = _HEAD.unpack_from(data)
-    structure = np.frombuffer(data, np.uint8)[_HEADER : _HEADER + size]
-    if structure.size <= _FEW_BYTES:
+    structure = memoryview(data)[_HEADER : _HEADER + size]
+    if len(structure) <= _FEW_BYTES:
         return False
-    begin = np.count_nonzero(structure - 0x80 < 0x20) + np.count_nonzero(structure - 0xDC < 4)
-    return bool(begin > _FEW_BYTES)
+    parts = _without_long_texts(structure)
+    kinds = b"".join(parts).translate(_KINDS)
+    if len(kinds) > (_KEYS_BYTES if b"k" in kinds else _MANY_BYTES):
+        return True
+    known = _LIST_COST * kinds.count(b"l") + _DICT_COST * (kinds.count(b"d") + kinds.count(b"k"))
+    room = _BEARABLE - known
+    return room < 0 or (_EXTENSION_COST * kinds.count(b"e") > room < _EXTENSION_COST * _extensions(parts))
+
+
+# Some bytes that seem to begin something are inside of a text or a number: this is rather too much than too
+# little.
+_BEARABLE = 2_000_000  # nanoseconds
+_EXTENSION_COST = 5000  # nanoseconds, about: of an array; a scalar takes less, a tensor more
+_LIST_COST, _DICT_COST = 250, 1000  # likewise; a dict of 15 takes more
+
+# What a byte may begin: a list, a small dict, one with any number of keys, an extension.
+_KINDS = bytes(0x80) + b"d" * 16 + b"l" * 16 + bytes(0x27) + b"eee" + bytes(10) + b"eeeee"
+_KINDS += bytes(3) + b"llkk" + bytes(0x20)
+
+
+def _extensions(parts: list[memoryview]) -> int:
+    """How many extensions there are at most."""
+    count = 0
+    for part in parts:
+        x = np.frombuffer(part, np.uint8)
+        firsts = ((x - 0xD4 < 5, 1), (x == 0xC7, 2), (x == 0xC8, 3), (x == 0xC9, 5))
+        for is_first, behind in firsts:  # so many bytes behind the first is the code
+            count += int(np.count_nonzero(_IS_CODE[x[behind:][is_first[:-behind]]]))
+    return count
+
+
+_IS_CODE = np.zeros(256, np.bool_)  # another code is an error, behind which nothing is read
+_IS_CODE[list(_Ext)] = True
+
+_SIZES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes of a text's size
+_NUMBER = {0xCA: 4, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCB: 8, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+_SKIPPED = {
+    **_NUMBER,
+    0xDC: 2,
+    0xDD: 4,
+    0xDE: 2,
+    0xDF: 4,
+}  # bytes behind the first; of containers' counts, too
+
+
+def _without_long_texts(structure: memoryview) -> list[memoryview]:
+    """A structure without the long texts, and bytes, among its first values: any bytes may be in them. What
+    is inside of containers is a value, too."""
+    parts, begin, at = [], 0, 0
+    for _ in range(_LOOKED_AT):
+        if at >= len(structure):
+            break
+        first = structure[at]
+        at += 1
+        wide = _SIZES.get(first, 0)
+        if wide:
+            length = int.from_bytes(structure[at : at + wide], "big")
+            at += wide
+            if length >= _LONG:
+                parts.append(structure[begin:at])
+                begin = at + length
+            at += length
+        elif 0xA0 <= first < 0xC0:
+            at += first - 0xA0
+        elif first in _EXTENSIONS:
+            break  # what follows is counted
+        else:
+            at += _SKIPPED.get(first, 0)
+    parts.append(structure[begin:])
+    return [part for part in parts if len(part) > 8]
 
 
 class _Refused(Exception):

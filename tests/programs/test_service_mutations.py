@@ -10,7 +10,6 @@ import pytest
 
 from aiodist.services import codec, running
 from aiodist.services.asking import Asked
-from aiodist.services.codec import decoded
 from aiodist.services.mailbox import Letter, Mailbox
 from aiodist.services.queue import Queue
 from aiodist.services.stream import Stream
@@ -121,11 +120,11 @@ def parts_that_are_taken_first(patch: pytest.MonkeyPatch) -> None:
         if not self._parts and self._end is None:
             await self._until_news(self._loop.time() + self._timeout)
         if self._parts:
-            body = self._parts.popleft()
+            received = self._parts.popleft()
             assert self._way is not None
             assert self._asked is not None
-            self._way.took(self._asked, len(body))
-            return self._built(await decoded(body))
+            self._way.took(self._asked, len(received.payload))
+            return self._built(await received.value())
         raise self._ending()
 
     patch.setattr(Stream, "_next", next_)

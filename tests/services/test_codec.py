@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import threading
 import uuid
 from dataclasses import dataclass, field
@@ -66,11 +67,38 @@ def test_a_look_at_a_value_ends() -> None:
     assert is_bulky(endless)
 
 
-SLOW = [[[]] * 20_000, [{}] * 20_000, list(range(300_000)), np.zeros(LARGE), "é" * 600_000]
-QUICK = [[[]] * 2000, np.zeros(20_000), "x" * 200_000]
+RANDOM = bytes(np.random.default_rng(3).integers(0, 256, 200_000, np.uint8))
+SLOW: dict[str, Any] = {
+    "lists": [[]] * 20_000,
+    "dicts": [{}] * 20_000,
+    "numbers": list(range(300_000)),
+    "array": np.zeros(LARGE),
+    "text": "é" * 600_000,
+    "scalars": [np.int8(number % 100) for number in range(2000)],
+    "large integers": [1 << (64 + number % 2) for number in range(2000)],
+    "complex": [1j] * 2000,
+    "arrays": [np.zeros(3)] * 2000,
+    "many axes": [np.zeros((1,) * 20)] * 2000,
+    "axes of 256 bytes": [np.zeros((1,) * 32)] * 2000,
+    "tuples": [()] * 2000,
+    "dates": [datetime.date(2026, 1, 1)] * 2000,
+    "times": [datetime.datetime(2026, 1, 1)] * 2000,
+    "behind bytes": [RANDOM, [np.int8(1)] * 2000],
+    "keys": {str(number): number for number in range(20_000)},
+    "records": [{"a": 1, "b": 2}] * 6000,
+}
+QUICK: list[Any] = [
+    [[]] * 2000,
+    np.zeros(20_000),
+    "x" * 200_000,
+    [RANDOM],
+    {"a": 1.5, "b": RANDOM, "c": "é" * 50_000, "d": [RANDOM]},
+    [np.zeros(5000)] * 20,
+    [number / 7 for number in range(1000)],
+]
 
 
-@pytest.mark.parametrize("many", SLOW, ids=["lists", "dicts", "numbers", "array", "text"])
+@pytest.mark.parametrize("many", SLOW.values(), ids=SLOW)
 async def test_what_is_slow_to_decode_goes_to_a_thread(many: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -391,6 +392,22 @@ async def test_messages_end_when_the_process_leaves() -> None:
     for task in await run_cluster(2, main):
         await task
     assert sorted(taken) == [(0, 0), (1, 1)]
+
+
+async def test_a_message_that_waits_for_room_when_the_mailbox_closes_was_not_taken() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            while pg._calls._services().mailbox._outside == deque():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return
+        for number in range(MESSAGES):
+            await pg.send_message(1, number)
+        waiting = [asyncio.create_task(pg.send_message(1, number)) for number in range(3)]
+        for one in waiting:
+            with pytest.raises(dist.CallNotRun, match="its process leaves the job"):
+                await one
+
+    await run_cluster(2, main)
 
 
 async def test_who_leaves_says_so() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import aiodist as dist
+from aiodist.errors import WireError
 from aiodist.group import ProcessGroup
 from aiodist.services.under_way import PARTS
 from aiodist.testing import run_cluster, run_virtual
+from aiodist.wire import objects
 from tests.levels import few
 from tests.services.narrow import Narrow
 
@@ -345,3 +348,143 @@ async def test_messages_stay_where_the_coroutine_that_takes_one_is_closed(large:
 
 async def _next_of(messages: AsyncIterator[Any]) -> Any:
     return await anext(messages)
+
+
+class Gate:
+    """Decoding of what is large, which waits until it is let go.
+
+    Attributes:
+        begun: how often it has begun.
+        let_go: set: it goes on.
+        fails: it raises an error then.
+        ended: called in its thread when it has ended.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = 0
+        self.let_go = threading.Event()
+        self.fails = False
+        self.ended: Callable[[], object] = int
+        self._decode = objects.decode
+        monkeypatch.setattr(objects, "decode", self._decoding)
+
+    def _decoding(self, data: Any) -> Any:
+        if len(data) < objects.LARGE:
+            return self._decode(data)
+        self.begun += 1
+        assert self.let_go.wait(60)
+        try:
+            if self.fails:
+                raise WireError("nonsense")
+            return self._decode(data)
+        finally:
+            self.ended()
+
+
+def large(number: int) -> bytes:
+    return bytes([number]) * objects.LARGE
+
+
+async def from_other(client: Callable[[Any], Awaitable[None]], kind: str, count: int) -> None:
+    """Run `client(parts)` on rank 0: the iterator of so many large messages, or parts, of rank 1."""
+
+    async def main(pg: ProcessGroup) -> None:
+        @pg.handler
+        async def parts() -> AsyncIterator[bytes]:
+            for number in range(count):
+                yield large(number)
+
+        await pg.barrier()
+        if kind == "messages" and pg.rank:
+            for number in range(count):
+                await pg.send_message(0, large(number))
+        elif not pg.rank:
+            await client(pg.stream(1, parts) if kind == "stream" else pg.messages())
+        await pg.barrier()
+
+    await run_cluster(2, main, timeout=60.0)
+
+
+def which(part: Any) -> int:
+    """The number of a large part or message."""
+    data = part if type(part) is bytes else part[1]
+    assert data == large(data[0])
+    return int(data[0])
+
+
+KINDS = pytest.mark.parametrize("kind", ["stream", "messages"])
+
+
+@KINDS
+async def test_what_takes_longer_to_decode_than_who_takes_it_waits(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decoded once, however often the await of it is cancelled."""
+    gate = Gate(monkeypatch)
+
+    async def client(parts: Any) -> None:
+        for number in range(3):
+            gate.let_go.clear()
+            tries = 0
+            while tries < 5:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(parts), 0.01)
+                tries += gate.begun > number
+            gate.let_go.set()
+            assert which(await anext(parts)) == number
+        assert gate.begun == 3
+
+    await from_other(client, kind, 3)
+
+
+@KINDS
+@pytest.mark.parametrize("turns", [*range(5)])
+async def test_a_cancel_in_the_turn_in_which_it_is_decoded(
+    kind: str, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, loop = Gate(monkeypatch), asyncio.get_running_loop()
+    gate.let_go.set()
+
+    async def client(parts: Any) -> None:
+        got: list[int] = []
+        for _ in range(4):
+            decoded = asyncio.Event()
+            gate.ended = lambda decoded=decoded: loop.call_soon_threadsafe(decoded.set)  # type: ignore[misc]
+            task = asyncio.ensure_future(anext(parts))
+            await decoded.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                got.append(which(await task))
+            except asyncio.CancelledError:
+                got.append(which(await anext(parts)))
+        assert got == [0, 1, 2, 3]
+        assert gate.begun == 4
+
+    await from_other(client, kind, 4)
+
+
+@KINDS
+async def test_what_cannot_be_decoded_and_nobody_wants_any_more(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, loop, untold = Gate(monkeypatch), asyncio.get_running_loop(), list[Any]()
+    gate.fails = True
+    loop.set_exception_handler(lambda _, context: untold.append(context))
+
+    async def client(parts: Any) -> None:
+        ended = asyncio.Event()
+        gate.ended = lambda: loop.call_soon_threadsafe(ended.set)
+        while not gate.begun:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(parts), 0.01)
+        if kind == "stream":
+            await parts.aclose()
+        gate.let_go.set()
+        await ended.wait()
+
+    await from_other(client, kind, 1)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not untold
