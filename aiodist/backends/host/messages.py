@@ -104,6 +104,8 @@ class Messages:
         """Serve what was held up, as if it were posted now."""
         self.held_up.discard(tag)
         for operation in self._queues.pop(tag, ()):
+            if self._dead:
+                break  # one that was served just now disagrees with its message, perhaps
             if not self._serve(operation, blocked=tag in self._queues):
                 self._queues.setdefault(tag, deque()).append(operation)
         if self._channels.crowded and tag in self._queues:
