@@ -33,6 +33,14 @@ def test_programs(job: int) -> None:
     )
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", [119_920, few([122_120], [])[0]])
+def test_programs_that_went_wrong_once(first: int) -> None:
+    """A receive whose message had begun to come got an earlier one when its group was closed."""
+    _, violations = run(next(jobs(first, 10 * len(PLACES))))
+    assert not violations
+
+
 Mutation = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -552,8 +552,8 @@ class HostBackend:
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives for which nothing has come; of other engines' too, while that is all of them."""
-        for operation in reversed([] if self._dead else self._messages.waiting()):
+        for operation in [] if self._dead else self._messages.waiting():
             whole = operation.whole
             if whole is not None and not whole.work.done():
-                self._messages.take_back(operation)
+                self._messages.drop(operation)
                 whole.fail(error())

@@ -625,20 +625,34 @@ class Messages:
         if self._dead:
             return
         if claim is None:
-            queue = self._queues[tag]
-            queue.remove(operation)
-            if not queue:
-                del self._queues[tag]
+            self._remove(operation)
             self._advance(tag)
         else:
             claim.receiver = None
             self._move_up(claim.source, tag)
+
+    def drop(self, operation: Operation) -> None:
+        """Take back a receive for which nothing has come, since the group closes. Its message goes to no
+        other one, and the others keep theirs."""
+        claim = operation.noted
+        if claim is None:
+            self._remove(operation)
+        else:
+            self._leave(claim)
+            claim.receiver = None
 
     def given_up(self, operation: Operation) -> None:
         """Take back a receive whose await was cancelled."""
         if not operation.work.done():
             operation.ended(operation)
         self._channels.guard(self.take_back, operation)
+
+    def _remove(self, operation: Operation) -> None:
+        """Take a receive out of its queue."""
+        queue = self._queues[operation.tag]
+        queue.remove(operation)
+        if not queue:
+            del self._queues[operation.tag]
 
     def _restore(self, claim: Claim) -> None:
         """Keep a message that was delivered, for the next receive."""
