@@ -27,6 +27,10 @@ from aiodist.transport.memory import MemoryNetwork
 from aiodist.types import Call, Kind
 
 
+class Handle(SimpleNamespace):
+    """What a receive needs of its Work."""
+
+
 class Bench:
     """A `Messages` over channels that record what is posted and sent, and a thread run by hand."""
 
@@ -80,6 +84,9 @@ class Bench:
             ask=lambda key: self.asked.append((source, key)),
         )
 
+    def guard(self, step: Callable[..., object], *arguments: Any) -> None:
+        step(*arguments)
+
     def outgoing(self, peer: int) -> Any:
         def send(
             key: Key, signature: bytes, data: memoryview, done: Callable[[], None], sealed: bool
@@ -97,7 +104,8 @@ class Bench:
         array = np.zeros(2 * items)[::2] if self.slow else np.zeros(items)
         call = Call(kind, number, array.dtype, array.shape, None, peer)
         source, target = (array, None) if kind is Kind.send else (None, array)
-        work: Any = SimpleNamespace(
+        work: Any = Handle(
+            _take_back=None,  # somebody has its result, or will
             _line=str,
             _finish=lambda result: self.results.__setitem__(name, result),
             _taken_back_by=lambda give_up, receive: self.take_back.__setitem__(

@@ -38,6 +38,7 @@ class Group:
             context=7,
             size=4,
             crowded=set(),
+            guard=lambda step, *arguments: step(*arguments),
             group_rank=lambda rank: rank - 10 if 10 <= rank < 14 else None,
             incoming=lambda source: SimpleNamespace(
                 let_go=lambda context, nbytes: self.let_go.append((source, nbytes))
