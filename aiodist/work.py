@@ -641,6 +641,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if not self._awaited:
             self._take_back = take_back, receive
 
+    def _may_be_given_up(self) -> bool:
+        """Whether a receive may be taken back in a later turn of the loop for a cancel that has come already:
+        nobody has the result, and no task is suspended in an await, which is told within the cancel."""
+        return self._take_back is not None and (self._state != _PENDING or not self._waiters)
+
     def _goes_on_to_be_awaited(self, take_back: tuple[Callable[[Any], None], Any] | None) -> None:
         """Note again what takes a receive back, after an await that is a part of one of several Works; None:
         nothing does any more."""

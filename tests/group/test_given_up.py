@@ -766,3 +766,106 @@ def test_a_receive_that_cannot_be_taken_back_breaks_its_group(
             await pg.barrier()
 
     run_virtual(run_cluster(2, main, return_exceptions=True))
+
+
+def numbered(kind: str, number: int) -> Any:
+    """What is sent as a message."""
+    return number if kind == "object" else np.array([number])
+
+
+@pytest.mark.parametrize("kind", ["object", "tensor"])
+@pytest.mark.parametrize("source", [1, None])
+@pytest.mark.parametrize("turns", range(4))
+def test_receives_that_wait_behind_each_other_keep_their_order(
+    kind: str, source: int | None, turns: int
+) -> None:
+    """One is cancelled before its first step while others wait behind earlier ones, or after a held one."""
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            for number in range(6):
+                data = numbered(kind, number)
+                await (pg.send_object(data, 0) if kind == "object" else pg.send(data, 0))
+            return
+        await asyncio.sleep(1)
+        got: list[Any] = []
+
+        def make() -> dist.Work[Any]:
+            if kind == "object":
+                return pg.recv_object(source)
+            got.append(np.array([-1]))
+            return pg.recv(got[-1], source)
+
+        first, second = asyncio.ensure_future(make()), asyncio.ensure_future(make())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        third = asyncio.ensure_future(make())
+        assert third.cancel()
+        fourth = await make()
+        results = [await first, await second, fourth, await make()]
+        assert (await asyncio.wait([third]))[0]
+        if kind == "tensor":
+            results = [int(got[index][0]) for index in (0, 1, 3, 4)]
+        assert results == [0, 1, 2, 3]
+        early, late = make(), make()  # the first of these is not awaited before the second has ended
+        await late
+        task = asyncio.ensure_future(early)
+        await asyncio.sleep(0)
+        assert task.done()
+        last = [early.result(), late.result()]
+        assert (last if kind == "object" else [int(one[0]) for one in got[-2:]]) == [4, 5]
+
+    run_virtual(run_cluster(2, main))
+
+
+@pytest.mark.parametrize("kind", ["object", "tensor"])
+@pytest.mark.parametrize("source", [1, None])
+def test_a_receive_behind_one_that_was_begun_long_ago_waits_too(kind: str, source: int | None) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            for number in range(4):
+                data = numbered(kind, number)
+                await (pg.send_object(data, 0) if kind == "object" else pg.send(data, 0))
+            return
+        await asyncio.sleep(1)
+        places = [np.array([-1]) for _ in range(4)]
+
+        def make(index: int) -> dist.Work[Any]:
+            return pg.recv_object(source) if kind == "object" else pg.recv(places[index], source)
+
+        old = make(0)
+        one = await make(1)
+        task = asyncio.ensure_future(old)
+        assert task.cancel()
+        got = [one, await make(2), await make(3)]
+        assert (await asyncio.wait([task]))[0]
+        if kind == "tensor":
+            got = [int(place[0]) for place in places[1:]]
+        assert got == [1, 0, 2]
+
+    run_virtual(run_cluster(2, main))
+
+
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("kind", ["object", "tensor"])
+def test_closing_gives_receives_that_wait_behind_another_what_has_come(kind: str, turns: int) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            for number in range(3):
+                data = numbered(kind, number)
+                await (pg.send_object(data, 0) if kind == "object" else pg.send(data, 0))
+            return
+        await asyncio.sleep(1)
+        places = [np.array([-1]) for _ in range(4)]
+        tasks = [
+            asyncio.ensure_future(pg.recv_object(1) if kind == "object" else pg.recv(place, 1))
+            for place in places
+        ]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await pg.aclose()
+        *got, last = await asyncio.gather(*tasks, return_exceptions=True)
+        assert type(last) in (dist.GroupClosed, dist.PeerClosed)
+        assert (got if kind == "object" else [int(place[0]) for place in places[:3]]) == [0, 1, 2]
+
+    run_virtual(run_cluster(2, main))

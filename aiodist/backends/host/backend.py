@@ -185,13 +185,24 @@ class HostBackend:
         except Exception as error:
             self.failed(error)
 
+    def _hold(self, operation: Operation) -> None:
+        """Post a receive two turns of the loop later."""
+        messages = self._messages
+        operation.work._taken_back_by(messages.given_up, operation)
+        messages.held_up.hold(operation, self.channels.loop, self._receive)
+
     def _begin(self, operation: Operation) -> None:
         call = operation.call
         if call.kind is Kind.send:
             self._messages.send(operation)
             return
         if call.kind is Kind.recv:
-            self._receive(operation)
+            if type(operation) is Operation and self._messages.held_up.is_behind(
+                operation.work, operation.tag
+            ):
+                self._hold(operation)
+            else:  # a part of another engine's goes on with that
+                self._receive(operation)
             return
         reserved = call.seq in self._reserved
         self._reserved.discard(call.seq)
@@ -308,7 +319,8 @@ class HostBackend:
     ) -> ShortMessages:
         """A way around `submit` for small messages."""
         return ShortMessages(
-            *(self.channels, self._messages, self._receive, issuer, numbers, enter, ended, self._silent)
+            *(self.channels, self._messages, self._receive, self._hold, issuer, numbers, enter, ended),
+            self._silent,
         )
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -499,9 +511,7 @@ class HostBackend:
         self.channels.incoming(peer).poll()
         messages, rank = self._messages, self.ranks[peer]
         missing = messages.missing(peer)
-        if messages.held_up:  # what has come may be for these
-            self.channels.loop.call_soon(self._nothing_more_comes, peer)
-        elif messages.unfinished(peer):
+        if messages.unfinished(peer):
             why = "it had closed the group, and its last message has come in part"
             self.reports.broken(PeerLost([rank], why))
         elif missing and any(rank in self._senders(one) for one in messages.waiting()):
@@ -536,9 +546,6 @@ class HostBackend:
         """
         self._gone.update(gone)
         self._silent.update(gone)
-        if self._messages.held_up and not self._dead:  # what has come may be for these
-            self.channels.loop.call_soon(self.end_receives)
-            return
         for operation in reversed(self._messages.waiting()):  # the first one's message goes to no other then
             ranks = self._senders(operation)
             if self._dead or operation.work.done() or not self._gone.issuperset(ranks):
@@ -552,6 +559,8 @@ class HostBackend:
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives for which nothing has come; of other engines' too, while that is all of them."""
+        for operation in self._messages.held_up.take():
+            self._receive(operation)  # its message may be here
         for operation in [] if self._dead else self._messages.waiting():
             whole = operation.whole
             if whole is not None and not whole.work.done():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,12 +24,12 @@ from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.claims import Claim, Claims, Decoded, move_up
 from aiodist.backends.host.copies import TensorCopy
+from aiodist.backends.host.held_up import HeldUp
 from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.errors import PeerClosed, PeerLost, WireError
 from aiodist.recorder.layout import FIRST
 from aiodist.transport import Incoming, Into, Key, Taken
 from aiodist.types import agree, message_signature
-from aiodist.work import Work
 
 ANY = -1
 
@@ -64,7 +63,7 @@ class Messages:
 
     Attributes:
         sent: to each member, the number of messages, on the short way or here.
-        held_up: tags whose receives are served in a later turn of the loop: see `hold_up`.
+        held_up: receives that are posted later.
     """
 
     def __init__(self, channels: Channels, seals: frozenset[np.dtype[Any]] = frozenset()) -> None:
@@ -80,50 +79,21 @@ class Messages:
         self._dead = False
         self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
         self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
-        self._last: dict[int, weakref.ref[Work[Any]]] = {}  # tag → the last receive that was posted
-        self.held_up: set[int] = set()
-
-    def is_behind(self, work: Work[Any], tag: int) -> bool:
-        """Note a receive that is posted now → whether the one before it with its tag may have been given up
-        already: nobody has its result, and a task that is cancelled is told of it in a later turn."""
-        last = self._last.get(tag)
-        self._last[tag] = weakref.ref(work)
-        before = None if last is None else last()
-        return before is not None and before is not work and before._take_back is not None
-
-    def hold_up(self, tag: int) -> None:
-        """Have the receives of a tag that are posted now served two turns of the loop later, in their order.
-        A task that was cancelled is told in the next one, and a task inside that (`wait_for` of Python 3.11)
-        in the one after."""
-        if tag not in self.held_up:
-            self.held_up.add(tag)
-            loop = self._channels.loop
-            loop.call_soon(loop.call_soon, self._go_on, tag)
-
-    def _go_on(self, tag: int) -> None:
-        """Serve what was held up, as if it were posted now."""
-        self.held_up.discard(tag)
-        for operation in self._queues.pop(tag, ()):
-            if self._dead:
-                break  # one that was served just now disagrees with its message, perhaps
-            if not self._serve(operation, blocked=tag in self._queues):
-                self._queues.setdefault(tag, deque()).append(operation)
-        if self._channels.crowded and tag in self._queues:
-            self._ask(tag, {operation.peer for operation in self._queues[tag]})
+        self.held_up = HeldUp()
 
     def quiet(self, tag: int) -> bool:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
         as have claimed their messages: the next message of a source is the next receive's. Not where no
         progress is made any more."""
-        waits = tag in self._queues or tag in self._arrivals or tag in self._unclaimed or tag in self.held_up
-        return not (waits or self._dead or self._claims.unowned_counts)
+        waits = tag in self._queues or tag in self._arrivals or tag in self._unclaimed
+        return not (waits or self._dead or self._claims.unowned_counts or self.held_up.holds(tag))
 
     def receive_here(self, receive: Unclaimed) -> bool:
         """Have a receive that is begun now get the message that is its own, if all of it is here."""
         tag = receive.tag
         if self._dead or tag in self._queues or self._claims.unowned_counts or tag not in self._arrivals:
             return False
-        if tag in self.held_up:
+        if self.held_up.holds(tag):
             return False
         if receive.source == ANY:
             found = self._first(ANY, tag)
@@ -270,12 +240,10 @@ class Messages:
         """Post a receive."""
         self.settle(operation.tag)
         if type(operation) is Operation:  # a part of another engine's goes on with that
-            if self.is_behind(operation.work, operation.tag):
-                self.hold_up(operation.tag)
             operation.work._taken_back_by(self.given_up, operation)
         if self.quiet(operation.tag) and operation.peer != ANY and operation.target is not None:
             self._claim(operation, operation.peer, None)  # as `_serve` would
-        elif operation.tag in self.held_up or not self._serve(operation, operation.tag in self._queues):
+        elif not self._serve(operation, blocked=operation.tag in self._queues):
             self._queues.setdefault(operation.tag, deque()).append(operation)
             if operation.peer != ANY:
                 self._channels.drive(operation.work, self._channels.incoming(operation.peer))
@@ -325,6 +293,7 @@ class Messages:
         """Make no further progress."""
         self._dead = True
         self._awaited.clear()
+        self.held_up.take()
 
     def forget(self) -> None:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
@@ -378,7 +347,7 @@ class Messages:
     def _match(self, source: int, tag: int) -> None:
         """Let receives have what has come from one source, in order."""
         # What is served may bring the next arrival right here, so nothing of the queues is kept over it.
-        while (queue := self._served_now(tag)) and self._next(source, tag) is not None:
+        while not self._dead and (queue := self._queues.get(tag)) and self._next(source, tag) is not None:
             at = next((i for i, operation in enumerate(queue) if operation.peer in (ANY, source)), None)
             if at is None:
                 break
@@ -387,13 +356,9 @@ class Messages:
         if self._channels.crowded and tag in self._queues:
             self._ask(tag, {operation.peer for operation in self._queues[tag]})
 
-    def _served_now(self, tag: int) -> deque[Operation] | None:
-        """The receives of a tag that wait for a message; None where there are none, or are served later."""
-        return None if self._dead or tag in self.held_up else self._queues.get(tag)
-
     def _advance(self, tag: int) -> None:
         """Serve the first ones of a queue. One that disagrees with its message has broken the group then."""
-        while self._served_now(tag):
+        while not self._dead and tag in self._queues:
             operation = self._take(tag, 0)
             if not self._serve(operation, blocked=False):
                 self._queues.setdefault(tag, deque()).appendleft(operation)
@@ -648,7 +613,9 @@ class Messages:
         self._channels.guard(self.take_back, operation)
 
     def _remove(self, operation: Operation) -> None:
-        """Take a receive out of its queue."""
+        """Take a receive out of its queue, or out of those that are posted later."""
+        if self.held_up.remove(operation):
+            return
         queue = self._queues[operation.tag]
         queue.remove(operation)
         if not queue:

@@ -87,7 +87,8 @@ class ShortMessages:
 
     Args:
         channels, messages: of the group.
-        submit: starts a receive.
+        submit: posts a receive.
+        hold: posts one two turns of the loop later.
         issuer: what its Works have in common.
         numbers: of its operations.
         enter: enters a receive in flight.
@@ -100,6 +101,7 @@ class ShortMessages:
         channels: Channels,
         messages: Messages,
         submit: Callable[[Operation], None],
+        hold: Callable[[Operation], None],
         issuer: Issuer,
         numbers: Numbers,
         enter: Callable[[Operation], None],
@@ -110,6 +112,7 @@ class ShortMessages:
         self._messages = messages
         self._poller = channels.resources.poller
         self._submit = submit
+        self._hold = hold
         self._issuer = issuer
         self._track, self._keep = issuer.track, issuer.track.keep
         self._calls: dict[tuple[Kind, int, int], tuple[Call, Sort]] = {}  # of messages of bytes
@@ -210,9 +213,9 @@ class ShortMessages:
             channel: from its source, where it has one.
         """
         work, messages = receive.work, self._messages
-        if messages.is_behind(work, receive.tag):
-            messages.hold_up(receive.tag)
-        if messages.quiet(receive.tag) and not (self._gone or self._channels.crowded):
+        if messages.held_up.is_behind(work, receive.tag):
+            self._hold(self._posted_as(receive))
+        elif messages.quiet(receive.tag) and not (self._gone or self._channels.crowded):
             work._taken_back_by(messages.abandon, receive)
             if channel is not None and self._poller.polls and receive.source != self._channels.rank:
                 receive.poller, receive.channel = self._poller, channel
@@ -225,6 +228,10 @@ class ShortMessages:
 
     def _begin(self, receive: Unclaimed) -> None:
         """Post a receive like any other."""
+        self._submit(self._posted_as(receive))
+
+    def _posted_as(self, receive: Unclaimed) -> Operation:
+        """The operation as which a receive is posted, which is entered in flight when the loop turns."""
         self._note_soon()
         work, target = receive.work, receive.target
         senders, place = (self._senders, _HOST) if target is not None else ((), "")
@@ -234,7 +241,7 @@ class ShortMessages:
             convert=receive.convert,
         )
         self._posted.append(operation)  # before it begins: its message may break the group right there
-        self._submit(operation)
+        return operation
 
     def _note_soon(self) -> None:
         if not self._will_note:
