@@ -677,6 +677,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             f"{self.op} #{self.seq} was taken back when the await of it was cancelled",
             hint="To await it again, hold it with async_op=True",
         )
+        self._call_back()
 
     def _driven_by(self, driver: Driver | None) -> None:
         """Note what brings the operation on while it is awaited; None: nothing, an await sleeps at once."""
@@ -711,6 +712,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
+        self._call_back()
+
+    def _call_back(self) -> None:
         callbacks, self._callbacks = self._callbacks, None
         for fn, context in callbacks or ():
             self._issuer.loop.call_soon(fn, self, context=context)

@@ -588,6 +588,33 @@ def interrupted_receives() -> None:
             assert set(small) == set(large) == {-7}
 
 
+def test_ctrl_c_at_the_end_of_a_block_takes_its_receives_back() -> None:
+    ranks(interrupted_block, 1)
+
+
+def interrupted_block() -> None:
+    with dist.portal.init_process_group(timeout=60) as pg:
+        places, leaves = [np.array([-1]) for _ in range(3)], threading.Event()
+        tensor = np.array([3.0])
+        thread = interrupt_when(
+            lambda: leaves.is_set() and any(one.waited_for for one in list(pg.portal._replies))
+        )
+        with pytest.raises(KeyboardInterrupt), pg.coalesce():
+            pg.recv(places[0], 0)
+            pg.all_reduce(tensor)
+            pg.recv(places[1], 0)
+            leaves.set()
+        thread.join()
+        assert not pg.portal._replies
+        places[0][:] = places[1][:] = -7
+        for number in range(2):
+            pg.send(np.array([number]), 0)
+            assert pg.recv(places[2], 0) == 0
+            assert places[2] == number
+        assert places[0] == places[1] == -7
+        assert pg.all_reduce(tensor)[0] == 3
+
+
 def test_an_interrupt_gives_back_what_had_come_already(monkeypatch: pytest.MonkeyPatch) -> None:
     """It strikes when the loop has the message, and the caller does not."""
     get = loop_thread.Reply.get

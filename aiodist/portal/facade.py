@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.group import ProcessGroup
-from aiodist.group.batch import stand_for
+from aiodist.group.batch import Batch, stand_for
 from aiodist.group.calls import Messages
 from aiodist.portal.calling import Calling
 from aiodist.portal.loop_thread import LoopThread, Reply, Source
@@ -81,6 +81,15 @@ class Portal(LoopThread):
 
         with contextlib.suppress(GroupClosed, UsageError):
             self.post(soon).wait(PATIENCE)
+
+    def _break_off(self, seat: Seat, manager: Any, error: BaseException, reply: Reply) -> None:
+        """Leave a block whose caller was interrupted at its end. Its receives are taken back, as where the
+        end is cancelled; what else began goes on."""
+        with contextlib.suppress(GroupClosed, UsageError):
+            if not reply.settled and reply not in self._replies:  # it was not asked for yet
+                self._ask(seat, manager.__aexit__, (type(error), error, error.__traceback__)).wait(PATIENCE)
+            elif isinstance(manager, Batch):
+                self.post(functools.partial(self._end, reply)).wait(PATIENCE)
 
     def close(self) -> None:
         """Close the world's group gracefully, and end the thread. May be repeated."""
@@ -181,6 +190,14 @@ class Portal(LoopThread):
 
     def _work_ended(self, reply: Reply, work: Work[Any]) -> None:
         self._wrap_up(reply, *work._outcome())
+
+    def _end(self, given_up: Reply, reply: Reply) -> None:
+        """Cancel the task of a reply, and wait for its end."""
+        if given_up.task is None:
+            self.settle(reply, None)
+        else:
+            given_up.task.cancel()
+            given_up.task.add_done_callback(lambda _: self.settle(reply, None))
 
     def _take_back(self, given_up: Reply, reply: Reply) -> None:
         if given_up.task is not None and given_up.taken_from is not None:
@@ -369,9 +386,15 @@ class _SyncContext:
         seat.depth -= 1
         if not seat.depth:
             del portal._seats[self._entrant]
-        reply = portal._ask(seat, self._manager.__aexit__, error)
-        reply.wait()
-        return reply.get()
+        reply = Reply()
+        try:
+            portal._ask(seat, self._manager.__aexit__, error, None, reply)
+            reply.wait()
+            return reply.get()
+        except BaseException as raised:
+            if raised is not reply.error:  # Ctrl-C, wherever it struck
+                portal._break_off(seat, self._manager, raised, reply)
+            raise
 
 
 class _Method(Generic[P, T]):

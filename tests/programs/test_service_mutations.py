@@ -124,6 +124,7 @@ def parts_that_are_taken_first(patch: pytest.MonkeyPatch) -> None:
             assert self._way is not None
             assert self._asked is not None
             self._way.took(self._asked, len(received.payload))
+            await asyncio.sleep(0)  # in which a thread may decode
             return self._built(await received.value())
         raise self._ending()
 

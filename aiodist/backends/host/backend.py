@@ -178,7 +178,8 @@ class HostBackend:
         try:
             self._messages.recv(operation)
             if self._gone and self._gone.issuperset(self._senders(operation)):
-                self.channels.loop.call_soon(self.end_receives)
+                self.channels.loop.call_soon(self.end_receives, (), False)
+                self._later(ON_ITS_WAY, self.end_receives)
             for peer in self._cut_off:
                 if operation.peer in (peer, -1):
                     self.channels.loop.call_soon(self._nothing_more_comes, peer)
@@ -489,7 +490,8 @@ class HostBackend:
     def _all_has_come(self, peer: int) -> None:
         if not self._dead:  # with its world, perhaps, whose endpoint is closed
             self.channels.incoming(peer).poll()
-            self.end_receives([self.ranks[peer]])
+            self.end_receives([self.ranks[peer]], anybodys=False)
+            self._later(ON_ITS_WAY, self.end_receives)
 
     def rank_gone(self, rank: int) -> None:
         """Note that a global rank has closed all its groups. All that it sent has come, it seems."""
@@ -538,16 +540,19 @@ class HostBackend:
             return [self.ranks[receive.peer]]
         return [rank for rank in self.ranks if rank != self.resources.rank] or [self.resources.rank]
 
-    def end_receives(self, gone: Iterable[int] = ()) -> None:
+    def end_receives(self, gone: Iterable[int] = (), anybodys: bool = True) -> None:
         """End the receives that nobody can answer: all that they may be from has closed, now or before.
 
         Args:
             gone: ranks that have closed, and all that they sent has arrived.
+            anybodys: end receives from anybody, too, to which this rank may still send itself.
         """
         self._gone.update(gone)
         self._silent.update(gone)
         for operation in reversed(self._messages.waiting()):  # the first one's message goes to no other then
             ranks = self._senders(operation)
+            if operation.peer < 0 and not anybodys:
+                continue
             if self._dead or operation.work.done() or not self._gone.issuperset(ranks):
                 continue
             if type(operation) is not Operation:  # it is a part of another engine's, which may be under way
