@@ -268,8 +268,18 @@ class Watch:
         elif rank in self._left:
             self._tell_left(rank, None)  # it has closed the group, and what was under way is over
         elif rank in self._members:
-            # All members learn of a loss anyway.
-            self._breaks(PeerLost([rank], cause, silence=silence), tell=False)
+            self._loses(PeerLost([rank], cause, silence=silence))
+
+    def _loses(self, error: PeerLost) -> None:
+        """Break the group by a loss, of which all members learn by themselves. Those that had heard before
+        that the lost one closes the group would go on, so one member tells all of it."""
+        self._breaks(error, tell=False)
+        lost = self._control.core.lost
+        leader = next(rank for rank in self._roster.ranks if rank not in self._left and rank not in lost)
+        if leader == self._control.rank:
+            self.tell_broken(error)
+        else:
+            self._control.tell([leader], Say.broken, self._context, *pack(error))
 
     def tampered(self, rank: int, error: Tampered) -> None:
         """Note that messages between this process and a rank were altered on the path."""
@@ -326,7 +336,7 @@ class Watch:
                 if isinstance(error, CollectiveTimeout):
                     error = error.as_told(self._control.rank, message.origin)
                 logger.debug("group '%s': rank %d says that it is broken", self._roster.name, message.origin)
-                self._breaks(error, tell=False)
+                self._breaks(error, tell=message.target == self._control.rank)
             case Say.left:
                 _, rank, issued, sent = message.body
                 self._leaves(rank, issued, sent or None)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
-from aiodist.testing import spmd
+from aiodist.testing import run_cluster, run_virtual, spmd
 from aiodist.testing.channel_pair import turn_until
+from aiodist.testing.chaos import Chaos
 
 
 @pytest.mark.parametrize("waits_in", ["all_reduce", "recv_object"])
@@ -40,3 +43,35 @@ async def test_all_its_neighbours_die_with_it(pg: ProcessGroup) -> None:
     with pytest.raises(dist.PeerLost):
         await (pg if pair is None else pair).all_reduce(np.ones(1))
     pg.abort()
+
+
+@pytest.mark.parametrize("when", [0, 0.0003, 0.001])
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_death_while_a_member_closes_breaks_the_group_on_all_or_on_none(size: int, when: float) -> None:
+    """Some may hear first that it closes, and others that it is lost."""
+
+    def outcomes(seed: int) -> set[str]:
+        chaos = Chaos(seed)
+        found: dict[int, str] = {}
+
+        async def main(pg: ProcessGroup) -> None:
+            group: Any = await pg.new_group()
+            await group.barrier()
+            if pg.rank == 1:
+                closing = asyncio.ensure_future(group.aclose())
+                await asyncio.sleep(when)
+                chaos.crash(1)
+                await closing
+                return
+            work = group.recv(np.zeros(1), 2 if pg.rank == 0 else 0, async_op=True)
+            try:
+                await work.wait(100)
+            except (TimeoutError, dist.PeerLost) as error:
+                found[pg.rank] = type(error).__name__
+            await asyncio.sleep(200)  # it lives on, and does other things
+
+        run_virtual(run_cluster(size, main, chaos=chaos, return_exceptions=True, timeout=300))
+        return set(found.values())
+
+    seen = [outcomes(seed) for seed in range(6)]
+    assert all(len(found) == 1 for found in seen), seen
