@@ -101,7 +101,7 @@ def name_of(number: int, step: int) -> str:
 
 
 def finish(path: Path, index: dict[str, Any]) -> None:
-    """Write the index, all at once: the checkpoint is whole then."""
+    """Write the index, all at once: the checkpoint is whole then. Where this fails it is not."""
     told = json.dumps(sealed(index))
     if len(told) > MOST_BYTES:
         raise CheckpointError(
@@ -109,8 +109,13 @@ def finish(path: Path, index: dict[str, Any]) -> None:
             hint="Save fewer, larger arrays: an index has a line for each, and for each rank's part",
         )
     with Folder.named(path.parent) as root, root.folder(path.name) as folder:
-        folder.replace(INDEX, told, sync=True)
-        root.sync()
+        try:
+            folder.replace(INDEX, told, sync=True)
+            root.sync()
+        except OSError:
+            with contextlib.suppress(OSError):
+                folder.remove(INDEX)  # it may have its name by now
+            raise
 
 
 def discard(path: Path) -> None:

@@ -47,13 +47,14 @@ class Disk:
     Attributes:
         calls: how many there were, of this process.
         failed: the name of the one that failed; empty before.
+        then: the name of another one that fails behind it, once; empty: none does.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
         self._left = 0
         self._act: Callable[[], None] = lambda: None
-        self.failed, self.calls = "", 0
+        self.failed, self.calls, self.then = "", 0, ""
 
     def arm(self, number: int, act: Callable[[], None]) -> None:
         """Have something happen at the call of a number, from now on, counted from 1."""
@@ -82,6 +83,9 @@ class Disk:
                 if at == self._root or at.startswith(f"{self._root}/"):
                     self.calls += 1
                     self._left -= 1
+                    if self.failed and self.then == name:
+                        self.then = ""
+                        raise OSError(errno.EIO, os.strerror(errno.EIO))
                     if not self._left:
                         self.failed = name
                         self._act()
@@ -143,6 +147,43 @@ def test_each_call_fails_once(tmp_path: Path, code: int) -> None:
                 break
             hit.append(disk.failed)
     assert set(hit) == set(CALLS) and len(hit) > 20
+
+
+@pytest.mark.timeout(600)
+def test_what_was_written_cannot_be_removed_either(tmp_path: Path) -> None:
+    """A save that has failed is none, though its folder cannot be renamed away: the older one is the last."""
+    root = tmp_path / "c"
+    disk, hit = Disk(root), set[str]()
+
+    async def part(pg: ProcessGroup, number: int) -> None:
+        async with Checkpoints(pg, root, keep=2) as checkpoints:
+            await (await checkpoints.save(1, x=np.arange(9)))  # type: ignore[misc]
+            await pg.barrier()
+            if pg.rank == 0:
+                disk.arm(number, failing(errno.EIO))
+                disk.then = "rename"
+            await pg.barrier()
+            try:
+                await (await checkpoints.save(2, x=np.arange(9) * 2))  # type: ignore[misc]
+                step = 2
+            except CheckpointError:
+                step = 1
+            await pg.barrier()
+            disk.disarm()
+            disk.then = ""
+            await pg.barrier()
+            found = await checkpoints.load()
+            assert found is not None and found["x"].tolist() == [step * item for item in range(9)]
+            assert await checkpoints.steps() == [1, 2][:step]
+
+    with disk.patched():
+        for number in itertools.count(1):
+            shutil.rmtree(root, ignore_errors=True)
+            on_all(2, partial(part, number=number))
+            if not disk.failed:
+                break
+            hit.add(disk.failed)
+    assert hit == set(CALLS)
 
 
 def killed() -> None:
