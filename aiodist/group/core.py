@@ -420,6 +420,7 @@ class GroupCore:
                 await self._end_all(self.backend.unasked)
                 if len(self._flight):
                     self._say_left()  # nothing more is received here: members may wait for that, as this one
+                    self.backend.rank_left(self.control.rank, None)  # of what it has sent to itself, too
                     await self._end_all()
                 await self._look_back()
             except asyncio.CancelledError:

@@ -442,3 +442,17 @@ async def test_what_a_world_that_was_closed_could_not_bring_is_no_clean_end(pg: 
                 assert (place == received).all()
                 received += 1
         assert received == 8 or caught.type is dist.PeerLost
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_closing_waits_for_nothing_that_a_rank_has_sent_to_itself(size: int) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        group: Any = await pg.new_group()
+        works = [group.send(np.arange(LARGE), pg.rank, tag=tag, async_op=True) for tag in range(2)]
+        async with asyncio.timeout(20):
+            with pytest.raises(dist.PeerClosed):
+                await group.aclose()
+        assert all(isinstance(work.exception(), dist.PeerClosed) for work in works)
+        await pg.barrier()
+
+    run_virtual(run_cluster(size, main, timeout=300))
