@@ -262,7 +262,8 @@ def test_who_raises_is_named_in_every_survivor_and_failed_first(tmp_path: Path) 
 
 
 def test_destroy_waits_for_no_receive_of_what_nobody_sends(said: dict[str, str]) -> None:
-    assert said["pending"].count("closed: GroupClosed: ") == 6
+    found = said["pending"]  # the other rank may have closed first, and has sent nothing
+    assert found.count("closed: GroupClosed: ") + found.count("closed: PeerClosed: ") == 6, found
 
 
 def test_what_cannot_be_sent_is_refused_and_nothing_lost(said: dict[str, str]) -> None:
