@@ -274,9 +274,10 @@ class Watch:
         """Break the group by a loss, of which all members learn by themselves. Those that had heard before
         that the lost one closes the group would go on, so one member tells all of it."""
         self._breaks(error, tell=False)
-        lost = self._control.core.lost
-        leader = next(rank for rank in self._roster.ranks if rank not in self._left and rank not in lost)
-        if leader == self._control.rank:
+        me, lost = self._control.rank, self._control.core.lost
+        here = (rank for rank in self._roster.ranks if rank not in self._left and rank not in lost)
+        leader = next(here, me)  # this rank is lost, too, where the others have given it up
+        if leader == me:
             self.tell_broken(error)
         else:
             self._control.tell([leader], Say.broken, self._context, *pack(error))

@@ -75,3 +75,20 @@ def test_a_death_while_a_member_closes_breaks_the_group_on_all_or_on_none(size: 
 
     seen = [outcomes(seed) for seed in range(6)]
     assert all(len(found) == 1 for found in seen), seen
+
+
+def test_a_rank_that_was_given_up_bears_the_loss_of_all_others() -> None:
+    """It counts itself as lost then, and there is no member that could tell the others."""
+
+    async def main(pg: ProcessGroup) -> None:
+        group: Any = await pg.new_group()
+        await group.barrier()
+        if pg.rank == 0:
+            watch, control = group._core._watch, group._core.control
+            control.core.lost.update(dict.fromkeys(range(3), "it is silent"))
+            watch.rank_lost(1, "it is silent")
+            with pytest.raises(dist.PeerLost):
+                await group.barrier()
+
+    outcomes = run_virtual(run_cluster(3, main, return_exceptions=True))
+    assert not isinstance(outcomes[0], StopIteration | RuntimeError)
