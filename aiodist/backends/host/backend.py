@@ -35,7 +35,8 @@ aborted, say), may come a little later, and is the better answer."""
 
 ON_ITS_WAY = 3.0
 """Seconds from the news that a member is gone, where it is not known what it had sent, until nothing more of
-that is expected."""
+that is expected. Also from the close of the last other member until a receive from anybody ends, since this
+rank may still send to itself."""
 
 LAYOUTS = 128
 """Layouts that a group remembers; then it begins anew."""
@@ -58,7 +59,7 @@ class Groups(Protocol):
 
     Attributes:
         crowding: global ranks that offer more messages than are remembered.
-        gone: those that have closed their groups, and all that they sent has arrived.
+        gone: those that have closed their groups, or are lost.
     """
 
     crowding: set[int]
@@ -178,8 +179,10 @@ class HostBackend:
         try:
             self._messages.recv(operation)
             if self._gone and self._gone.issuperset(self._senders(operation)):
-                self.channels.loop.call_soon(self.end_receives, (), False)
-                self._later(ON_ITS_WAY, self.end_receives)
+                if operation.peer < 0:
+                    self._later(ON_ITS_WAY, self.end_receives)
+                else:
+                    self.channels.loop.call_soon(self.end_receives, (), False)
             for peer in self._cut_off:
                 if operation.peer in (peer, -1):
                     self.channels.loop.call_soon(self._nothing_more_comes, peer)

@@ -18,7 +18,7 @@ from typing import Any
 from aiodist.backends.base import Operation
 from aiodist.work import Work
 
-_MANY = 64  # that are remembered of a tag before those are dropped whose results are known
+_MANY = 64  # receives that are remembered of a tag before those are dropped whose results are known
 
 
 class HeldUp:
@@ -26,14 +26,16 @@ class HeldUp:
 
     def __init__(self) -> None:
         self._untold: dict[int, deque[weakref.ref[Work[Any]]]] = {}  # tag → receives, in order
+        self._room = _MANY  # tags that are remembered before those are dropped of which all results are known
         self._held: dict[int, deque[Operation]] = {}  # by tag
 
     def is_behind(self, work: Work[Any], tag: int) -> bool:
         """Note a receive that begins now → whether it has to wait."""
         untold = self._untold.get(tag)
         if untold is None:
-            self._untold[tag] = deque((weakref.ref(work),))
-            return False
+            if len(self._untold) >= self._room:
+                self._forget_told()
+            untold = self._untold[tag] = deque()
         while untold:
             first = untold[0]()
             if first is not None and first._may_be_given_up():
@@ -44,6 +46,11 @@ class HeldUp:
         if len(untold) > _MANY:
             self._untold[tag] = deque(filter(_is_untold, untold))
         return behind
+
+    def _forget_told(self) -> None:
+        """Forget the tags of which all results are known: a program may use a new one for each message."""
+        self._untold = {tag: untold for tag, untold in self._untold.items() if any(map(_is_untold, untold))}
+        self._room = 2 * len(self._untold) + _MANY
 
     def hold(
         self, operation: Operation, loop: AbstractEventLoop, post: Callable[[Operation], object]
