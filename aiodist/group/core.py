@@ -255,7 +255,7 @@ class GroupCore:
             )
         await self._end_all()
 
-    async def _end_all(self, but: Callable[[], int] = int) -> None:
+    async def _end_all(self, but: Callable[[], int] | None = None) -> None:
         """Return when nothing is in flight, or nothing but so many operations as `but()` counts."""
         await self._flight.drain(but)
         while tasks := self._steps.pending():

@@ -75,7 +75,7 @@ class Flight:
         self._due = 0.0
         self._questions, self._next_questions = 0, 0.0  # still allowed until then
         self._moves = False  # an operation has ended since the last questions
-        self._fewer = asyncio.Event()  # operations are in flight than when a drain began to wait
+        self._fewer = asyncio.Event()  # an operation has ended since a drain began to wait
         self.short: ShortWay | None = None  # it enters what it started only when the loop turns
         self.short_messages: ShortMessages | None = None
 
@@ -155,13 +155,13 @@ class Flight:
             operation.work._fail(error)
         self._fewer.set()
 
-    async def drain(self, but: Callable[[], int] = int) -> None:
+    async def drain(self, but: Callable[[], int] | None = None) -> None:
         """Return when nothing is in flight, or nothing but so many operations as `but()` counts."""
         self._catch_up()
-        while len(self._open) > but():
+        while len(self._open) > (but() if but is not None else 0):
             self._fewer.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._fewer.wait(), None if but is int else AGAIN)
+                await asyncio.wait_for(self._fewer.wait(), None if but is None else AGAIN)
             self._catch_up()  # what was begun meanwhile
 
     def _ask(self, silent: list[tuple[Operation, Entry]], now: float) -> None:

@@ -35,7 +35,7 @@ _open: set[LoopThread] = set()
 
 
 class Source(Protocol):
-    """What tasks take something from that another may have, if they cannot."""
+    """The mailbox, or the stream, from which a task takes something: the next one may have it instead."""
 
     def give_back(self, taken: Any, /) -> None:
         """Have it taken again, first of all."""

@@ -768,9 +768,10 @@ def test_a_receive_that_cannot_be_taken_back_breaks_its_group(
     run_virtual(run_cluster(2, main, return_exceptions=True))
 
 
-def numbered(kind: str, number: int) -> Any:
-    """What is sent as a message."""
-    return number if kind == "object" else np.array([number])
+async def send_numbered(pg: ProcessGroup, kind: str, count: int) -> None:
+    """Send rank 0 so many messages, each its number."""
+    for number in range(count):
+        await (pg.send_object(number, 0) if kind == "object" else pg.send(np.array([number]), 0))
 
 
 @pytest.mark.parametrize("kind", ["object", "tensor"])
@@ -783,9 +784,7 @@ def test_receives_that_wait_behind_each_other_keep_their_order(
 
     async def main(pg: ProcessGroup) -> None:
         if pg.rank:
-            for number in range(6):
-                data = numbered(kind, number)
-                await (pg.send_object(data, 0) if kind == "object" else pg.send(data, 0))
+            await send_numbered(pg, kind, 6)
             return
         await asyncio.sleep(1)
         got: list[Any] = []
@@ -823,9 +822,7 @@ def test_receives_that_wait_behind_each_other_keep_their_order(
 def test_a_receive_behind_one_that_was_begun_long_ago_waits_too(kind: str, source: int | None) -> None:
     async def main(pg: ProcessGroup) -> None:
         if pg.rank:
-            for number in range(4):
-                data = numbered(kind, number)
-                await (pg.send_object(data, 0) if kind == "object" else pg.send(data, 0))
+            await send_numbered(pg, kind, 4)
             return
         await asyncio.sleep(1)
         places = [np.array([-1]) for _ in range(4)]
@@ -851,9 +848,7 @@ def test_a_receive_behind_one_that_was_begun_long_ago_waits_too(kind: str, sourc
 def test_closing_gives_receives_that_wait_behind_another_what_has_come(kind: str, turns: int) -> None:
     async def main(pg: ProcessGroup) -> None:
         if pg.rank:
-            for number in range(3):
-                data = numbered(kind, number)
-                await (pg.send_object(data, 0) if kind == "object" else pg.send(data, 0))
+            await send_numbered(pg, kind, 3)
             return
         await asyncio.sleep(1)
         places = [np.array([-1]) for _ in range(4)]
