@@ -1,12 +1,11 @@
 """Test levels: tests that the quick run leaves out are marked `slow`, with the reason.
 
-The summary counts them by reason. `-m slow` runs them alone, and `-m ""` all tests. With AIODIST_SHARE=1/3 a
-run takes a third of what it would take, with 0/3 and 2/3 the others: `.ci/run` takes another one each day.
+The summary counts them by reason. `-m slow` runs them alone, and `-m ""` all tests. With `--share 1/3` a run
+takes a third of what it would take, with 0/3 and 2/3 the others: `.ci/run` takes another one each day.
 """
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable
@@ -65,10 +64,15 @@ def in_share(name: str, share: str) -> bool:
     return zlib.crc32(name.encode()) % count == number
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option, since a run that a test begins would inherit a variable."""
+    parser.addoption("--share", metavar="K/N", help="take part K, from 0 on, of N of the tests")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the share of the tests that AIODIST_SHARE names."""
-    share = os.environ.get("AIODIST_SHARE")
-    if share:
+    """Keep the share of the tests that `--share` names."""
+    share = config.getoption("share")
+    if share is not None:
         others = [item for item in items if not in_share(item.nodeid, share)]
         items[:] = [item for item in items if in_share(item.nodeid, share)]
         config.hook.pytest_deselected(items=others)

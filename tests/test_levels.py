@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +19,11 @@ def test_each_test_is_in_one_share(name: str, count: int) -> None:
     assert sum(in_share(name, f"{number}/{count}") for number in range(count)) == 1
 
 
-def collected(share: str) -> set[str]:
+def collected(*share: str) -> set[str]:
     arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", "tests/wire/test_frame.py"]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments],
+        [sys.executable, "-m", "pytest", *share, *arguments],
         cwd=ROOT,
-        env={**os.environ, "AIODIST_SHARE": share},
         capture_output=True,
         text=True,
         check=True,
@@ -34,8 +32,8 @@ def collected(share: str) -> set[str]:
 
 
 def test_the_shares_of_a_file_are_all_its_tests() -> None:
-    shares = [collected(f"{number}/3") for number in range(3)]
-    everything = collected("")
+    shares = [collected("--share", f"{number}/3") for number in range(3)]
+    everything = collected()
     assert set().union(*shares) == everything
     assert sum(map(len, shares)) == len(everything)
     assert all(shares)

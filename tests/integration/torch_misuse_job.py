@@ -331,6 +331,7 @@ def children(rank: int) -> None:
     except RuntimeError as error:
         said = str(error)
     assert "belongs to the parent" in said, said
+    gc.collect()  # torch's iterator waits for its workers in __del__, where a later Ctrl-C would be lost
     check_usable()
 
 

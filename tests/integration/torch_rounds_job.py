@@ -82,7 +82,8 @@ def main() -> None:
         c10d.destroy_process_group()
     if "after" in words:
         after()
-    print("done", flush=True)
+    sys.stdout.write("done\n")  # in one piece: ranks share an output that has no buffer
+    sys.stdout.flush()
 
 
 def after() -> None:
