@@ -10,6 +10,7 @@ import inspect
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 import aiodist as dist
 from aiodist import ddp, portal
 from aiodist.portal import SyncProcessGroup
+from aiodist.portal.loop_thread import Reply
 from aiodist.testing.cluster import run_cluster
 from aiodist.testing.outcome import check
 from aiodist.testing.ranks import launch
@@ -101,6 +103,96 @@ def a_rank_dies() -> None:
         print("end", local.pg.all_gather_object(pg.rank))
 
 
+def interrupt_when_blocked(pg: SyncProcessGroup) -> threading.Thread:
+    """Send this process SIGINT as soon as a step of a training object is waited for."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def watch() -> None:
+        while not any(one.task is not None and one.waited_for for one in list(pg.portal._replies)):
+            os.sched_yield()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def interrupted_finish() -> None:
+    """Rank 0 is interrupted in `finish` before rank 1 has its gradients, of groups that change and that do
+    not. The step ends meanwhile, or not; the next call says how."""
+    for elastic in (False, True):
+        with portal.join() if elastic else portal.init_process_group() as pg:
+            weights = np.zeros(5)
+            sync = portal.GradientSync(pg, [weights], elastic=elastic)
+            for step in range(4):
+                if pg.rank == 1:
+                    pg.recv(np.zeros(1), 0)
+                sync.ready(0, np.full(5, 1.0 + pg.rank + 10 * step))
+                if pg.rank == 1:
+                    [average] = sync.finish()
+                    pg.send(np.zeros(1), 0)
+                else:
+                    thread = interrupt_when_blocked(pg)
+                    with pytest.raises(KeyboardInterrupt):
+                        sync.finish()
+                    thread.join()
+                    pg.send(np.zeros(1), 1)
+                    if step % 2:
+                        pg.recv(np.zeros(1), 1)
+                        pg.drain()
+                    with pytest.raises(dist.UsageError):
+                        sync.ready(0, np.zeros(5))
+                    [average] = sync.finish()
+                    if not step % 2:
+                        pg.recv(np.zeros(1), 1)
+                weights += average
+            assert weights.tolist() == [4 * 1.5 + 60.0] * 5
+
+
+def interrupted_steps() -> None:
+    """Rank 0 is interrupted in each second step before rank 1 begins it. What is written at all has been
+    written when `drain` returns, and before another call of the object does anything."""
+    size = 200_000  # more than the loop itself works on
+    with portal.init_process_group() as pg:
+        for kind in ("sharded", "diloco"):
+            weights = np.zeros(size, np.float32)
+            if kind == "sharded":
+                one: Any = portal.ShardedOptimizer(pg, [weights], falling)
+            else:
+                one = portal.DiLoCo(pg, [weights], sync_every=1, outer_lr=1.0, outer_momentum=0.0)
+            for step in range(6):
+                if kind == "diloco":
+                    weights -= 1 + pg.rank
+                given = [[np.full(size, 1.0 + pg.rank, np.float32)]] if kind == "sharded" else []
+                if pg.rank == 1 and step % 2:
+                    pg.recv(np.zeros(1), 0)
+                if pg.rank == 0 and step % 2:
+                    thread = interrupt_when_blocked(pg)
+                    with pytest.raises(KeyboardInterrupt):
+                        one.step(*given)
+                    thread.join()
+                    pg.send(np.zeros(1), 1)
+                    if step == 1:
+                        pg.drain()
+                        after = weights.copy()
+                    elif step == 3:
+                        assert one.steps == 4
+                        after = weights.copy()
+                    else:
+                        continue  # the end waits for it, too
+                else:
+                    one.step(*given)
+                    after = weights.copy()
+                expected, velocity = 0.0, 0.0
+                for _ in range(step + 1):
+                    velocity = 1.5 + (velocity / 2 if kind == "sharded" else 0)
+                    expected -= velocity
+                assert after.tolist() == [expected] * size, (kind, step, after[0], expected)
+            one.portal.end_steps()
+            assert one.steps == 6
+            pg.barrier()
+
+
 # ── tests ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -144,11 +236,54 @@ def test_the_others_go_on_when_a_rank_dies() -> None:
     assert "end [0, 2]" in first and "end [0, 2]" in last
 
 
+def test_after_ctrl_c_the_next_finish_says_how_the_step_ended() -> None:
+    ranks(interrupted_finish, 2)
+
+
+def test_after_ctrl_c_a_step_ends_before_anything_else_of_its_object() -> None:
+    ranks(interrupted_steps, 2)
+
+
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_how_a_step_ended_is_given_back(codec: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C strikes when it has come, and its caller has not taken it."""
+
+    get = Reply.get
+
+    def interrupts(self: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return get(self)
+
+    with portal.init_process_group("host", "env://") as pg:
+        sync = portal.GradientSync(pg, [np.zeros(3)], codec=codec)
+        for number in (1.0, 2.0):
+            sync.ready(0, np.full(3, number))
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(Reply, "get", interrupts)
+                sync.finish()
+            with pytest.raises(dist.UsageError, match="may count, or not"):
+                sync.ready(0, np.zeros(3))
+            assert sync.finish()[0].tolist() == [number] * 3
+        if codec is not None:
+            sync.ready(0, np.full(3, np.nan))
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(Reply, "get", interrupts)
+                sync.finish()
+            with pytest.raises(dist.NonFiniteValues):
+                sync.finish()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Reply, "get", interrupts)
+            sync.finish()  # a mistake has ended no step
+        sync.ready(0, np.ones(3))
+        assert sync.finish()[0].tolist() == [1.0] * 3
+
+
 @pytest.mark.parametrize("name", ["GradientSync", "DiLoCo", "LocalSGD", "ShardedOptimizer"])
 def test_every_method_is_there(name: str) -> None:
     facade, original = getattr(portal, name), getattr(ddp, name)
     for method, function in inspect.getmembers(original, inspect.isfunction):
-        if not method.startswith("_") and method != "synced":
+        if not method.startswith("_") and method not in ("synced", "give_back"):
             mirror = getattr(facade, method)
             assert not inspect.iscoroutinefunction(mirror) and inspect.getdoc(mirror)
             assert inspect.signature(mirror).parameters == inspect.signature(function).parameters

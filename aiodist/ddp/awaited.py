@@ -21,7 +21,7 @@ class Once(Generic[T]):
     call waits for the same task, and is told how it ended."""
 
     def __init__(self) -> None:
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Future[T] | None = None
 
     @property
     def pending(self) -> bool:
@@ -46,7 +46,16 @@ class Once(Generic[T]):
         self._done(task)
         return result
 
-    def _done(self, task: asyncio.Task[T]) -> None:
+    def give_back(self, result: T, error: BaseException | None) -> None:
+        """Have the next call return this, or raise the error: the one that was given it could not take it."""
+        self._task = ended = asyncio.get_running_loop().create_future()
+        if error is None:
+            ended.set_result(result)
+        else:
+            ended.set_exception(error)
+            ended.exception()  # nobody need ask for it
+
+    def _done(self, task: asyncio.Future[T]) -> None:
         if self._task is task:
             self._task = None
 

@@ -43,6 +43,7 @@ class Portal(LoopThread):
         refuse_elsewhere("a portal", "Await the operations, in a program that aiodist.run runs")
         self._world: ProcessGroup | None = None
         self._groups: weakref.WeakValueDictionary[int, SyncProcessGroup] = weakref.WeakValueDictionary()
+        self._going_on: dict[Reply, object] = {}  # steps without a caller, with what they are steps of
         self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like
         super().__init__()
 
@@ -60,6 +61,30 @@ class Portal(LoopThread):
             UsageError: called on the loop itself, which would wait for itself.
             Exception: what the function, or its Work, raised.
         """
+        return self._call(None, function, args, kwargs)
+
+    def step(self, owner: object, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function as `call` does, whose steps use the caller's arrays to their end, also where the
+        call is interrupted: `end_steps` waits for them then.
+
+        Args:
+            owner: the object whose steps they are.
+            function, args, kwargs: as in `call`.
+        """
+        return self._call(owner, function, args, kwargs)
+
+    def end_steps(self, owner: object = None) -> None:
+        """Wait until steps have ended whose callers were interrupted. What they raise nobody is told.
+
+        Args:
+            owner: whose steps; None: all.
+        """
+        if self._going_on:
+            self.call(self._end_steps, owner)
+
+    def _call(
+        self, owner: object, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         reply = Reply()
         try:
             seat = self._seats.get(_caller()) if self._seats else None
@@ -68,13 +93,15 @@ class Portal(LoopThread):
             return reply.get()
         except BaseException as error:
             if error is not reply.error:  # Ctrl-C, wherever it struck
+                if owner is not None:
+                    self._going_on[reply] = owner
                 self._give_up(reply)
             raise
 
     def _give_up(self, reply: Reply) -> None:
         """Take back the receive whose caller was interrupted: its tensor is the caller's then, and its
-        message the next one's; likewise a message of the mailbox, or a stream's part. Other operations go on.
-        A loop that is blocked is waited for a moment only."""
+        message the next one's; likewise a message of the mailbox, a stream's part, or what a training object
+        says of its step. Other operations go on. A loop that is blocked is waited for a moment only."""
 
         def soon(taken_back: Reply) -> None:  # a turn later, a call in a block has been issued
             asyncio.get_running_loop().call_soon(self._take_back, reply, taken_back)
@@ -113,6 +140,8 @@ class Portal(LoopThread):
         try:
             if self._world is not None:
                 with contextlib.suppress(GroupClosed):
+                    if error is None:
+                        self.end_steps()
                     self.call(self._world.__aexit__, kind, error, trace)
         finally:
             self.stop()
@@ -210,11 +239,20 @@ class Portal(LoopThread):
                 self.settle(given_up, None)
         self.settle(reply, None)
 
-    def _took_back(self, given_up: Reply, reply: Reply, _task: asyncio.Future[Any]) -> None:
+    def _took_back(self, given_up: Reply, reply: Reply, task: asyncio.Future[Any]) -> None:
         """Give back what was taken for the caller all the same: `given_up` has it by now."""
-        if given_up.error is None and given_up.taken_from is not None:
-            given_up.taken_from.give_back(given_up.get())
+        if not task.cancelled() and given_up.taken_from is not None:
+            error = given_up.error
+            given_up.taken_from.give_back(None if error is not None else given_up.get(), error)
         self.settle(reply, None)
+
+    async def _end_steps(self, owner: object) -> None:
+        steps = [reply for reply, its in list(self._going_on.items()) if owner is None or its is owner]
+        tasks = [reply.task for reply in steps if reply.task is not None]  # None: it was never asked for
+        if tasks:
+            await asyncio.wait(tasks)
+        for reply in steps:
+            self._going_on.pop(reply, None)
 
     def _wrapped(self, value: Any) -> Any:
         """The form of a result that synchronous code can use."""
@@ -340,12 +378,13 @@ class Seat:
         self.depth = 0
 
 
-_TAKES = {one.__anext__.__code__ for one in (Messages, Stream)}
+TAKES = {one.__anext__.__code__ for one in (Messages, Stream)}
+"""Code of the methods that take something from their object, to which it can be given back."""
 
 
 def _taken_from(awaitable: Awaitable[Any]) -> Source | None:
-    """The mailbox, or the stream, from which an awaitable takes something; None: from nothing."""
-    if inspect.iscoroutine(awaitable) and awaitable.cr_code in _TAKES:
+    """The object from which an awaitable takes something; None: from nothing."""
+    if inspect.iscoroutine(awaitable) and awaitable.cr_code in TAKES:
         return cast("Source", inspect.getcoroutinelocals(awaitable)["self"])
     return None
 
@@ -476,6 +515,24 @@ class SyncProcessGroup:
         self.__exit__(None, None, None)
 
     close = aclose
+
+    def drain(self) -> None:
+        """Return when no operation of this rank is in flight any more, and no step of a training object goes
+        on whose call was interrupted. The Works have the errors.
+
+        Raises:
+            UsageError: a `coalesce` block of this caller holds something back.
+        """
+        self.portal.end_steps()
+        self.portal.call(self._group.drain)
+
+    def together(self, steps: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the portal's loop to its end, also where Ctrl-C ends this call.
+
+        Args:
+            steps: of an async function that uses the group behind this one.
+        """
+        return cast("T", self.portal.step(self, self._group.together, steps))
 
     def __enter__(self) -> Self:
         return self

@@ -35,10 +35,11 @@ _open: set[LoopThread] = set()
 
 
 class Source(Protocol):
-    """The mailbox, or the stream, from which a task takes something: the next one may have it instead."""
+    """What a task takes something from, which the next one may have instead: a mailbox, a stream, or a
+    training object that says how its step has ended."""
 
-    def give_back(self, taken: Any, /) -> None:
-        """Have it taken again, first of all."""
+    def give_back(self, taken: Any, error: BaseException | None, /) -> None:
+        """Have it taken again, first of all; or the error that there was instead."""
 
 
 class Reply:
@@ -54,7 +55,7 @@ class Reply:
         waited_for: a thread waits for it, or has.
         work: whose end settles it, for a thread that blocks; None: another awaitable's, or not issued yet.
         task: likewise, of another awaitable.
-        taken_from: the mailbox, or the stream, from which the task takes something; None: from nothing.
+        taken_from: from which the task takes something; None: from nothing.
     """
 
     __slots__ = ("_news", "_trace", "_value", "error", "settled", "taken_from", "task", "waited_for", "work")

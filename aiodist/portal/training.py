@@ -8,11 +8,18 @@ from typing import Any
 
 from aiodist import ddp
 from aiodist.errors import UsageError, shown
-from aiodist.portal.facade import SyncProcessGroup
+from aiodist.portal.facade import TAKES, SyncProcessGroup
+
+_HIDDEN = ("synced", "give_back")
+"""Methods that a synchronous program does not need: all ranks have the values once the object is made."""
+
+TAKES.add(ddp.GradientSync.finish.__code__)
 
 
 class _Training:
     """A training object on a portal's loop. A subclass has the public methods of its `_kind`, blocking.
+
+    A call that Ctrl-C interrupts goes on. What is called, or asked for, next waits for its end first.
 
     Attributes:
         portal: of its group.
@@ -22,17 +29,18 @@ class _Training:
 
     def __init_subclass__(cls) -> None:
         for name, function in inspect.getmembers(cls._kind, inspect.isfunction):
-            if not name.startswith("_") and name != "synced":  # all have the values once it is made
+            if not name.startswith("_") and name not in _HIDDEN:
                 setattr(cls, name, _method(name, function))
 
     def __init__(self, pg: Any, *args: Any, **kwargs: Any) -> None:
         group = _group_of(pg, self._kind.__name__, bool(kwargs.get("elastic")))
         self.portal = group.portal
-        self._made = self.portal.call(self._kind, group, *args, **kwargs)
+        self._made = self.portal.step(self, self._kind, group, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        self.portal.end_steps(self)
         return self.portal.call(getattr, self._made, name)
 
     def __repr__(self) -> str:
@@ -59,7 +67,8 @@ def _group_of(pg: Any, kind: str, elastic: bool) -> SyncProcessGroup:
 def _method(name: str, function: Any) -> Any:
     @functools.wraps(function)
     def blocking(self: _Training, *args: Any, **kwargs: Any) -> Any:
-        return self.portal.call(getattr(self._made, name), *args, **kwargs)
+        self.portal.end_steps(self)
+        return self.portal.step(self, getattr(self._made, name), *args, **kwargs)
 
     signature = inspect.signature(function)
     blocking.__signature__ = signature  # type: ignore[attr-defined]
@@ -70,6 +79,7 @@ class GradientSync(_Training):
     """`aiodist.GradientSync` for synchronous code: `finish` blocks until the averages are there.
 
     Made when all ranks have rank 0's values. `pg` is a group of the portal's, or torch's, made by aiodist.
+    After a `finish` that Ctrl-C interrupts call it again: it says how the step ended.
     """
 
     _kind = ddp.GradientSync

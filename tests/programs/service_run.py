@@ -517,7 +517,6 @@ class _Program:
         elif isinstance(error, asyncio.CancelledError | TimeoutError):
             assert ask.way not in ("plain", "limit"), f"nobody gave up: {error!r}"
 
-
     def _is_circle(self, error: dist.RemoteError) -> bool:
         """Calls may wait for each other: those that hold all places call back, and find all places held."""
         asks = (ask for rank in self.plan.users for user in rank for ask in user)
