@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 KINDS = ("sharded", "sync", "diloco")
+WRAPPER = "wrapper"
+"""torch's module in a wrapper: some of the trainings with gradients, where torch is installed."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ def plan(seed: int) -> Plan:
     """Draw a training."""
     draw = random.Random(f"training/{seed}")
     kind = draw.choice(KINDS)
+    if kind == "sync" and random.Random(f"wrapper/{seed}").random() < 0.4 and find_spec("torch") is not None:
+        kind = WRAPPER
     size = draw.randint(2, 4)
     mortal = draw.sample(range(size), draw.randint(0, size - 1))
     every = draw.randint(2, 4)

@@ -20,6 +20,8 @@ from tests.trainings.plan import Plan
 
 T = TypeVar("T")
 COUNTS = (5, 1, 8)
+BASE = 1_000_000.0
+"""Of the values with which a process of `wrapper` begins: this, times its number and one. Steps add less."""
 ITEMS = 12
 
 
@@ -220,6 +222,61 @@ class Trainer:
                 one += gradient
         if bytes_of(mine) != bytes_of(wanted):
             self.ledger.wrong(f"process {self.number}: the sums are not those of {steps} steps")
+
+    # ── a module of torch's ──────────────────────────────────────────────────────────────────────────
+
+    async def wrapper(self, pg: ProcessGroup) -> str:
+        """Each process begins with other values; the first that all have are one process's, and whole."""
+        import torch
+
+        class Summed(torch.nn.Module):
+            """A module whose gradients are what it is given."""
+
+            def __init__(self, base: float) -> None:
+                super().__init__()
+                values = (torch.full((count,), base, dtype=torch.float64) for count in COUNTS)
+                self.weights = torch.nn.ParameterList(map(torch.nn.Parameter, values))
+                self.register_buffer("passes", torch.zeros(3, dtype=torch.float64) + base)
+
+            def forward(self, given: list[np.ndarray]) -> torch.Tensor:
+                self.passes += 1
+                pairs = zip(self.weights, map(torch.from_numpy, given), strict=True)
+                return torch.stack([(weight * one).sum() for weight, one in pairs]).sum()
+
+        plan, ledger = self.plan, self.ledger
+        module = Summed(BASE * (self.number + 1))
+        common = torch.full((4,), BASE * (self.number + 1), dtype=torch.float64)
+        step = torch.zeros((), dtype=torch.int64)
+        ddp = await dist.DistributedDataParallel(
+            module, pg, elastic=True, state=[common, step], bucket_cap_mb=0.00005
+        )
+        self._began(int(step))
+        while True:
+            offsets = [
+                sum(gradients(done, 0, 1)[index][0] for done in range(int(step))) for index in range(3)
+            ]
+            offsets += [int(step), 0]
+            found = [*module.weights, module.passes, common]
+            bases = [one.detach().numpy() - offset for one, offset in zip(found, offsets, strict=True)]
+            base = round(float(common[0]))
+            if base % BASE or not all((np.abs(one - base) < 1e-3).all() for one in bases):
+                ledger.wrong(
+                    f"process {self.number}: no values of one process, and {int(step)} steps: {bases}"
+                )
+            if step >= plan.steps:
+                return "done"
+            before, epoch = int(step), ddp.pg.epoch
+            ddp.zero_grad()
+            ddp(gradients(before, ddp.pg.rank, ddp.pg.size)).backward()
+            await asyncio.sleep(plan.pause)
+            counted = await self.call(ddp.sync, True)
+            if counted:
+                with torch.no_grad():
+                    for weight in module.weights:
+                        weight += weight.grad
+                step += 1
+            self.note(f"step {before}: {counted}, now {int(step)} in epoch {ddp.pg.epoch}")
+            ledger.said(Call(self.number, epoch, before, int(step), counted, base))
 
     # ── rare communication ───────────────────────────────────────────────────────────────────────────
 

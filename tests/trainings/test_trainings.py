@@ -14,7 +14,7 @@ from aiodist.ddp import DiLoCo
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.sharded import optimizer as sharded
 from tests.levels import MORE, few
-from tests.trainings.plan import KINDS, Plan, plan
+from tests.trainings.plan import KINDS, WRAPPER, Plan, plan
 from tests.trainings.run import train
 
 SEEDS, CHUNK = 200, 20
@@ -49,10 +49,12 @@ PLAIN = Plan(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", few(KINDS, ["sharded"], MORE))
+@pytest.mark.parametrize("kind", few([*KINDS, WRAPPER], ["sharded"], MORE))
 @pytest.mark.parametrize("victim", few([0, 2], [2], MORE))
 @pytest.mark.parametrize("newcomer", few([False, True], [False], MORE))
 def test_a_death_at_every_step_of_the_protocol(kind: str, victim: int, newcomer: bool) -> None:
+    if kind == WRAPPER:
+        pytest.importorskip("torch")
     joins = ((0.004, 20.0),) if newcomer else ()
     restored = died = 0
     for step in itertools.count(1):
@@ -93,14 +95,40 @@ def steps_of_exchanges(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DiLoCo, "_take_over", takes)
 
 
+def halves_of_values(patch: pytest.MonkeyPatch) -> None:
+    """The first values go straight into the module, of which a broadcast that fails leaves some."""
+    from aiodist.integrations.torch.data_parallel.wrapper import DistributedDataParallel
+
+    async def in_place(self: DistributedDataParallel, source: int) -> None:
+        await self._broadcast(source, [*self._values(), *self._state])
+
+    patch.setattr(DistributedDataParallel, "_share_all", in_place)
+
+
+def passes_that_stay(patch: pytest.MonkeyPatch) -> None:
+    """What the forward pass of a step that does not count did to buffers stays."""
+    from aiodist.integrations.torch.data_parallel.wrapper import DistributedDataParallel
+
+    forward = DistributedDataParallel.forward
+
+    def remembers_none(self: DistributedDataParallel, *inputs: Any) -> Any:
+        self._before = []
+        return forward(self, *inputs)
+
+    patch.setattr(DistributedDataParallel, "forward", remembers_none)
+
+
 Mutation = Callable[[pytest.MonkeyPatch], None]
-MUTATIONS: dict[Mutation, int] = {no_histories: 41, half_a_finish: 39, steps_of_exchanges: 156}
+OF_TORCH: dict[Mutation, int] = {halves_of_values: 1390, passes_that_stay: 39}
+MUTATIONS: dict[Mutation, int] = {no_histories: 41, half_a_finish: 39, steps_of_exchanges: 156, **OF_TORCH}
 """Each with the seed to begin with: while trainings are drawn as they are, one soon after it goes wrong."""
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mutation in OF_TORCH:
+        pytest.importorskip("torch")
     for number in range(MOST):
         drawn = plan((MUTATIONS[mutation] + number) % MOST)
         with monkeypatch.context() as patch:

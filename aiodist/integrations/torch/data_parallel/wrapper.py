@@ -165,11 +165,21 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         Who is cancelled ends only the wait."""
         while not self._synced:
             try:
-                source = await self._compared()
-                await self._broadcast(source, [*self._values(), *self._state])
+                await self._share_all(await self._compared())
                 self._synced = self._holds = True
             except GroupBroken as error:
                 await self._regroup(error)
+
+    async def _share_all(self, source: int) -> None:
+        """Give all ranks one's values and state. Elastic: where that fails, all of a rank's are as before, for
+        it may be the next source."""
+        values = [value.detach() for value in (*self._values(), *self._state)]
+        apart = self._elastic and self.pg.rank != source
+        arriving = [torch.empty_like(value) for value in values] if apart else values
+        await self._broadcast(source, arriving)
+        if apart:
+            for value, arrived in zip(values, arriving, strict=True):
+                value.copy_(arrived)
 
     async def _compared(self) -> int:
         """Compare the modules and the options → whose values count."""
@@ -220,6 +230,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                 hint="Await sync() after each backward pass, also after one that raised; put passes whose "
                 "gradients add up into no_sync(), all but the last",
             )
+        if self._elastic and self._before is None and torch.is_grad_enabled():
+            self._before = [buffer.detach().clone() for buffer in self.module.buffers()]
         return self.module(*inputs, **options)
 
     @contextlib.contextmanager
@@ -380,6 +392,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self._missing = [set(bucket.indices) for bucket in self._buckets]
         self._works: list[Awaitable[Any]] = []
         self._added_up: set[int] = set()  # gradients that came within no_sync
+        self._before: list[torch.Tensor] | None = None  # elastic: the buffers before the step's first pass
 
     def _arrived(self, index: int) -> None:
         """Note that autograd has a gradient; in whichever thread that runs."""
@@ -502,6 +515,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             well = False
         if await self.pg.agree(well):
             return True
+        for buffer, before in zip(self.module.buffers(), self._before or (), strict=False):
+            buffer.copy_(before)
         await self._regroup()
         await self._share()
         return False
