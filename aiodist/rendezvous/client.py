@@ -342,7 +342,7 @@ class TcpStore(Store):
         return connection
 
     def _reconnect(self) -> None:
-        if self._reconnecting is None and self._closed is None:
+        if (self._reconnecting is None or self._reconnecting.done()) and self._closed is None:
             self._reconnecting = self._loop.create_task(self._reconnect_now())
 
     async def _reconnect_now(self) -> None:
@@ -361,8 +361,6 @@ class TcpStore(Store):
             self._finish(error)
         except RendezvousError as error:
             self._finish(RendezvousError(f"lost the store: {error.message}", hint=error.hint))
-        finally:
-            self._reconnecting = None
 
     def _where(self) -> str:
         return join_address(self.host, self.port)

@@ -76,6 +76,7 @@ class Way:
             if caller is None or caller.over:
                 if self._dialing is None:
                     self._dialing = self._loop.create_task(self._connect())
+                    self._dialing.add_done_callback(self._dialed)
                 return
             first = next(iter(waiting))
             if not caller.fits(first.nbytes):
@@ -134,9 +135,10 @@ class Way:
                 self.caller = Caller(self._loop, line, self.admit)
             else:
                 line.kill()
-        finally:
-            self._dialing = None
-            self.admit()
+
+    def _dialed(self, _connecting: asyncio.Task[None]) -> None:
+        self._dialing = None
+        self.admit()
 
     def _end(self, outcome: Outcome) -> None:
         self._over = outcome

@@ -66,12 +66,12 @@ class Convening:
 
     def invite(self, assembly: Assembly, step: Invite) -> None:
         """Make a draft, if none is being made."""
-        if self._inviting is None:
+        if self._inviting is None or self._inviting.done():
             self._inviting = self._loop.create_task(self._invite(assembly, step))
 
     def rule(self, assembly: Assembly, record: Record) -> None:
         """Ask the arbiter for a draft, if it is not being asked."""
-        if self._ruling is None:
+        if self._ruling is None or self._ruling.done():
             self._ruling = self._loop.create_task(self._rule(assembly, record))
 
     async def stop(self) -> None:
@@ -120,8 +120,7 @@ class Convening:
         except WireError as error:
             self._tell(assembly, Void(assembly.call, f"the arbiter cannot be read: {error}"[:300], True))
         finally:
-            self._inviting = None
-            self._changed()
+            self._changed()  # whoever looks then, does so in a later turn, when this task is done
 
     def _room(self, step: Invite) -> int:
         """The number of newcomers that may be taken in at a time. Members of an epoch decide on the next by
@@ -151,7 +150,6 @@ class Convening:
             assembly.asked(record.number, str(error))
             await asyncio.sleep(_LOOK)  # an answer that comes at once must not be asked for at once
         finally:
-            self._ruling = None
             self._changed()
 
     async def _settle(self, assembly: Assembly, motion: Decided | Void) -> None:

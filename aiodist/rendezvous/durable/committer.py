@@ -57,7 +57,7 @@ class Committer:
         self._gathered += changes
         self._weight += weight
         self.backlog += weight
-        if self._task is None and self.failed is None:
+        if (self._task is None or self._task.done()) and self.failed is None:
             self._task = self._loop.create_task(self._work())
 
     async def _work(self) -> None:
@@ -81,8 +81,6 @@ class Committer:
                     self._on_saved(position)
         except Exception as error:  # whatever it is: the disk may not hold what was asked for
             self._fail(error)
-        finally:
-            self._task = None
 
     def _is_too_large(self) -> bool:
         return self._files.log_bytes > max(LOG_BYTES, 2 * self._files.snapshot_bytes)
@@ -104,7 +102,7 @@ class Committer:
 
     async def aclose(self) -> None:
         """Return when all that was submitted has lasted, or cannot, and the files are closed."""
-        while self._task is not None:
+        while self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
         while self._snapshot is not None:
             await asyncio.wait([self._snapshot])

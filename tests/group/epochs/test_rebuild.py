@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.default import find_default
+from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.chaos import Chaos, Crashed
 from tests.group.epochs.elastic import crash, now, run, total, until_broken
 
@@ -258,3 +260,38 @@ def test_an_older_group_than_the_last_one_closes_the_latest() -> None:
             await third.barrier()
 
     run(2, main)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks that begin at once came with Python 3.12")
+def test_a_draft_that_fails_is_followed_by_another_where_tasks_begin_at_once() -> None:
+    """A second member dies at each of many steps of the first draft."""
+    for step in range(1, 60, 4):
+        chaos = Chaos()
+
+        def begin(loop: Any, steps: Any, **named: Any) -> Any:
+            late = "run_cluster.<locals>" in steps.__qualname__  # chaos wants its own ranks' tasks later
+            return asyncio.Task(steps, loop=loop, eager_start=not late, **named)  # type: ignore[call-arg]
+
+        async def main(pg: ProcessGroup, chaos: Chaos = chaos, step: int = step) -> int:
+            if pg.rank == 3:
+                crash(chaos, 3, 0.01)
+            await until_broken(pg)
+            if pg.rank == 1:
+                chaos.crash_at_step(1, chaos.processes[1].steps + step)
+            while True:
+                began = now()
+                pg = await pg.rebuild(admit=False)
+                assert now() - began < 10
+                try:
+                    await total(pg)
+                    await pg.barrier()
+                    return pg.size
+                except dist.GroupBroken:
+                    pass
+
+        async def cluster(main: Any = main, chaos: Chaos = chaos) -> list[Any]:
+            asyncio.get_running_loop().set_task_factory(begin)
+            return await run_cluster(4, main, chaos=chaos, timeout=30.0, return_exceptions=True)
+
+        results = run_virtual(cluster())
+        assert [type(result) for result in (results[0], results[2])] == [int, int], f"step {step}: {results}"
