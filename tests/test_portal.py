@@ -667,7 +667,7 @@ def interrupted_takers() -> None:
             ways: list[tuple[Any, Callable[[int], None]]] = [(messages, send_message), (stream, send_part)]
             for taken_from, send in ways:
                 takes: list[Callable[[], Any]] = [
-                    partial(call, taken_from.__anext__),
+                    partial(next, taken_from),
                     partial(call, anext, taken_from),
                 ]
                 for take in takes:
@@ -680,7 +680,7 @@ def interrupted_takers() -> None:
                     for number in range(3):
                         send(number)
                     assert [number_of(take()) for _ in range(3)] == [0, 1, 2]
-            call(stream.aclose)
+            stream.close()
 
 
 @dataclass
@@ -695,7 +695,7 @@ def number_of(taken: Any) -> Any:
 
 def parts_of(pg: SyncProcessGroup) -> tuple[Callable[[], Any], asyncio.Queue[int]]:
     """What makes streams, and the queue of their parts."""
-    sent, made = asyncio.Queue[int](), list[Any]()
+    sent = asyncio.Queue[int]()
 
     async def parts() -> AsyncIterator[Part]:
         while True:
@@ -703,11 +703,7 @@ def parts_of(pg: SyncProcessGroup) -> tuple[Callable[[], Any], asyncio.Queue[int
 
     pg.handler(parts)
 
-    def stream() -> Any:
-        pg.portal.call(lambda: made.append(pg._group.stream(0, parts)))
-        return made.pop()
-
-    return stream, sent
+    return partial(pg.stream, 0, parts), sent
 
 
 def test_an_interrupt_gives_back_what_was_taken_already(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -731,12 +727,45 @@ def test_an_interrupt_gives_back_what_was_taken_already(monkeypatch: pytest.Monk
                 with monkeypatch.context() as patch:
                     patch.setattr(loop_thread.Reply, "get", interrupts)
                     with pytest.raises(KeyboardInterrupt):
-                        pg.portal.call(taken_from.__anext__)
+                        next(taken_from)
             taken = [number_of(pg.portal.call(anext, taken_from)) for _ in range(3)]
             assert taken == (
                 [[number, large] for number in range(3)] if taken_from is messages else [0, 1, 2]
             )
-        pg.portal.call(stream.aclose)
+        stream.close()
+
+
+def test_messages_and_parts_are_iterated_over() -> None:
+    """By `for`, by `next`, and by `anext` on the loop; a stream is left at the end of its `with`."""
+    with dist.portal.init_process_group(world_size=1) as pg:
+        stopped = threading.Event()
+
+        async def parts(count: int) -> AsyncIterator[int]:
+            try:
+                for number in range(count):
+                    yield number * 11
+            finally:
+                stopped.set()
+
+        pg.handler(parts)
+        with pg.stream(0, parts, 4) as stream:
+            assert next(stream) == 0 and pg.portal.call(anext, stream) == 11
+            assert list(stream) == [22, 33] and list(stream) == []
+        stopped.clear()
+        with pg.stream(0, parts, 10**9) as stream:
+            assert next(stream) == 0
+        assert stopped.wait(60)
+        stream.close()
+        with pytest.raises(dist.UsageError, match="was left"):
+            next(stream)
+        for number in range(3):
+            pg.send_message(0, number)
+        messages = pg.messages()
+        assert [next(messages), pg.portal.call(anext, messages)] == [(0, 0), (0, 1)]
+        for sender, message in messages:
+            assert (sender, message) == (0, 2)
+            break
+        messages.close()
 
 
 def test_ctrl_c_out_of_with_aborts() -> None:

@@ -455,6 +455,9 @@ class DiLoCo:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from `state_dict`, on all ranks, before the first `await diloco`.
 
+        Args:
+            saved: 'feedback' may be None, where a group of another size saved it: nothing is left over then.
+
         Raises:
             UsageError: an exchange is under way.
             CheckpointError: it is of other arrays. Nothing has changed.
@@ -464,7 +467,8 @@ class DiLoCo:
         kept = [array for one in self._commons for array in (one.values, one.velocity)]
         told = [array for pair in zip(saved["values"], saved["velocity"], strict=True) for array in pair]
         shapes = [np.shape(array) for array in told]
-        if shapes != [array.shape for array in kept] or len(saved["feedback"]) != len(self._feedback):
+        errors = [None] * len(self._feedback) if saved["feedback"] is None else list(saved["feedback"])
+        if shapes != [array.shape for array in kept] or len(errors) != len(self._feedback):
             raise CheckpointError(
                 "what was saved is of other arrays, or other fragments", hint="Pass the arguments of then"
             )
@@ -472,7 +476,7 @@ class DiLoCo:
             array[...] = values
         for common in self._commons:
             common.sign()
-        for feedback, error in zip(self._feedback, saved["feedback"], strict=True):
+        for feedback, error in zip(self._feedback, errors, strict=True):
             feedback.error = None if error is None else np.array(error, np.float32)
         self.steps, self.exchanges = int(saved["steps"]), int(saved["exchanges"])
         self._known = True

@@ -198,10 +198,13 @@ class GroupCore:
                 hint="Call it on the loop that made it; threads and synchronous code use aiodist.portal",
             )
         if closed_is_wrong and self._closing is not None:
-            raise GroupClosed(
-                f"group '{self.roster.name}' is closed",
-                hint="Close it, or leave `async with`, after its last use",
-            )
+            hint = "Close it, or leave `async with`, after its last use"
+            if (latest := self.lineage.latest) is not self:
+                hint = (
+                    f"It became epoch {latest.roster.epoch}: use the group that rebuild() gave, and one "
+                    "elastic trainer at a time"
+                )
+            raise GroupClosed(f"group '{self.roster.name}' is closed", hint=hint)
 
     def limit(self, timeout: Timeout) -> float:
         """Seconds that a call may take."""

@@ -113,6 +113,8 @@ def _advice(culprit: Ending, place: str) -> str:
         return f"see where {who} ends: every rank has to issue the same operations before it does"
     if not culprit.failed:
         return f"see what {who} does instead of the operation; raise timeout= if it is only slow"
+    if culprit.lingered:
+        return f"repair what {who} reported; a thread that is no daemon, or an exit handler, kept its process"
     if culprit.symptom:
         return "look at the rank that this error names, and at what the network or its host did"
     if -culprit.code == signal.SIGKILL:

@@ -72,6 +72,8 @@ def headline(verdict: Verdict) -> str:
 
 def how_it_ended(ending: Ending) -> str:
     """'exit code 7', 'killed by SIGSEGV'."""
+    if ending.lingered:
+        return "an error of its own; it did not end, and was stopped"
     return f"exit code {ending.code}" if ending.code >= 0 else f"killed by {signal_name(-ending.code)}"
 
 
@@ -115,7 +117,7 @@ def on_culprit(ending: Ending) -> list[str]:
         what = ending.doing[:_MOST_WORDS] or ["what it did is not known"]
         return [f"the others waited for it; it was stopped · {where}", *what]
     rows = [f"{how_it_ended(ending)} after {ending.at_ns / 1e9:.2f} s · {where}"]
-    if -ending.code in _HINTS:
+    if -ending.code in _HINTS and not ending.lingered:
         rows.append(_HINTS[signal.Signals(-ending.code)])
     rows += ["", *ending.words[:_MOST_WORDS]] if ending.words else ["it wrote nothing to stderr"]
     return rows

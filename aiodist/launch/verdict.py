@@ -21,6 +21,7 @@ from aiodist.launch.plain import read
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
 _LATE = re.compile(r"[:;] (ranks? [\d, and]+) (?:had not arrived|did not answer)")
 _GONE = re.compile(r"(?:PeerLost: lost (ranks? [\d, and]+):|GroupAborted: (rank \d+) aborted the group)")
+_WAITED_ITSELF = ", this one; rank"  # others waited for it, and for those that it waited for
 NEVER = 1 << 62  # the turn of a node where nothing went wrong
 
 
@@ -44,6 +45,7 @@ class Ending:
         forgiven: it failed, and the job went on without it.
         doing: what it did while others waited for it, as lines; () where it was not asked.
         wall: when it ended, in seconds since 1970; 0.0: not known.
+        lingered: it had failed by an error of its own, as others say, and did not end until we stopped it.
     """
 
     rank: int
@@ -61,6 +63,7 @@ class Ending:
     forgiven: bool = False
     doing: tuple[str, ...] = ()
     wall: float = 0.0
+    lingered: bool = False
 
     @property
     def gone(self) -> frozenset[int]:
@@ -71,12 +74,15 @@ class Ending:
     @property
     def late(self) -> frozenset[int]:
         """The ranks that had not arrived at what this one waited for, as far as its error says."""
-        named = _LATE.findall(self.error) if self.symptom else []
+        waited = self.symptom or _WAITED_ITSELF in self.error
+        named = _LATE.findall(self.error) if waited else []
         return frozenset(int(rank) for ranks in named for rank in re.findall(r"\d+", ranks))
 
     @property
     def stopped(self) -> bool:
         """Whether it ended because we asked it to."""
+        if self.lingered:
+            return False
         killed_by = -self.code if self.code < 0 else self.code - 128
         return bool(self.asked) and (self.code == 0 or killed_by in _STOPPING)
 
@@ -93,6 +99,8 @@ class Ending:
     @property
     def exit_code(self) -> int:
         """The code that a shell would report: 128 + signal for a killed process."""
+        if self.lingered:
+            return 1  # as it would have been
         return self.code if self.code >= 0 else 128 - self.code
 
 
@@ -173,7 +181,7 @@ def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
     if 0 not in lost:
         lost |= set(range(nnodes)) - turns.keys()
     spared = lost & {node for report in reports for node in report.spared}
-    endings = tuple(sorted((e for report in reports for e in report.endings), key=lambda e: e.rank))
+    endings = _with_lingering(sorted((e for report in reports for e in report.endings), key=lambda e: e.rank))
     if all(ending.failed for ending in endings):  # nobody for whom the job went on has done better
         spared = set()
         failed = [e for e in endings if not e.restarted]
@@ -197,6 +205,15 @@ def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
         culprit = min(gone, key=lambda e: (e.at_ns, e.rank), default=culprit)
         return replace(job, code=failures[0].exit_code, culprit=culprit)
     return replace(job, code=1) if missed else job
+
+
+def _with_lingering(endings: Sequence[Ending]) -> tuple[Ending, ...]:
+    """The same endings. One that we stopped had failed before, where another says that it is gone, and it has
+    written an error of its own: a thread, or an exit handler, kept its process."""
+    gone = {rank for ending in endings if ending.failed for rank in ending.gone}
+    return tuple(
+        replace(e, lingered=e.rank in gone and e.stopped and bool(e.error) and not e.symptom) for e in endings
+    )
 
 
 def by_its_words(code: int, asked: int) -> bool:

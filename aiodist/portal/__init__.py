@@ -26,7 +26,14 @@ loop, is issued there, and the caller gets what `await` would have given.
   exits is closed, for at most `EXIT_PATIENCE` seconds; then it is aborted.
 """
 
-from aiodist.portal.facade import Portal, SyncProcessGroup, SyncWork, init_process_group, join
+from aiodist.portal.facade import (
+    Portal,
+    SyncIterator,
+    SyncProcessGroup,
+    SyncWork,
+    init_process_group,
+    join,
+)
 from aiodist.portal.training import DiLoCo, GradientSync, LocalSGD, ShardedOptimizer
 
 __all__ = [
@@ -35,6 +42,7 @@ __all__ = [
     "LocalSGD",
     "Portal",
     "ShardedOptimizer",
+    "SyncIterator",
     "SyncProcessGroup",
     "SyncWork",
     "init_process_group",

@@ -9,7 +9,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
@@ -53,8 +53,10 @@ class Portal(LoopThread):
         Args:
             function: plain or async. What it returns decides: a Work, or another awaitable, is waited for
                 (unless `async_op=True` asks for the Work itself, as a `SyncWork`); groups come back as
-                `SyncProcessGroup`, async context managers as plain ones, the rest as it is.
-            args, kwargs: of the function; a `SyncProcessGroup` becomes the group behind it.
+                `SyncProcessGroup`, async iterators as `SyncIterator`, async context managers as plain ones,
+                the rest as it is.
+            args, kwargs: of the function; a `SyncProcessGroup`, or a `SyncIterator`, becomes what is behind
+                it.
 
         Raises:
             GroupClosed: the portal is closed, or was closed before there was a result.
@@ -263,6 +265,8 @@ class Portal(LoopThread):
             return group
         if type(value) in (list, tuple) and any(isinstance(item, ProcessGroup) for item in value):
             return type(value)(map(self._wrapped, value))
+        if hasattr(type(value), "__anext__"):
+            return SyncIterator(self, value)
         if hasattr(type(value), "__aenter__"):
             return _SyncContext(self, value)
         return value
@@ -361,6 +365,42 @@ class SyncWork(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Sync{repr(self._work)[1:]}"
+
+
+class SyncIterator(Generic[T]):
+    """A mailbox, or a stream, for synchronous code: iterate over it, or call `next`; each blocks.
+
+        with pg.stream(1, "parts") as parts:  # leaving it has the handler stopped
+            for part in parts:
+                ...
+
+    Ctrl-C loses nothing: what the interrupted call would have taken is the next one's.
+    """
+
+    def __init__(self, portal: Portal, iterator: AsyncIterator[T]) -> None:
+        self._portal = portal
+        self._iterator = iterator
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            return cast("T", self._portal.call(anext, self._iterator))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Take no more, and have a stream's handler stopped. May be repeated."""
+        leave = getattr(self._iterator, "aclose", None)
+        if leave is not None:
+            self._portal.call(leave)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
 
 class Seat:
@@ -599,4 +639,7 @@ join = _opening(joining.join)
 
 
 def _unwrapped(value: Any) -> Any:
-    return value._group if isinstance(value, SyncProcessGroup) else value
+    """What is behind a group, or an iterator, of the portal's."""
+    if isinstance(value, SyncProcessGroup):
+        return value._group
+    return value._iterator if isinstance(value, SyncIterator) else value

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from aiodist.errors import WireError
+from aiodist.launch.report import render
 from aiodist.launch.verdict import NEVER, Ending, NodeReport, by_its_words, judge, lost_nodes, signal_name
 
 
@@ -182,3 +183,33 @@ def test_a_broken_report_is_a_wire_error(data: bytes) -> None:
 def test_names() -> None:
     assert signal_name(9) == "SIGKILL"
     assert signal_name(99) == "signal 99"
+
+
+def test_one_that_waited_itself_gives_way_to_the_one_for_which_it_waited() -> None:
+    late = "CollectiveTimeout: no completion within 4 s"
+    told = f"{late} on rank 0: it waited for rank 1, this one"
+    both = f"{late}: ranks 1 and 2 had not arrived (in barrier #2 of group 'g')"
+    first = ending(0, 1, symptom=True, error=both)
+    second = ending(1, 1, error=f"{told}; rank 2 had not arrived (in recv #0 of group 'g')")
+    third = ending(2, -15, asked=15, doing=("asleep",))
+    assert second.late == {2}
+    assert judge([report(0, first, second, third, turn=1)]).culprit == third
+    alone = ending(1, 1, error=f"{told} (in recv #0 of group 'g')")
+    assert not alone.late and judge([report(0, first, alone, third, turn=1)]).culprit == alone
+
+
+def test_one_that_had_failed_and_did_not_end() -> None:
+    """A thread keeps its process: it is the one that failed, though it was stopped."""
+    aborted = "GroupAborted: rank 0 aborted the group: TypeError: mine (in barrier #2 of group 'world')"
+    noticed = ending(1, 1, symptom=True, error=aborted)
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        lingers = ending(0, -signum, asked=signum, error="TypeError: mine", words=("TypeError: mine",))
+        verdict = judge([report(0, lingers, noticed, turn=1)])
+        assert verdict.culprit is not None and verdict.culprit.rank == 0 and verdict.culprit.failed
+        assert verdict.code == 1 and verdict.failures[1] == noticed
+        box = render(verdict)
+        assert "rank 0 failed first" in box and "did not end, and was stopped" in box and "dmesg" not in box
+    quiet = ending(0, -15, asked=15)  # it has written nothing: it was stopped, and no more is known
+    assert judge([report(0, quiet, noticed, turn=1)]).culprit == noticed
+    unnamed = ending(2, -15, asked=15, error="ValueError: long ago")
+    assert judge([report(0, quiet, noticed, unnamed, turn=1)]).culprit == noticed

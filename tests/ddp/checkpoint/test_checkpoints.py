@@ -512,7 +512,19 @@ def test_torch_modules_and_diloco(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError, match=r"model in .* is of another model: .*size mismatch"):
                 await checkpoints.load(model=torch.nn.Linear(4, 3))
 
+    async def by_others(pg: ProcessGroup) -> None:
+        """A group of another size has the common values, and nothing that rounding has left out."""
+        arrays = [np.zeros((2, 4), np.float32), np.zeros(2, np.float32)]
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            resumed = DiLoCo(pg, arrays, sync_every=2, codec="int8")
+            await checkpoints.load(diloco=resumed)
+            await resumed
+            assert resumed.steps == 3 and resumed._commons[0].values.any()
+            assert [one.error for one in resumed._feedback] == [None]
+
     on_all(2, part)
+    for size in (1, 3):
+        on_all(size, by_others)
 
 
 def test_a_folder_that_cannot_be_listed_is_told_to_all(tmp_path: Path) -> None:

@@ -171,8 +171,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                 await self._regroup(error)
 
     async def _share_all(self, source: int) -> None:
-        """Give all ranks one's values and state. Elastic: where that fails, all of a rank's are as before, for
-        it may be the next source."""
+        """Give all ranks one's values and state. Elastic: where that fails, all of a rank's are as before: it
+        may be the next source."""
         values = [value.detach() for value in (*self._values(), *self._state)]
         apart = self._elastic and self.pg.rank != source
         arriving = [torch.empty_like(value) for value in values] if apart else values
