@@ -43,7 +43,7 @@ ANSWERS = 0.25  # seconds that members have to answer before a verdict is given 
 AGAIN = 0.05  # seconds between rounds of questions once members disagree
 ROUNDS = 6  # of questions, at most
 ROOM = 64  # answers and questions that are kept until those about operations that have ended are thrown away
-COUNTED = 8192  # numbers that `left` says at most: a message on the control plane is small
+COUNTED = 8192  # numbers that `left` says to all; a message on the control plane is small
 SHOWN = 4  # members whose problems an error tells
 ASKED = 4 * MOST  # about so many a member asks while one inquiry lasts; of more it is asked again
 SUSPICION = 2.0  # seconds after which a mismatch seen here is told without the leader
@@ -161,9 +161,14 @@ class Watch:
     def leave(self, issued: int, sent: Sent) -> None:
         """Tell all members that this rank closes the group, having issued so many collectives, and sent so
         many messages."""
-        if sum(map(len, sent)) > COUNTED:
-            sent = ()
-        self._control.flood(Say.left, self._context, self._control.rank, issued, sent)
+        if sum(map(len, sent)) <= COUNTED:
+            self._control.flood(Say.left, self._context, self._control.rank, issued, sent)
+            return
+        counts = [dict(zip(row[::2], row[1::2], strict=True)) for row in sent]
+        for member, rank in enumerate(self._roster.ranks):  # too many for one message: to each its own
+            if rank != self._control.rank:
+                its = tuple((member, row[member]) if member in row else () for row in counts)
+                self._control.tell([rank], Say.left, self._context, self._control.rank, issued, its)
 
     def gone(self, seq: int) -> PeerLost | None:
         """The reason why a collective can never complete: a member left before this number. Else None."""

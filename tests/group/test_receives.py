@@ -11,7 +11,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.functional.point_to_point import irecv
-from aiodist.group import ProcessGroup
+from aiodist.group import ProcessGroup, watch
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport.memory import MemoryNetwork
@@ -218,6 +218,39 @@ def test_a_receive_that_moves_up_compares_what_it_gets() -> None:
 
 async def _of(work: Awaitable[Any]) -> Any:
     return await work
+
+
+def test_what_comes_slowly_from_a_member_that_has_sent_to_very_many_is_received(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its numbers do not fit into one message to all members: each gets its own. Here 5 are too many."""
+    takes = {"now": 0.0}
+    network = MemoryNetwork(delay=lambda *_: takes["now"])
+    monkeypatch.setattr(watch, "COUNTED", 5)
+
+    async def main(pg: ProcessGroup) -> None:
+        group = await pg.new_group()
+        assert group is not None
+        if group.rank == 2:
+            takes["now"] = 40.0
+            for number in range(3):
+                for other in (0, 1, 3):
+                    await group.send(np.full(4, 10 * other + number), other)
+            takes["now"] = 0.0
+        elif group.rank < 4:
+            place = np.empty(4, int)
+            for number in range(3):
+                await group.recv(place, 2)
+                assert (place == 10 * group.rank + number).all()
+            with pytest.raises(dist.PeerClosed):
+                await group.recv(place, 2)
+        else:
+            with pytest.raises(dist.PeerClosed):
+                await group.recv(np.empty(4, int), 2)
+        await group.aclose()
+        await pg.barrier()
+
+    run_virtual(run_cluster(5, main, network=network, timeout=600))
 
 
 @pytest.mark.parametrize("way", ["one", "held", "anyone", "large", "objects"])
