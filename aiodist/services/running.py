@@ -89,10 +89,10 @@ class Running:
         context.run(SERVED.set, served)
         if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
             served.work = asyncio.Task(work, loop=loop, context=context, eager_start=True)
-            if served.stopped:  # in its first step
-                served.work.cancel()
         else:
             served.work = loop.create_task(work, context=context)
+        if served.stopped:  # in its first step, where that came at once
+            served.work.cancel()
 
     async def _finish(
         self, served: Served, handler: Handler, args: list[Any], running: Awaitable[Any] | None

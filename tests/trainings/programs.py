@@ -229,7 +229,7 @@ class Trainer:
         """Each process begins with other values; the first that all have are one process's, and whole."""
         import torch
 
-        class Summed(torch.nn.Module):
+        class Summed(torch.nn.Module):  # type: ignore[misc]
             """A module whose gradients are what it is given."""
 
             def __init__(self, base: float) -> None:

@@ -88,6 +88,10 @@ class Saving:
         self._told += error is not None
         return error
 
+    def keep_failure(self) -> None:
+        """Have `failure` give it again: nobody was told of it after all."""
+        self._told -= 1
+
     async def ended(self) -> None:
         """Wait until it is over, well or not."""
         await asyncio.wait([self._task])
@@ -276,14 +280,11 @@ class Checkpoints:
         flags = [busy, failure is not None, not usable, unlisted is not None]
         row = np.array([step, digest, number, *flags], np.int64)
         try:
-            rows, well = await pg.all_gather(row), True
-        except GroupBroken as error:
-            if pg._core.family.regroup is None or isinstance(error, Evicted | QuorumLost):
-                raise
-            rows, well, broken = row[None], False, error
-        if pg._core.family.regroup is not None and not await pg.agree(well):
-            # The same on all members: none of them begins.
-            raise GroupBroken("a member was lost when the checkpoint began") if well else broken
+            rows = await self._rows(pg, row)
+        except BaseException:
+            if last is not None and failure is not None:
+                last.keep_failure()
+            raise
         if failure is not None:
             raise failure
         if unlisted is not None:
@@ -307,6 +308,18 @@ class Checkpoints:
             assert made is not None
             self._group = (pg, made)
         return self._root / name_of(int(rows[0][2]), step)
+
+    async def _rows(self, pg: ProcessGroup, row: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows of all members. A loss meanwhile is raised on all of them, and none of them begins."""
+        try:
+            rows, well = await pg.all_gather(row), True
+        except GroupBroken as error:
+            if pg._core.family.regroup is None or isinstance(error, Evicted | QuorumLost):
+                raise
+            rows, well, broken = row[None], False, error
+        if pg._core.family.regroup is not None and not await pg.agree(well):
+            raise GroupBroken("a member was lost when the checkpoint began") if well else broken
+        return rows
 
     def _next(self, sweeps: bool) -> int:
         """The number of the next checkpoint; and make room for it, by what was never finished.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import pytest
 import aiodist.ddp.checkpoint.checkpoints as module
 from aiodist.ddp import Checkpoints, ShardedOptimizer
 from aiodist.ddp.checkpoint import files
-from aiodist.errors import GroupBroken, StateLost
+from aiodist.errors import CheckpointError, GroupBroken, StateLost
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 
@@ -136,3 +137,32 @@ async def test_a_death_when_a_checkpoint_begins(pg: ProcessGroup, tmp_path: Path
                     failed += 1
         assert failed == 1 and await checkpoints.steps() == [9]
         assert optimizer.pg.size == 2 and values.tobytes() == straight()
+
+
+@spmd(world_size=3, exits={2: -9})
+async def test_a_failed_write_is_told_though_a_member_dies_as_the_next_save_begins(
+    pg: ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, arrays: Any, stop: threading.Event) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    values = np.arange(9.0)
+    async with Checkpoints(pg, tmp_path) as checkpoints:
+        module.write = full  # type: ignore[attr-defined]
+        saving = await checkpoints.save(1, x=values)
+        assert saving is not None
+        await saving.ended()
+        module.write = files.write  # type: ignore[attr-defined]
+        await pg.barrier()
+        if pg.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(GroupBroken):
+            lost = await checkpoints.save(2, x=values)
+            assert lost is not None
+            await lost
+        await pg.rebuild()
+        with pytest.raises(CheckpointError, match="No space left"):
+            await checkpoints.save(3, x=values)
+        whole = await checkpoints.save(4, x=values)
+        assert whole is not None
+        await whole

@@ -142,6 +142,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self._passes: set[asyncio.Future[None]] = set()  # backward passes in threads
         self._ending, self._sharing = Once[bool](), Once[None]()
         self._syncs = False
+        self._before: list[torch.Tensor] | None = None  # elastic: the buffers before the step's first pass
         self._make_buckets()
         itself = weakref.ref(self)  # parameters may outlive the wrapper
         for index, parameter in enumerate(self._trained):
@@ -392,7 +393,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self._missing = [set(bucket.indices) for bucket in self._buckets]
         self._works: list[Awaitable[Any]] = []
         self._added_up: set[int] = set()  # gradients that came within no_sync
-        self._before: list[torch.Tensor] | None = None  # elastic: the buffers before the step's first pass
+        self._before = None
 
     def _arrived(self, index: int) -> None:
         """Note that autograd has a gradient; in whichever thread that runs."""
