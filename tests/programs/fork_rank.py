@@ -53,10 +53,16 @@ class _Rank:
         self.looked_up = False
         self.read, self.write = os.pipe()
         self.came = asyncio.Queue[bytes]()
-        self.loop.add_reader(self.read, lambda: self.came.put_nowait(os.read(self.read, 100)))
+        self.loop.add_reader(self.read, self._comes)
         pg.handler(self._echo, name="echo")
         pg.handler(self._count, name="count")
         pg.handler(self._hold, name="hold")
+
+    def _comes(self) -> None:
+        """Read what came for this process. A child that goes on in the loop shares the pipe, and its own loop
+        sees the same: it leaves that to its parent."""
+        if os.getpid() == self.here:
+            self.came.put_nowait(os.read(self.read, 100))
 
     def _echo(self, value: int) -> list[int]:
         return [self.pg.rank, value]
