@@ -23,6 +23,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.core import GroupCore
 from aiodist.testing import run_cluster, run_virtual, spmd
+from aiodist.testing.chaos import Chaos
 from tests.helpers import error_of
 from tests.waiting import until_so
 
@@ -121,11 +122,13 @@ def test_a_cycle_is_closed_when_it_is_collected() -> None:
 
 def test_it_may_be_dropped_by_another_thread() -> None:
     async def main(pg: ProcessGroup) -> None:
+        asyncio.get_running_loop().set_debug(True)  # it refuses what is not meant for other threads
         box = [await pg.new_group()]
         thread = threading.Thread(target=box.clear)
         thread.start()
         thread.join()
         await until_closed(pg)
+        asyncio.get_running_loop().set_debug(False)
 
     assert len(warned_by(main)) == 2
 
@@ -159,6 +162,52 @@ def test_operations_under_way_end_first() -> None:
         await until_closed(pg)
 
     assert [FORGOTTEN in text for _, _, text in warned_by(main, 3)] == [True, True]
+
+
+def test_a_group_that_is_taken_from_its_work_stays_until_it_is_dropped_again() -> None:
+    """While what was under way ends, and after that, too."""
+
+    async def main(pg: ProcessGroup) -> None:
+        group: Any = await pg.new_group()
+        if pg.rank == 0:
+            work, group = group.recv_object(1, async_op=True), None
+            gc.collect()
+            await asyncio.sleep(1)
+            group = work.group
+            await pg.send_object("go on", 1)
+            assert await work == "late"
+        else:
+            await pg.recv_object(0)
+            await group.send_object("late", 0)
+        await asyncio.sleep(1)
+        await group.barrier()
+        del group
+        if pg.rank == 0:
+            del work
+        gc.collect()
+        await until_closed(pg)
+
+    assert len(warned_by(main)) == 2
+
+
+def test_what_was_forgotten_in_an_earlier_epoch_is_told_at_the_end() -> None:
+    chaos = Chaos()
+
+    async def main(pg: ProcessGroup) -> None:
+        await make_and_drop(pg)
+        await until_closed(pg)
+        if pg.rank == 1:
+            asyncio.get_running_loop().call_later(0.01, chaos.crash, 1)
+        with pytest.raises(dist.PeerLost):
+            while True:
+                await pg.barrier()
+        new = await pg.rebuild()
+        await new.barrier()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_virtual(run_cluster(3, main, chaos=chaos, return_exceptions=True))
+    assert [str(one.message) for one in caught] == [TOLD.format("a group was", "new_group")] * 2
 
 
 @pytest.mark.filterwarnings(IGNORED)
@@ -444,6 +493,21 @@ def test_a_loop_that_is_closed_leaves_what_is_dropped_later() -> None:
     del group
     gc.collect()
     assert gone[0]() is None
+
+
+def test_a_loop_that_is_closed_before_the_world_leaves_what_is_dropped_later(tmp_path: Path) -> None:
+    """Nothing is closed then, and nothing is said but what Python says."""
+    path = tmp_path / "late.py"
+    path.write_text(
+        "import asyncio, gc\nimport aiodist as dist\nloop, kept = asyncio.new_event_loop(), []\n"
+        "async def main():\n"
+        "    kept.append(await dist.init_process_group(world_size=1))\n"
+        "    kept.append(await kept[0].new_group())\n"
+        "loop.run_until_complete(main())\nloop.close()\nkept.pop()\ngc.collect()\nprint('still here')\n"
+    )
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, check=False)
+    assert "still here" in ended.stdout, ended.stderr
+    assert "_leave_dropped" not in ended.stderr and "call_soon_threadsafe" not in ended.stderr, ended.stderr
 
 
 # ── synchronous code ─────────────────────────────────────────────────────────────────────────────────────
