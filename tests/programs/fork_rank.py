@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ class _Rank:
         self.warnings = warnings
         self.here = os.getpid()
         self.round = 0
-        self.held = asyncio.Event()
+        self.number = 0
+        self.held = defaultdict[int, asyncio.Event](asyncio.Event)  # by program: it has ended here
         self.looked_up = False
         self.read, self.write = os.pipe()
         self.came = asyncio.Queue[bytes]()
@@ -71,8 +73,8 @@ class _Rank:
         for number in range(most):
             yield number + self.pg.rank
 
-    async def _hold(self) -> int:
-        await self.held.wait()
+    async def _hold(self, number: int) -> int:
+        await self.held[number].wait()
         return self.pg.rank
 
     def close(self) -> None:
@@ -83,7 +85,7 @@ class _Rank:
 
     async def program(self, chosen: Plan) -> None:
         pg = self.pg
-        self.held.clear()
+        self.number += 1
         await pg.barrier()
         if pg.rank not in chosen.forks:
             await asyncio.sleep(0.02)  # so the others fork while it is under way
@@ -103,7 +105,7 @@ class _Rank:
                 await self._apart(chosen.way)
         for then in chosen.then:
             await asyncio.wait_for(self._then(then), LIMIT)
-        self.held.set()
+        self.held[self.number].set()
         await self._end(chosen, under_way)
         if child:
             if chosen.leave == "outlives":
@@ -124,7 +126,7 @@ class _Rank:
                 self.got = np.zeros(2)
                 return pg.recv(self.got, after, tag=7, async_op=True)
             case "call":
-                return asyncio.ensure_future(pg.call(after, "hold"))
+                return asyncio.ensure_future(pg.call(after, "hold", self.number))
             case "message":
                 return asyncio.ensure_future(anext(aiter(pg.messages())))
         return None
