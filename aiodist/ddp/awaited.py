@@ -46,6 +46,11 @@ class Once(Generic[T]):
         self._done(task)
         return result
 
+    async def ended(self) -> None:
+        """Wait until the steps that have begun are over, well or not."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
     def give_back(self, result: T, error: BaseException | None) -> None:
         """Have the next call return this, or raise the error: the one that was given it could not take it."""
         self._task = ended = asyncio.get_running_loop().create_future()

@@ -208,12 +208,14 @@ def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
 
 
 def _with_lingering(endings: Sequence[Ending]) -> tuple[Ending, ...]:
-    """The same endings. One that we stopped had failed before, where another says that it is gone, and it has
-    written an error of its own: a thread, or an exit handler, kept its process."""
-    gone = {rank for ending in endings if ending.failed for rank in ending.gone}
-    return tuple(
-        replace(e, lingered=e.rank in gone and e.stopped and bool(e.error) and not e.symptom) for e in endings
-    )
+    """The same endings. One that we stopped had failed before, where another says that it has aborted the
+    group by the error that it has written: a thread, or an exit handler, kept its process."""
+
+    def has_failed(one: Ending) -> bool:
+        told = f"rank {one.rank} aborted the group: {one.error[:40]}"
+        return one.stopped and bool(one.error) and any(e.failed and told in e.error for e in endings)
+
+    return tuple(replace(one, lingered=True) if has_failed(one) else one for one in endings)
 
 
 def by_its_words(code: int, asked: int) -> bool:

@@ -19,12 +19,40 @@ from aiodist.group import ProcessGroup
 from aiodist.group.batch import Batch, stand_for
 from aiodist.group.calls import Messages
 from aiodist.portal.calling import Calling
-from aiodist.portal.loop_thread import LoopThread, Reply, Source
+from aiodist.portal.loop_thread import LoopThread, Reply, Source, Stepping
 from aiodist.runtime import init, joining
 from aiodist.runtime.elsewhere import refuse_elsewhere
 from aiodist.services.stream import Stream
 from aiodist.timeouts import Timeout, seconds
 from aiodist.work import Work
+
+COLLECTIVES = frozenset(
+    {
+        "all_gather",
+        "all_gather_object",
+        "all_reduce",
+        "all_reduce_quantized",
+        "all_to_all",
+        "agree",
+        "barrier",
+        "broadcast",
+        "broadcast_object",
+        "gather",
+        "gather_object",
+        "grow",
+        "monitored_barrier",
+        "new_group",
+        "rebuild",
+        "reduce",
+        "reduce_scatter",
+        "scatter",
+        "scatter_object",
+        "shrink",
+        "split",
+        "together",
+    }
+)
+"""Methods of a group that all its members call in the same order."""
 
 PATIENCE = 1.0
 """Seconds to wait for the loop to take a receive back, when its caller was interrupted."""
@@ -43,7 +71,7 @@ class Portal(LoopThread):
         refuse_elsewhere("a portal", "Await the operations, in a program that aiodist.run runs")
         self._world: ProcessGroup | None = None
         self._groups: weakref.WeakValueDictionary[int, SyncProcessGroup] = weakref.WeakValueDictionary()
-        self._going_on: dict[Reply, object] = {}  # steps without a caller, with what they are steps of
+        self._going_on: dict[Reply, SyncProcessGroup] = {}  # steps without a caller, with their group
         self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like
         super().__init__()
 
@@ -53,10 +81,9 @@ class Portal(LoopThread):
         Args:
             function: plain or async. What it returns decides: a Work, or another awaitable, is waited for
                 (unless `async_op=True` asks for the Work itself, as a `SyncWork`); groups come back as
-                `SyncProcessGroup`, async iterators as `SyncIterator`, async context managers as plain ones,
-                the rest as it is.
-            args, kwargs: of the function; a `SyncProcessGroup`, or a `SyncIterator`, becomes what is behind
-                it.
+                `SyncProcessGroup`, mailboxes and streams as `SyncIterator`, async context managers as plain
+                ones, the rest as it is.
+            args, kwargs: of the function; a `SyncProcessGroup` becomes the group behind it.
 
         Raises:
             GroupClosed: the portal is closed, or was closed before there was a result.
@@ -65,27 +92,35 @@ class Portal(LoopThread):
         """
         return self._call(None, function, args, kwargs)
 
-    def step(self, owner: object, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function as `call` does, whose steps use the caller's arrays to their end, also where the
-        call is interrupted: `end_steps` waits for them then.
+    def step(
+        self, group: SyncProcessGroup, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a function as `call` does, which uses the caller's arrays, and the group, to its end, also
+        where the call is interrupted: `end_steps` waits for it then.
 
         Args:
-            owner: the object whose steps they are.
+            group: the one whose collectives it calls.
             function, args, kwargs: as in `call`.
         """
-        return self._call(owner, function, args, kwargs)
+        return self._call(group, function, args, kwargs)
 
-    def end_steps(self, owner: object = None) -> None:
+    def end_steps(self, group: SyncProcessGroup | None = None) -> None:
         """Wait until steps have ended whose callers were interrupted. What they raise nobody is told.
 
         Args:
-            owner: whose steps; None: all.
+            group: whose steps, as the interrupted thread waits for them before it calls its next collective;
+                in another thread, which may be a part of the step, this returns at once. None: all steps.
         """
-        if self._going_on:
-            self.call(self._end_steps, owner)
+        mine = threading.current_thread() is threading.main_thread()  # which signals interrupt
+        if self._going_on and (mine or group is None):
+            self.call(self._end_steps, group)
 
     def _call(
-        self, owner: object, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        steps_of: SyncProcessGroup | None,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         reply = Reply()
         try:
@@ -95,8 +130,8 @@ class Portal(LoopThread):
             return reply.get()
         except BaseException as error:
             if error is not reply.error:  # Ctrl-C, wherever it struck
-                if owner is not None:
-                    self._going_on[reply] = owner
+                if steps_of is not None:
+                    self._going_on[reply] = steps_of
                 self._give_up(reply)
             raise
 
@@ -142,8 +177,12 @@ class Portal(LoopThread):
         try:
             if self._world is not None:
                 with contextlib.suppress(GroupClosed):
-                    if error is None:
-                        self.end_steps()
+                    try:
+                        if error is None:
+                            self.end_steps()
+                    except BaseException as late:  # Ctrl-C
+                        self.call(self._world.__aexit__, type(late), late, late.__traceback__)
+                        raise
                     self.call(self._world.__aexit__, kind, error, trace)
         finally:
             self.stop()
@@ -231,9 +270,15 @@ class Portal(LoopThread):
             given_up.task.add_done_callback(lambda _: self.settle(reply, None))
 
     def _take_back(self, given_up: Reply, reply: Reply) -> None:
-        if given_up.task is not None and given_up.taken_from is not None:
-            given_up.task.cancel()
-            given_up.task.add_done_callback(functools.partial(self._took_back, given_up, reply))
+        source, task = given_up.taken_from, given_up.task
+        if task is not None and source is not None:
+            task.cancel()
+            task.add_done_callback(functools.partial(self._took_back, given_up, reply))
+            if isinstance(source, Stepping):  # only the wait is cancelled
+                given_up.task = self.start(source.step_ended(), lambda *_: None)
+        if given_up in self._going_on:
+            self._let_go(given_up)
+        if task is not None and source is not None:
             return
         if given_up.work is not None:
             given_up.work._give_up()
@@ -248,12 +293,23 @@ class Portal(LoopThread):
             given_up.taken_from.give_back(None if error is not None else given_up.get(), error)
         self.settle(reply, None)
 
-    async def _end_steps(self, owner: object) -> None:
-        steps = [reply for reply, its in list(self._going_on.items()) if owner is None or its is owner]
-        tasks = [reply.task for reply in steps if reply.task is not None]  # None: it was never asked for
-        if tasks:
+    def _let_go(self, reply: Reply) -> None:
+        """Forget a step that goes on when it has ended."""
+        if reply.task is None:  # it was never asked for, or is no coroutine
+            self._going_on.pop(reply, None)
+        else:
+            reply.task.add_done_callback(lambda _: self._going_on.pop(reply, None))
+
+    async def _end_steps(self, group: ProcessGroup | None) -> None:
+        lineage = None if group is None else group._core.lineage
+        steps = [
+            (reply, reply.task)
+            for reply, its in list(self._going_on.items())
+            if lineage is None or its._group._core.lineage is lineage
+        ]
+        if tasks := [task for _, task in steps if task is not None]:
             await asyncio.wait(tasks)
-        for reply in steps:
+        for reply, _ in steps:
             self._going_on.pop(reply, None)
 
     def _wrapped(self, value: Any) -> Any:
@@ -265,7 +321,7 @@ class Portal(LoopThread):
             return group
         if type(value) in (list, tuple) and any(isinstance(item, ProcessGroup) for item in value):
             return type(value)(map(self._wrapped, value))
-        if hasattr(type(value), "__anext__"):
+        if isinstance(value, Messages | Stream):
             return SyncIterator(self, value)
         if hasattr(type(value), "__aenter__"):
             return _SyncContext(self, value)
@@ -374,27 +430,39 @@ class SyncIterator(Generic[T]):
             for part in parts:
                 ...
 
-    Ctrl-C loses nothing: what the interrupted call would have taken is the next one's.
+    Ctrl-C loses nothing: what the interrupted call would have taken is the next one's. On the portal's loop
+    it is an async iterator.
     """
 
     def __init__(self, portal: Portal, iterator: AsyncIterator[T]) -> None:
         self._portal = portal
         self._iterator = iterator
 
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Awaitable[T]:
+        return self._iterator.__anext__()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
         try:
-            return cast("T", self._portal.call(anext, self._iterator))
+            taken: T = self._portal.call(anext, self._iterator)
+            return taken  # no call between: an interrupt there would lose it
         except StopAsyncIteration:
             raise StopIteration from None
 
     def close(self) -> None:
         """Take no more, and have a stream's handler stopped. May be repeated."""
-        leave = getattr(self._iterator, "aclose", None)
-        if leave is not None:
-            self._portal.call(leave)
+        if isinstance(self._iterator, Stream):
+            self._portal.call(self._iterator.aclose)
 
     def __enter__(self) -> Self:
         return self
@@ -498,6 +566,8 @@ def _sync(method: Any) -> Any:
 
     @functools.wraps(method)
     def blocking(self: SyncProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        if self.portal._going_on and name in COLLECTIVES:  # the step comes first, as on the other ranks
+            self.portal.end_steps(self)
         return self.portal.call(getattr(self._group, name), *args, **kwargs)
 
     signature = inspect.signature(method).replace(return_annotation=inspect.Signature.empty)
@@ -566,14 +636,6 @@ class SyncProcessGroup:
         self.portal.end_steps()
         self.portal.call(self._group.drain)
 
-    def together(self, steps: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the portal's loop to its end, also where Ctrl-C ends this call.
-
-        Args:
-            steps: of an async function that uses the group behind this one.
-        """
-        return cast("T", self.portal.step(self, self._group.together, steps))
-
     def __enter__(self) -> Self:
         return self
 
@@ -639,7 +701,5 @@ join = _opening(joining.join)
 
 
 def _unwrapped(value: Any) -> Any:
-    """What is behind a group, or an iterator, of the portal's."""
-    if isinstance(value, SyncProcessGroup):
-        return value._group
-    return value._iterator if isinstance(value, SyncIterator) else value
+    """The group behind one of the portal's; anything else as it is."""
+    return value._group if isinstance(value, SyncProcessGroup) else value

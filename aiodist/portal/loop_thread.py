@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.runtime.running import loop_factory
@@ -40,6 +40,14 @@ class Source(Protocol):
 
     def give_back(self, taken: Any, error: BaseException | None, /) -> None:
         """Have it taken again, first of all; or the error that there was instead."""
+
+
+@runtime_checkable
+class Stepping(Protocol):
+    """A source whose step goes on where only the wait for it is cancelled."""
+
+    async def step_ended(self) -> None:
+        """Wait until it has ended."""
 
 
 class Reply:

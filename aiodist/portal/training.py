@@ -10,7 +10,7 @@ from aiodist import ddp
 from aiodist.errors import UsageError, shown
 from aiodist.portal.facade import TAKES, SyncProcessGroup
 
-_HIDDEN = ("synced", "give_back")
+_HIDDEN = ("synced", "give_back", "step_ended")
 """Methods that a synchronous program does not need: all ranks have the values once the object is made."""
 
 TAKES.add(ddp.GradientSync.finish.__code__)
@@ -19,7 +19,7 @@ TAKES.add(ddp.GradientSync.finish.__code__)
 class _Training:
     """A training object on a portal's loop. A subclass has the public methods of its `_kind`, blocking.
 
-    A call that Ctrl-C interrupts goes on. What is called, or asked for, next waits for its end first.
+    A call that Ctrl-C interrupts goes on. What the interrupted thread calls, or reads, next waits for that.
 
     Attributes:
         portal: of its group.
@@ -35,16 +35,18 @@ class _Training:
     def __init__(self, pg: Any, *args: Any, **kwargs: Any) -> None:
         group = _group_of(pg, self._kind.__name__, bool(kwargs.get("elastic")))
         self.portal = group.portal
-        self._made = self.portal.step(self, self._kind, group, *args, **kwargs)
+        self._behind = group
+        self.portal.end_steps(group)
+        self._made = self.portal.step(group, self._kind, group, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        self.portal.end_steps(self)
+        self.portal.end_steps(self._behind)
         return self.portal.call(getattr, self._made, name)
 
     def __repr__(self) -> str:
-        return f"<Sync{self._kind.__name__} {self.pg!r}>"
+        return f"<Sync{self._kind.__name__} {self._behind!r}>"
 
 
 def _group_of(pg: Any, kind: str, elastic: bool) -> SyncProcessGroup:
@@ -67,8 +69,8 @@ def _group_of(pg: Any, kind: str, elastic: bool) -> SyncProcessGroup:
 def _method(name: str, function: Any) -> Any:
     @functools.wraps(function)
     def blocking(self: _Training, *args: Any, **kwargs: Any) -> Any:
-        self.portal.end_steps(self)
-        return self.portal.step(self, getattr(self._made, name), *args, **kwargs)
+        self.portal.end_steps(self._behind)
+        return self.portal.step(self._behind, getattr(self._made, name), *args, **kwargs)
 
     signature = inspect.signature(function)
     blocking.__signature__ = signature  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError, shown
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group
 from aiodist.integrations.torch.data_parallel.buckets import GradBucket, buckets_of
+from aiodist.kernels import copy_cost_ns
 from aiodist.tensors import view
 from aiodist.types import ReduceOp
 
@@ -143,6 +144,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self._ending, self._sharing = Once[bool](), Once[None]()
         self._syncs = False
         self._before: list[torch.Tensor] | None = None  # elastic: the buffers before the step's first pass
+        self._seen: list[tuple[int, int]] = []  # the buffers' versions after the last pass
         self._make_buckets()
         itself = weakref.ref(self)  # parameters may outlive the wrapper
         for index, parameter in enumerate(self._trained):
@@ -179,8 +181,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         arriving = [torch.empty_like(value) for value in values] if apart else values
         await self._broadcast(source, arriving)
         if apart:
-            for value, arrived in zip(values, arriving, strict=True):
-                value.copy_(arrived)
+            nbytes = sum(value.nbytes for value in values)
+            await self.pg._core.apart(copy_cost_ns(nbytes), partial(_copy_all, values, arriving))
 
     async def _compared(self) -> int:
         """Compare the modules and the options → whose values count."""
@@ -231,9 +233,18 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                 hint="Await sync() after each backward pass, also after one that raised; put passes whose "
                 "gradients add up into no_sync(), all but the last",
             )
-        if self._elastic and self._before is None and torch.is_grad_enabled():
+        if not (self._elastic and torch.is_grad_enabled()):
+            return self.module(*inputs, **options)
+        begun = self._begun or self._added_up
+        if self._before is None or (not begun and self._versions() != self._seen):  # loaded anew, say
             self._before = [buffer.detach().clone() for buffer in self.module.buffers()]
-        return self.module(*inputs, **options)
+        result = self.module(*inputs, **options)
+        self._seen = self._versions()
+        return result
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """What tells whether buffers have changed since."""
+        return [(id(buffer), buffer._version) for buffer in self.module.buffers()]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -569,6 +580,11 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                         parameter.grad = place.clone()
                     else:
                         parameter.grad.copy_(place)
+
+
+def _copy_all(values: list[torch.Tensor], arrived: list[torch.Tensor]) -> None:
+    for value, one in zip(values, arrived, strict=True):
+        value.copy_(one)
 
 
 def _never_shared() -> UsageError:
