@@ -683,19 +683,20 @@ def test_a_receive_that_follows_the_cancel_of_an_unbegun_task_gets_the_next_mess
         olds = [HOLDS[hold](make()) for _ in range(cancelled)]
         if hold == "wait_for":
             await asyncio.sleep(0)  # else nobody has the Work, and nobody ever will: a forgotten await
-        for old in olds:
-            assert old.cancel()
+        had = sum(old.done() for old in olds)  # from Python 3.12 on `wait_for` may have its message in a turn
+        assert hold == "wait_for" or not had
+        assert [old.cancel() for old in olds] == [number >= had for number in range(cancelled)]
         got = [await make() for _ in range(3)]
         if "tensor" in kind:
             got = places[cancelled:]
-        assert [int(one[0]) for one in got] == [0, 1, 2]
-        assert all(
-            isinstance(one, asyncio.CancelledError)
-            for one in await asyncio.gather(*olds, return_exceptions=True)
-        )
-        kept = [make(), make(), make()]  # nobody cancels these
+        assert [int(one[0]) for one in got] == [had, had + 1, had + 2]
+        told = await asyncio.gather(*olds, return_exceptions=True)
+        given_up = [isinstance(one, asyncio.CancelledError) for one in told]
+        assert given_up == [number >= had for number in range(cancelled)]
+        kept = [make() for _ in range(3 - had)]  # nobody cancels these
         rest = await asyncio.gather(*kept)
-        assert [int(one[0]) for one in (rest if "object" in kind else places[-3:])] == [3, 4, 5]
+        found = rest if "object" in kind else places[3 + cancelled :]
+        assert [int(one[0]) for one in found] == list(range(3 + had, 6))
 
     run_virtual(run_cluster(2, main))
 

@@ -38,4 +38,4 @@ def test_what_is_too_large_or_too_deep() -> None:
     with pytest.raises(ValueError, match="at most 10 are expected"):
         load_json(b'"0123456789"', 10)
     with pytest.raises(RecursionError):
-        load_json(b"[" * 900 + (b" " * 100_000) + b"[" * 9000, 1 << 20)
+        load_json(b"[" * 900 + (b" " * 1_000_000) + b"[" * 100_000, 1 << 21)
