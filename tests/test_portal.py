@@ -27,7 +27,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.portal import Portal, SyncProcessGroup, SyncWork, init_process_group, loop_thread
-from aiodist.portal.facade import add_methods
+from aiodist.portal.facade import COLLECTIVES, add_methods
 from aiodist.portal.loop_thread import Reply
 from aiodist.testing.outcome import check
 from aiodist.testing.ranks import launch
@@ -765,7 +765,48 @@ def test_messages_and_parts_are_iterated_over() -> None:
         for sender, message in messages:
             assert (sender, message) == (0, 2)
             break
+
+        async def next_two() -> list[Any]:
+            """On the loop it is what it is in an async program."""
+            found: list[Any] = [await anext(messages)]
+            async for message in messages:
+                return [*found, message]
+            return found
+
+        for number in range(2):
+            pg.send_message(0, number)
+        assert pg.portal.call(next_two) == [(0, 0), (0, 1)]
         messages.close()
+
+
+OF_ONE_RANK = {
+    "abort",
+    "aclose",
+    "call",
+    "check_rebuild",
+    "coalesce",
+    "drain",
+    "empty",
+    "handler",
+    "issued_count",
+    "messages",
+    "newcomers_here",
+    "pending_joins",
+    "recv",
+    "recv_object",
+    "recv_object_from",
+    "send",
+    "send_message",
+    "send_object",
+    "statistics",
+    "stream",
+}
+
+
+def test_every_method_is_a_collective_or_of_one_rank() -> None:
+    """A collective waits for a step that Ctrl-C has interrupted; a message must not, which may end that."""
+    methods = {name for name, _ in inspect.getmembers(ProcessGroup, inspect.isfunction) if name[0] != "_"}
+    assert methods == OF_ONE_RANK | COLLECTIVES and not OF_ONE_RANK & COLLECTIVES
 
 
 def test_ctrl_c_out_of_with_aborts() -> None:

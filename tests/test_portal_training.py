@@ -151,13 +151,20 @@ def interrupted_finish() -> None:
 
 def interrupted_steps() -> None:
     """Rank 0 is interrupted in each second step before rank 1 begins it. What is written at all has been
-    written when `drain` returns, and before another call of the object does anything."""
+    written when `drain` returns, before the next collective, and before the end. The update, which is a part
+    of the step, reads the optimizer."""
+    counts = []
+
+    def update(values: Any, gradient: Any, state: dict[str, Any]) -> None:
+        counts.append(one.steps)
+        falling(values, gradient, state)
+
     size = 200_000  # more than the loop itself works on
     with portal.init_process_group() as pg:
         for kind in ("sharded", "diloco"):
             weights = np.zeros(size, np.float32)
             if kind == "sharded":
-                one: Any = portal.ShardedOptimizer(pg, [weights], falling)
+                one: Any = portal.ShardedOptimizer(pg, [weights], update)
             else:
                 one = portal.DiLoCo(pg, [weights], sync_every=1, outer_lr=1.0, outer_momentum=0.0)
             for step in range(6):
@@ -183,6 +190,7 @@ def interrupted_steps() -> None:
                 if step == 1:  # whichever comes first on rank 0, here it is the step
                     rows = pg.all_gather(np.full(2, 77.0 + pg.rank, np.float32))
                     assert rows.tolist() == [[77.0, 77.0], [78.0, 78.0]]
+                    assert not pg.portal._steps._going_on
                 if step != 3 or pg.rank:
                     after = weights.copy()
                 expected, velocity = 0.0, 0.0
@@ -191,9 +199,49 @@ def interrupted_steps() -> None:
                     expected -= velocity
                 assert after.tolist() == [expected] * size, (kind, step, after[0], expected)
             if kind == "sharded":
-                assert one.steps == 6
+                assert one.steps == 6 and counts == list(range(6))
                 pg.barrier()
     assert weights.tolist() == [-9.0] * size
+
+
+def interrupted_as_one_dies() -> None:
+    """Rank 0 is interrupted in `finish`, and rank 1 dies in that step: what goes on is the way to the next
+    epoch, and `drain` waits for that, too."""
+    with portal.join() as pg:
+        weights, me = np.zeros(5), pg.rank
+        sync = portal.GradientSync(pg, [weights], elastic=True)
+        sync.ready(0, np.full(5, 1.0 + me)) if me != 1 else pg.recv(np.zeros(1), 0)
+        if me == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if me == 0:
+            thread = interrupt_when_blocked(pg)
+            with pytest.raises(KeyboardInterrupt):
+                sync.finish()
+            thread.join()
+            pg.send(np.zeros(1), 1)
+            pg.drain()
+            assert (sync._made.pg.epoch, sync._made._synced) == (1, True)
+        assert sync.finish() == []
+        sync.ready(0, np.full(5, 3.0 + me))
+        [average] = sync.finish()
+        assert average.tolist() == [4.0] * 5
+
+
+def interrupted_at_the_end() -> None:
+    """Rank 0 is interrupted in a step, and again where the end waits for that: the group is aborted."""
+    expected: Any = KeyboardInterrupt if dist.get_node_local_rank() == 0 else dist.GroupAborted
+    with pytest.raises(expected), portal.init_process_group() as pg:
+        one = portal.ShardedOptimizer(pg, [np.zeros(5, np.float32)], falling)
+        if pg.rank == 0:
+            thread = interrupt_when_blocked(pg)
+            with pytest.raises(KeyboardInterrupt):
+                one.step([np.ones(5, np.float32)])
+            thread.join()
+            interrupt_when_blocked(pg)
+        else:
+            pg.recv(np.zeros(1), 0)
+    for other in set(threading.enumerate()) - {threading.main_thread()}:
+        other.join()
 
 
 # ── tests ────────────────────────────────────────────────────────────────────────────────────────────
@@ -247,6 +295,14 @@ def test_after_ctrl_c_a_step_ends_before_anything_else_of_its_object() -> None:
     ranks(interrupted_steps, 2)
 
 
+def test_after_ctrl_c_drain_waits_for_the_next_epoch() -> None:
+    ranks(interrupted_as_one_dies, 3, {1: -9})
+
+
+def test_ctrl_c_while_the_end_waits_for_a_step_aborts() -> None:
+    ranks(interrupted_at_the_end, 2)
+
+
 @pytest.mark.parametrize("codec", [None, "int8"])
 def test_how_a_step_ended_is_given_back(codec: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C strikes when it has come, and its caller has not taken it."""
@@ -286,7 +342,7 @@ def test_how_a_step_ended_is_given_back(codec: str | None, monkeypatch: pytest.M
 def test_every_method_is_there(name: str) -> None:
     facade, original = getattr(portal, name), getattr(ddp, name)
     for method, function in inspect.getmembers(original, inspect.isfunction):
-        if not method.startswith("_") and method not in ("synced", "give_back", "step_ended"):
+        if not method.startswith("_") and method != "synced":
             mirror = getattr(facade, method)
             assert not inspect.iscoroutinefunction(mirror) and inspect.getdoc(mirror)
             assert inspect.signature(mirror).parameters == inspect.signature(function).parameters

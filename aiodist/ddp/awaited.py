@@ -51,14 +51,17 @@ class Once(Generic[T]):
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    def give_back(self, result: T, error: BaseException | None) -> None:
-        """Have the next call return this, or raise the error: the one that was given it could not take it."""
-        self._task = ended = asyncio.get_running_loop().create_future()
-        if error is None:
-            ended.set_result(result)
-        else:
-            ended.set_exception(error)
-            ended.exception()  # nobody need ask for it
+    def give_back(self, result: T) -> None:
+        """Have the next call return this: its caller could not take it."""
+        self._task = asyncio.get_running_loop().create_future()
+        self._task.set_result(result)
+
+    def fail_again(self, error: BaseException) -> None:
+        """Have the next call raise this: its caller could not take it. A UsageError has ended no step."""
+        if not isinstance(error, UsageError):
+            self._task = asyncio.get_running_loop().create_future()
+            self._task.set_exception(error)
+            self._task.exception()  # nobody need ask for it
 
     def _done(self, task: asyncio.Future[T]) -> None:
         if self._task is task:

@@ -285,20 +285,6 @@ class GradientSync:
             return await self._ending.of(self._end)  # its agreement is part of it, also where it is cancelled
         return await self._end()
 
-    async def step_ended(self) -> None:
-        """Wait until a step has ended whose `finish` was cancelled. The next `finish` says how."""
-        await self._ending.ended()
-
-    def give_back(self, averages: list[Any], error: BaseException | None = None) -> None:
-        """Have the next `finish` end the step as this one did, whose caller could not take what it gave.
-
-        Args:
-            averages: that `finish` returned.
-            error: that it raised instead. A UsageError has ended no step.
-        """
-        if not isinstance(error, UsageError):
-            self._ending.give_back(averages, error)
-
     async def _end(self) -> list[Any]:
         works = self._works
         if self._elastic and not await self._agreed(works):

@@ -137,10 +137,8 @@ class Messages:
             self._stranger = uid
         return rank, message
 
-    def give_back(self, taken: tuple[int | None, Any], error: BaseException | None = None) -> None:
-        """Have a message taken again, first of all: its taker could not have it. An error takes nothing."""
-        if error is not None:
-            return
+    def give_back(self, taken: tuple[int | None, Any]) -> None:
+        """Have a message taken again, first of all: its taker could not have it."""
         sender, message = taken
         uids = (uid for uid, rank in self._ranks.items() if rank == sender)
         self._services.mailbox.give_back(next(uids, self._stranger), message)

@@ -211,9 +211,11 @@ def _with_lingering(endings: Sequence[Ending]) -> tuple[Ending, ...]:
     """The same endings. One that we stopped had failed before, where another says that it has aborted the
     group by the error that it has written: a thread, or an exit handler, kept its process."""
 
+    told = {e.error for e in endings if e.failed and " aborted the group: " in e.error}
+
     def has_failed(one: Ending) -> bool:
-        told = f"rank {one.rank} aborted the group: {one.error[:40]}"
-        return one.stopped and bool(one.error) and any(e.failed and told in e.error for e in endings)
+        its = f"rank {one.rank} aborted the group: {one.error[:40]}"
+        return one.stopped and bool(one.error) and any(its in words for words in told)
 
     return tuple(replace(one, lingered=True) if has_failed(one) else one for one in endings)
 

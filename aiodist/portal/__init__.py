@@ -26,14 +26,8 @@ loop, is issued there, and the caller gets what `await` would have given.
   exits is closed, for at most `EXIT_PATIENCE` seconds; then it is aborted.
 """
 
-from aiodist.portal.facade import (
-    Portal,
-    SyncIterator,
-    SyncProcessGroup,
-    SyncWork,
-    init_process_group,
-    join,
-)
+from aiodist.portal.facade import Portal, SyncProcessGroup, SyncWork, init_process_group, join
+from aiodist.portal.taking import SyncIterator
 from aiodist.portal.training import DiLoCo, GradientSync, LocalSGD, ShardedOptimizer
 
 __all__ = [

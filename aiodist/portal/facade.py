@@ -9,17 +9,20 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
+from aiodist.ddp.awaited import Once
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.batch import Batch, stand_for
 from aiodist.group.calls import Messages
 from aiodist.portal.calling import Calling
-from aiodist.portal.loop_thread import LoopThread, Reply, Source, Stepping
+from aiodist.portal.loop_thread import LoopThread, Reply
+from aiodist.portal.steps import Steps
+from aiodist.portal.taking import SyncIterator, source_of
 from aiodist.runtime import init, joining
 from aiodist.runtime.elsewhere import refuse_elsewhere
 from aiodist.services.stream import Stream
@@ -71,7 +74,7 @@ class Portal(LoopThread):
         refuse_elsewhere("a portal", "Await the operations, in a program that aiodist.run runs")
         self._world: ProcessGroup | None = None
         self._groups: weakref.WeakValueDictionary[int, SyncProcessGroup] = weakref.WeakValueDictionary()
-        self._going_on: dict[Reply, SyncProcessGroup] = {}  # steps without a caller, with their group
+        self._steps = Steps()
         self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like
         super().__init__()
 
@@ -111,9 +114,9 @@ class Portal(LoopThread):
             group: whose steps, as the interrupted thread waits for them before it calls its next collective;
                 in another thread, which may be a part of the step, this returns at once. None: all steps.
         """
-        mine = threading.current_thread() is threading.main_thread()  # which signals interrupt
-        if self._going_on and (mine or group is None):
-            self.call(self._end_steps, group)
+        behind = _unwrapped(group)
+        if self._steps.matter(behind):
+            self.call(self._steps.end, behind)
 
     def _call(
         self,
@@ -131,7 +134,7 @@ class Portal(LoopThread):
         except BaseException as error:
             if error is not reply.error:  # Ctrl-C, wherever it struck
                 if steps_of is not None:
-                    self._going_on[reply] = steps_of
+                    self._steps.add(reply, steps_of._group)
                 self._give_up(reply)
             raise
 
@@ -241,7 +244,7 @@ class Portal(LoopThread):
                 self._follow(made, reply)
                 made._poll_for_thread()
         elif inspect.isawaitable(made):
-            reply.taken_from = _taken_from(made)
+            reply.taken_from = source_of(made)
             return made
         else:
             self._wrap_up(reply, made)
@@ -270,47 +273,29 @@ class Portal(LoopThread):
             given_up.task.add_done_callback(lambda _: self.settle(reply, None))
 
     def _take_back(self, given_up: Reply, reply: Reply) -> None:
-        source, task = given_up.taken_from, given_up.task
+        source, task, work = given_up.taken_from, given_up.task, given_up.work
         if task is not None and source is not None:
             task.cancel()
             task.add_done_callback(functools.partial(self._took_back, given_up, reply))
-            if isinstance(source, Stepping):  # only the wait is cancelled
-                given_up.task = self.start(source.step_ended(), lambda *_: None)
-        if given_up in self._going_on:
-            self._let_go(given_up)
-        if task is not None and source is not None:
-            return
-        if given_up.work is not None:
-            given_up.work._give_up()
-            if given_up.work.done():
-                self.settle(given_up, None)
-        self.settle(reply, None)
+            if isinstance(source, Once):  # only the wait is cancelled
+                given_up.task = self.start(source.ended(), lambda *_: None)
+        else:
+            if work is not None:
+                work._give_up()
+                if work.done():
+                    self.settle(given_up, None)
+            self.settle(reply, None)
+        self._steps.let_go(given_up)
 
     def _took_back(self, given_up: Reply, reply: Reply, task: asyncio.Future[Any]) -> None:
         """Give back what was taken for the caller all the same: `given_up` has it by now."""
-        if not task.cancelled() and given_up.taken_from is not None:
-            error = given_up.error
-            given_up.taken_from.give_back(None if error is not None else given_up.get(), error)
+        source = given_up.taken_from
+        if source is not None and not task.cancelled():
+            if given_up.error is None:
+                source.give_back(given_up.get())
+            elif isinstance(source, Once):
+                source.fail_again(given_up.error)
         self.settle(reply, None)
-
-    def _let_go(self, reply: Reply) -> None:
-        """Forget a step that goes on when it has ended."""
-        if reply.task is None:  # it was never asked for, or is no coroutine
-            self._going_on.pop(reply, None)
-        else:
-            reply.task.add_done_callback(lambda _: self._going_on.pop(reply, None))
-
-    async def _end_steps(self, group: ProcessGroup | None) -> None:
-        lineage = None if group is None else group._core.lineage
-        steps = [
-            (reply, reply.task)
-            for reply, its in list(self._going_on.items())
-            if lineage is None or its._group._core.lineage is lineage
-        ]
-        if tasks := [task for _, task in steps if task is not None]:
-            await asyncio.wait(tasks)
-        for reply, _ in steps:
-            self._going_on.pop(reply, None)
 
     def _wrapped(self, value: Any) -> Any:
         """The form of a result that synchronous code can use."""
@@ -322,7 +307,7 @@ class Portal(LoopThread):
         if type(value) in (list, tuple) and any(isinstance(item, ProcessGroup) for item in value):
             return type(value)(map(self._wrapped, value))
         if isinstance(value, Messages | Stream):
-            return SyncIterator(self, value)
+            return SyncIterator(value, self.call)
         if hasattr(type(value), "__aenter__"):
             return _SyncContext(self, value)
         return value
@@ -423,54 +408,6 @@ class SyncWork(Generic[T]):
         return f"<Sync{repr(self._work)[1:]}"
 
 
-class SyncIterator(Generic[T]):
-    """A mailbox, or a stream, for synchronous code: iterate over it, or call `next`; each blocks.
-
-        with pg.stream(1, "parts") as parts:  # leaving it has the handler stopped
-            for part in parts:
-                ...
-
-    Ctrl-C loses nothing: what the interrupted call would have taken is the next one's. On the portal's loop
-    it is an async iterator.
-    """
-
-    def __init__(self, portal: Portal, iterator: AsyncIterator[T]) -> None:
-        self._portal = portal
-        self._iterator = iterator
-
-    def __aiter__(self) -> Self:
-        return self
-
-    def __anext__(self) -> Awaitable[T]:
-        return self._iterator.__anext__()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._iterator, name)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> T:
-        try:
-            taken: T = self._portal.call(anext, self._iterator)
-            return taken  # no call between: an interrupt there would lose it
-        except StopAsyncIteration:
-            raise StopIteration from None
-
-    def close(self) -> None:
-        """Take no more, and have a stream's handler stopped. May be repeated."""
-        if isinstance(self._iterator, Stream):
-            self._portal.call(self._iterator.aclose)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-
 class Seat:
     """A caller inside a `with` of the portal: for the loop one issuer, in one context, as a task would be.
 
@@ -484,17 +421,6 @@ class Seat:
     def __init__(self) -> None:
         self.context: Context = copy_context()
         self.depth = 0
-
-
-TAKES = {one.__anext__.__code__ for one in (Messages, Stream)}
-"""Code of the methods that take something from their object, to which it can be given back."""
-
-
-def _taken_from(awaitable: Awaitable[Any]) -> Source | None:
-    """The object from which an awaitable takes something; None: from nothing."""
-    if inspect.iscoroutine(awaitable) and awaitable.cr_code in TAKES:
-        return cast("Source", inspect.getcoroutinelocals(awaitable)["self"])
-    return None
 
 
 def _caller() -> object:
@@ -566,8 +492,8 @@ def _sync(method: Any) -> Any:
 
     @functools.wraps(method)
     def blocking(self: SyncProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        if self.portal._going_on and name in COLLECTIVES:  # the step comes first, as on the other ranks
-            self.portal.end_steps(self)
+        if name in COLLECTIVES:
+            self.portal.end_steps(self)  # they come first, as on the other ranks
         return self.portal.call(getattr(self._group, name), *args, **kwargs)
 
     signature = inspect.signature(method).replace(return_annotation=inspect.Signature.empty)

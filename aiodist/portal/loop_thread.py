@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.runtime.running import loop_factory
@@ -35,19 +35,11 @@ _open: set[LoopThread] = set()
 
 
 class Source(Protocol):
-    """What a task takes something from, which the next one may have instead: a mailbox, a stream, or a
-    training object that says how its step has ended."""
+    """The object from which a task takes something that the next one may have instead: a mailbox, a stream,
+    or the end of a training object's step."""
 
-    def give_back(self, taken: Any, error: BaseException | None, /) -> None:
-        """Have it taken again, first of all; or the error that there was instead."""
-
-
-@runtime_checkable
-class Stepping(Protocol):
-    """A source whose step goes on where only the wait for it is cancelled."""
-
-    async def step_ended(self) -> None:
-        """Wait until it has ended."""
+    def give_back(self, taken: Any, /) -> None:
+        """Have it taken again, first of all."""
 
 
 class Reply:

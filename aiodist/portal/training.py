@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from typing import Any
 
 from aiodist import ddp
 from aiodist.errors import UsageError, shown
-from aiodist.portal.facade import TAKES, SyncProcessGroup
+from aiodist.portal.facade import SyncProcessGroup
+from aiodist.portal.taking import SOURCES
 
-_HIDDEN = ("synced", "give_back", "step_ended")
-"""Methods that a synchronous program does not need: all ranks have the values once the object is made."""
-
-TAKES.add(ddp.GradientSync.finish.__code__)
+SOURCES[ddp.GradientSync.finish.__code__] = operator.attrgetter("_ending")
 
 
 class _Training:
@@ -29,24 +28,24 @@ class _Training:
 
     def __init_subclass__(cls) -> None:
         for name, function in inspect.getmembers(cls._kind, inspect.isfunction):
-            if not name.startswith("_") and name not in _HIDDEN:
+            if not name.startswith("_") and name != "synced":  # all have the values once it is made
                 setattr(cls, name, _method(name, function))
 
     def __init__(self, pg: Any, *args: Any, **kwargs: Any) -> None:
         group = _group_of(pg, self._kind.__name__, bool(kwargs.get("elastic")))
         self.portal = group.portal
-        self._behind = group
+        self._group = group
         self.portal.end_steps(group)
         self._made = self.portal.step(group, self._kind, group, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        self.portal.end_steps(self._behind)
+        self.portal.end_steps(self._group)
         return self.portal.call(getattr, self._made, name)
 
     def __repr__(self) -> str:
-        return f"<Sync{self._kind.__name__} {self._behind!r}>"
+        return f"<Sync{self._kind.__name__} {self._group!r}>"
 
 
 def _group_of(pg: Any, kind: str, elastic: bool) -> SyncProcessGroup:
@@ -69,8 +68,8 @@ def _group_of(pg: Any, kind: str, elastic: bool) -> SyncProcessGroup:
 def _method(name: str, function: Any) -> Any:
     @functools.wraps(function)
     def blocking(self: _Training, *args: Any, **kwargs: Any) -> Any:
-        self.portal.end_steps(self._behind)
-        return self.portal.step(self._behind, getattr(self._made, name), *args, **kwargs)
+        self.portal.end_steps(self._group)
+        return self.portal.step(self._group, getattr(self._made, name), *args, **kwargs)
 
     signature = inspect.signature(function)
     blocking.__signature__ = signature  # type: ignore[attr-defined]

@@ -78,9 +78,9 @@ class Stream(Generic[T]):
         """Take no more parts, and have the handler stopped. May be repeated."""
         self._leave(_LEFT)
 
-    def give_back(self, part: T, error: BaseException | None = None) -> None:
-        """Have a part taken again, first of all: its taker could not have it. An end comes again anyway."""
-        if error is None and self._end is not _LEFT:
+    def give_back(self, part: T) -> None:
+        """Have a part taken again, first of all: its taker could not have it."""
+        if self._end is not _LEFT:
             self._parts.appendleft(Received(b"").holds(part))
             self._wake()
 

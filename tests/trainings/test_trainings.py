@@ -112,8 +112,9 @@ def passes_that_stay(patch: pytest.MonkeyPatch) -> None:
     forward = DistributedDataParallel.forward
 
     def remembers_none(self: DistributedDataParallel, *inputs: Any) -> Any:
+        result = forward(self, *inputs)
         self._before = []
-        return forward(self, *inputs)
+        return result
 
     patch.setattr(DistributedDataParallel, "forward", remembers_none)
 

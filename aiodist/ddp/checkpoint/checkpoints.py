@@ -78,19 +78,18 @@ class Saving:
         return self._task.done()
 
     def failure(self) -> BaseException | None:
-        """The failure of a write that nobody was told of; it counts as told from now on. The end of the group
-        is none: it is told by the group."""
+        """The failure of a write that nobody was told of. The end of the group is none: it is told by the
+        group."""
         if self._told or not self._task.done() or self._task.cancelled():
             return None
         error = self._task.exception()
         if isinstance(error, GroupBroken | GroupClosed):
             return None
-        self._told += error is not None
         return error
 
-    def keep_failure(self) -> None:
-        """Have `failure` give it again: nobody was told of it after all."""
-        self._told -= 1
+    def told(self) -> None:
+        """Note that `failure` is raised now."""
+        self._told += 1
 
     async def ended(self) -> None:
         """Wait until it is over, well or not."""
@@ -279,13 +278,9 @@ class Checkpoints:
         digest = zlib.crc32("\n".join(names).encode())
         flags = [busy, failure is not None, not usable, unlisted is not None]
         row = np.array([step, digest, number, *flags], np.int64)
-        try:
-            rows = await self._rows(pg, row)
-        except BaseException:
-            if last is not None and failure is not None:
-                last.keep_failure()
-            raise
-        if failure is not None:
+        rows = await self._rows(pg, row)
+        if last is not None and failure is not None:
+            last.told()
             raise failure
         if unlisted is not None:
             raise CheckpointError(f"{self._root} cannot be listed: {_told(unlisted)}") from unlisted
@@ -498,6 +493,7 @@ class Checkpoints:
             failure = self._last.failure()
             await self._close_group()
             if failure is not None:
+                self._last.told()
                 raise failure
 
     async def _cancelled(self) -> None:

@@ -243,7 +243,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         return result
 
     def _versions(self) -> list[tuple[int, int]]:
-        """What tells whether buffers have changed since."""
+        """The buffers' versions, which torch counts up at each change in place."""
         return [(id(buffer), buffer._version) for buffer in self.module.buffers()]
 
     @contextlib.contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import pickle
+import signal
 import threading
 from importlib.util import find_spec
 from typing import Any
@@ -301,3 +303,25 @@ async def test_each_mistake_is_said_at_once_and_the_next_step_is_right(pg: Proce
     for case in CASES:
         print(case.__name__)
         await case(pg)
+
+
+@spmd(world_size=2, exits={1: -9})
+async def test_a_step_that_does_not_count_leaves_the_buffers_as_its_first_pass_found_them(
+    pg: ProcessGroup,
+) -> None:
+    """Also those that were loaded behind an earlier pass, which no backward pass followed."""
+    import torch
+
+    module, me = torch.nn.BatchNorm1d(4), pg.rank
+    ddp = await dist.DistributedDataParallel(module, pg, elastic=True)
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(me))
+    ddp(inputs)
+    module.running_mean.fill_(7.0)
+    module.num_batches_tracked.fill_(5)
+    if me == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    loss = ddp(inputs).sum() + ddp(inputs).sum()  # two passes of one step
+    assert module.num_batches_tracked == 7
+    loss.backward()
+    assert not await ddp.sync()
+    assert module.running_mean.tolist() == [7.0] * 4 and module.num_batches_tracked == 5
