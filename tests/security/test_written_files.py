@@ -12,6 +12,7 @@ import os
 import pickle
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,15 +114,16 @@ def test_a_link_in_a_checkpoints_folder_is_not_written_through(
 ) -> None:
     """The audit's attack: the index was written by way of a name that everybody knew."""
     planted = shared / "000001-step-1"
-    real = checkpoint_folder.begin
+    real, one_at_a_time = checkpoint_folder.begin, threading.Lock()
 
     def begin(path: Path) -> None:
         real(path)
-        if not (planted / name).is_symlink():
-            (planted / name).unlink(missing_ok=True)
-            (planted / name).symlink_to(precious)
-            if given:
-                give(planted / name)
+        with one_at_a_time:  # each rank has a thread of its own
+            if not (planted / name).is_symlink():
+                (planted / name).unlink(missing_ok=True)
+                (planted / name).symlink_to(precious)
+                if given:
+                    give(planted / name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aiodist.ddp.checkpoint.checkpoints.begin", begin)
