@@ -115,7 +115,7 @@ class Portal(LoopThread):
                 in another thread, which may be a part of the step, this returns at once. None: all steps.
         """
         behind = _unwrapped(group)
-        if self._steps.matter(behind):
+        if self._steps.must_wait(behind):
             self.call(self._steps.end, behind)
 
     def _call(

@@ -25,7 +25,7 @@ class Steps:
         """
         self._going_on[reply] = group
 
-    def matter(self, group: ProcessGroup | None) -> bool:
+    def must_wait(self, group: ProcessGroup | None) -> bool:
         """Whether the calling thread has to wait for steps.
 
         Args:
