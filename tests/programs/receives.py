@@ -3,7 +3,8 @@
 `python -m tests.programs --of receives` runs them. Ranks 1 and 2 send messages of all sizes, by streams: of
 one tag, of objects or tensors. Rank 0 receives them in tasks that give receives up and try again. Then every
 message was received once, and in order by one task; a tensor whose receive was given up holds what the
-program wrote there afterwards.
+program wrote there afterwards. Now and then a task posts all that are left in one step, on real loops also
+those of tensors on a device (a stand-in: `staged`).
 
 In some programs rank 0 closes its group early, while the others send to it. Then every send ends, and what
 rank 0 has received was sent.
@@ -23,6 +24,7 @@ import numpy as np
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
+from tests.backends.cuda.stand_in import Tensor
 
 SIZES = [1, 2, 100, 1024, 1025, 5000, 90_000]
 """Elements of 8 bytes: eager, at the limit, offered, of several fragments, copied by a thread."""
@@ -103,6 +105,11 @@ def plan(seed: int) -> Plan:
 def place_of(seed: int) -> str:
     """Where a seed's program runs."""
     return PLACES[seed % len(PLACES)]
+
+
+def staged(seed: int) -> bool:
+    """Whether a seed's program has tensors on a device, which go through the host."""
+    return place_of(seed) == "shm"
 
 
 def jobs(first: int, count: int) -> Iterator[list[int]]:
@@ -400,8 +407,7 @@ async def _receives(group: ProcessGroup, program: Plan) -> None:
     async with asyncio.timeout(1.5 * limit), asyncio.TaskGroup() as tasks:
         for messages in streams:
             for index in range(messages.stream.tasks):
-                rng = random.Random(f"{program.seed} {messages.stream.tag} {index}")
-                tasks.create_task(_receiver(group, messages, given, rng, limit))
+                tasks.create_task(_receiver(group, messages, given, program.seed, index, limit))
     for messages in streams:
         messages.check()
     given.check()
@@ -409,15 +415,52 @@ async def _receives(group: ProcessGroup, program: Plan) -> None:
     given.check()
 
 
+async def _together(
+    group: ProcessGroup, messages: Messages, rng: random.Random, limit: float, staged: bool
+) -> None:
+    """Receive all that is left: post the receives in one step, and give none up."""
+    stream = messages.stream
+    src = None if stream.anybody else stream.sources[0]
+    posted: list[tuple[Any, dist.Work[Any]]] = []
+    sizes = stream.sizes[len(messages.got) :] if len(stream.sources) == 1 else None
+    for index in range(len(stream.sources) * len(stream.sizes) - len(messages.got)):
+        if stream.kind == "object":
+            posted.append((None, group.recv_object(src, stream.tag)))
+            continue
+        place = _place(stream.kind, stream.sizes[0] if sizes is None else sizes[index])
+        into = Tensor(place) if staged and rng.random() < 0.5 else place
+        posted.append((place, group.recv(into, src, stream.tag)))
+    async with asyncio.timeout(limit):
+        results = await asyncio.gather(*(work for _, work in posted))
+    for (place, _), result in zip(posted, results, strict=True):
+        data = result if place is None else place
+        source, number = _message(stream, data)
+        assert place is None or result == source
+        messages.add(source, number)
+
+
+def _message(stream: Stream, data: Any) -> tuple[int, int]:
+    """The source and number of a message, of which all is here."""
+    source, number = source_and_number(data)
+    whole = 0 <= number < len(stream.sizes) and np.array_equal(data, content(stream, source, number))
+    assert whole, f"no message of {stream}"
+    return source, number
+
+
 async def _receiver(
-    group: ProcessGroup, messages: Messages, given: Given, rng: random.Random, limit: float
+    group: ProcessGroup, messages: Messages, given: Given, seed: int, index: int, limit: float
 ) -> None:
     """Receive with others until all is here."""
+    rng = random.Random(f"{seed} {messages.stream.tag} {index}")
     stream, got = messages.stream, messages.got
     src = None if stream.anybody else stream.sources[0]
     alone = stream.tasks == 1
     tries, most = 0, rng.choice(TRIES)
+    together = random.Random(f"{seed} {stream.tag} together")
     while not messages.whole.is_set():
+        if alone and together.random() < 0.15:
+            await _together(group, messages, together, limit, staged(seed))
+            break
         way = awaits if rng.random() < 0.1 else rng.choice(WAYS)
         place = None
         if stream.kind == "object":
@@ -446,10 +489,7 @@ async def _receiver(
             if rng.random() < 0.5:
                 await asyncio.sleep(rng.choice([0, 0.0005, 0.004]))
             continue
-        data = result if place is None else place
-        source, number = source_and_number(data)
-        whole = 0 <= number < len(stream.sizes) and np.array_equal(data, content(stream, source, number))
-        assert whole, f"no message of {stream}"
+        source, number = _message(stream, result if place is None else place)
         assert place is None or result == source
         messages.add(source, number)
         tries, most = 0, rng.choice(TRIES)

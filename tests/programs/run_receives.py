@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import random
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,8 +24,9 @@ from aiodist.testing import run_cluster
 from aiodist.testing.clock import VirtualLoop, run_virtual
 from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
+from tests.backends.cuda.stand_in import Devices
 from tests.group.held_copies import HeldCopies, held_copies
-from tests.programs.receives import place_of, plan, run_program
+from tests.programs.receives import place_of, plan, run_program, staged
 from tests.programs.run import Violation, first_of, quiet
 
 LIMIT = 200.0
@@ -71,17 +73,19 @@ class _Job:
                 network = MemoryNetwork(delay=lambda *_: rng.choice(delays))
                 run_virtual(self._within(held, rng, network=network))
             return
-        with threads(), asyncio.Runner(loop_factory=_loop_of(self._seeds[0])) as runner:
-            runner.run(self._over_sockets(place))
+        first = self._seeds[0]
+        backend = "cpu:host,cuda:host" if staged(first) else None
+        with threads(), devices(), asyncio.Runner(loop_factory=_loop_of(first)) as runner:
+            runner.run(self._over_sockets(place, backend))
 
-    async def _over_sockets(self, place: str) -> None:
+    async def _over_sockets(self, place: str, backend: str | None) -> None:
         loop = asyncio.get_running_loop()
 
         def endpoint(rank: int) -> SocketEndpoint:
             return SocketEndpoint(loop, rank, "job", b"", boot="one" if place == "shm" else str(rank))
 
         async with asyncio.timeout(LIMIT):
-            await run_cluster(RANKS, self._main, endpoint=endpoint, timeout=LIMIT)
+            await run_cluster(RANKS, self._main, endpoint=endpoint, backend=backend, timeout=LIMIT)
 
     async def _within(self, held: HeldCopies, rng: random.Random, **more: Any) -> None:
         async def steps() -> None:
@@ -118,6 +122,19 @@ def slow_decoding(rng: random.Random) -> Iterator[None]:
         patch.setattr(VirtualLoop, "run_in_executor", run_in_executor)
         patch.setattr(objects, "is_slow", lambda data: len(data) >= 40_000)
         yield
+
+
+@contextlib.contextmanager
+def devices() -> Iterator[None]:
+    """Have `import cupy` find a stand-in."""
+    made = Devices()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in made.modules.items():
+            patch.setitem(sys.modules, name, module)
+        try:
+            yield
+        finally:
+            made.close()
 
 
 def _loop_of(seed: int) -> Any:

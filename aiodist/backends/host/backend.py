@@ -192,7 +192,8 @@ class HostBackend:
     def _hold(self, operation: Operation) -> None:
         """Post a receive two turns of the loop later."""
         messages = self._messages
-        operation.work._taken_back_by(messages.given_up, operation)
+        if type(operation) is Operation:  # a part of another engine's is not taken back
+            operation.work._taken_back_by(messages.given_up, operation)
         messages.held_up.hold(operation, self.channels.loop, self._receive)
 
     def _begin(self, operation: Operation) -> None:
@@ -201,11 +202,10 @@ class HostBackend:
             self._messages.send(operation)
             return
         if call.kind is Kind.recv:
-            if type(operation) is Operation and self._messages.held_up.is_behind(
-                operation.work, operation.tag
-            ):
+            # Also a part of another engine's, so that it does not overtake one of the user's.
+            if self._messages.held_up.is_behind(operation.work, operation.tag):
                 self._hold(operation)
-            else:  # a part of another engine's goes on with that
+            else:
                 self._receive(operation)
             return
         reserved = call.seq in self._reserved

@@ -127,6 +127,47 @@ async def test_messages_of_one_tag_keep_their_order_across_places(
     await run_cluster(2, main, backend=BACKEND)
 
 
+@pytest.mark.parametrize("order", ["hhdd", "hdhd", "hhdh", "dhhd", "hhhd"])
+async def test_receives_of_one_step_keep_their_order_across_places(order: str) -> None:
+    """A receive on the host may have to wait two turns, since one before it may be taken back. Then one on
+    the device waits behind it."""
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            for i in range(len(order)):
+                await pg.send(np.arange(3) + 10 * i, 1)
+            await pg.barrier()
+        else:
+            into = [np.zeros(3, np.int64) for _ in order]
+            await pg.barrier()  # all are here
+            received = [pg.recv(a if at == "h" else Tensor(a), 0) for at, a in zip(order, into, strict=True)]
+            await asyncio.gather(*received)
+            assert np.array_equal(into, [np.arange(3) + 10 * i for i in range(len(order))])
+
+    await run_cluster(2, main, backend=BACKEND)
+
+
+async def test_a_device_receive_waits_behind_one_whose_cancel_is_on_its_way() -> None:
+    """The message of a receive that was cancelled goes to the next one, wherever that wants it."""
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            for i in range(2):
+                await pg.send(np.arange(3) + 10 * i, 1)
+            await pg.barrier()
+        else:
+            into = [np.zeros(3, np.int64) for _ in range(3)]
+            await pg.barrier()
+            first = asyncio.ensure_future(pg.recv(into[0], 0))
+            first.cancel()
+            works = [pg.recv(Tensor(a), 0) for a in into[1:]]
+            await asyncio.gather(*works)
+            assert first.cancelled()
+            assert np.array_equal(into[1:], [np.arange(3), np.arange(3) + 10])
+
+    await run_cluster(2, main, backend=BACKEND)
+
+
 async def test_batches_on_several_hosts_number_alike_in_each_place() -> None:
     """What is held back and then staged takes the hierarchy's numbers once."""
 
