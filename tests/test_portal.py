@@ -735,6 +735,69 @@ def test_an_interrupt_gives_back_what_was_taken_already(monkeypatch: pytest.Monk
         stream.close()
 
 
+@pytest.mark.parametrize("again", ["before", "after"])
+def test_a_second_interrupt_strikes_while_the_first_is_handled(
+    again: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the loop knows of it, or when it does: the next call has taken back what was interrupted."""
+    wait, post = loop_thread.Reply.wait, loop_thread.LoopThread.post
+    left: list[str] = []
+
+    def strike(at: str) -> None:
+        if left[:1] == [at]:
+            left.pop(0)
+            raise KeyboardInterrupt
+
+    def waits(self: Any, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            strike("wait")
+        return wait(self, timeout)
+
+    def posts(self: Any, *args: Any) -> Reply:
+        if left[:1] == ["before"]:
+            strike("before")
+        made = post(self, *args)
+        strike("after")
+        return made
+
+    def twice(call: Callable[[], Any]) -> None:
+        left[:] = ["wait", again]
+        with monkeypatch.context() as patch:
+            patch.setattr(loop_thread.Reply, "wait", waits)
+            patch.setattr(loop_thread.LoopThread, "post", posts)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        assert not left
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        streams, sent = parts_of(pg)
+        place, messages, stream = np.full(3, -1), pg.messages(), streams()
+        ways: list[tuple[Callable[[int], Any], Callable[[], Any]]] = [
+            (lambda number: pg.send(np.full(3, number), 0), lambda: pg.recv(place, 0) or place[0]),
+            (lambda number: pg.send_object(number, 0), lambda: pg.recv_object(0)),
+            (lambda number: pg.send_message(0, number), lambda: number_of(next(messages))),
+            (lambda number: pg.portal.call(sent.put_nowait, number), lambda: number_of(next(stream))),
+        ]
+        for send, take in ways:
+            twice(take)
+            place[:] = -7
+            for number in range(2):
+                send(number)
+            assert set(place) == {-7}
+            assert [take() for _ in range(2)] == [0, 1]
+        block = pg.coalesce()
+        block.__enter__()
+        pg.recv(place, 0)
+        twice(lambda: block.__exit__(None, None, None))
+        place[:] = -7
+        pg.send(np.full(3, 5), 0)
+        other = np.zeros(3, np.int64)
+        pg.recv(other, 0)
+        assert set(place) == {-7} and set(other) == {5}
+        stream.close()
+        assert not pg.portal._interrupted and not pg.portal._replies
+
+
 def test_messages_and_parts_are_iterated_over() -> None:
     """By `for`, by `next`, and by `anext` on the loop; a stream is left at the end of its `with`."""
     with dist.portal.init_process_group(world_size=1) as pg:

@@ -75,6 +75,9 @@ class Portal(LoopThread):
         self._world: ProcessGroup | None = None
         self._groups: weakref.WeakValueDictionary[int, SyncProcessGroup] = weakref.WeakValueDictionary()
         self._steps = Steps()
+        # Calls whose callers were interrupted, until the loop has taken them back, and what has it do so. A
+        # second interrupt may strike in between; then the next call has it done.
+        self._interrupted: dict[Reply, Callable[[], object]] = {}
         self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like
         super().__init__()
 
@@ -114,6 +117,7 @@ class Portal(LoopThread):
             group: whose steps, as the interrupted thread waits for them before it calls its next collective;
                 in another thread, which may be a part of the step, this returns at once. None: all steps.
         """
+        self._give_up_interrupted()
         behind = _unwrapped(group)
         if self._steps.must_wait(behind):
             self.call(self._steps.end, behind)
@@ -125,7 +129,9 @@ class Portal(LoopThread):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        self._give_up_interrupted()
         reply = Reply()
+        give_up = functools.partial(self._give_up, reply, steps_of)
         try:
             seat = self._seats.get(_caller()) if self._seats else None
             self._ask(seat, function, args, kwargs, reply)
@@ -133,30 +139,40 @@ class Portal(LoopThread):
             return reply.get()
         except BaseException as error:
             if error is not reply.error:  # Ctrl-C, wherever it struck
-                if steps_of is not None:
-                    self._steps.add(reply, steps_of._group)
-                self._give_up(reply)
+                self._interrupted[reply] = give_up  # before any call: a second one cannot strike up to here
+                give_up()
             raise
 
-    def _give_up(self, reply: Reply) -> None:
+    def _give_up(self, reply: Reply, steps_of: SyncProcessGroup | None) -> None:
         """Take back the receive whose caller was interrupted: its tensor is the caller's then, and its
         message the next one's; likewise a message of the mailbox, a stream's part, or what a training object
-        says of its step. Other operations go on. A loop that is blocked is waited for a moment only."""
+        says of its step. Other operations go on."""
+        if steps_of is not None:
+            self._steps.add(reply, steps_of._group)
+        self._post_given_up(reply, self._take_back)
 
-        def soon(taken_back: Reply) -> None:  # a turn later, a call in a block has been issued
-            asyncio.get_running_loop().call_soon(self._take_back, reply, taken_back)
-
-        with contextlib.suppress(GroupClosed, UsageError):
-            self.post(soon).wait(PATIENCE)
-
-    def _break_off(self, seat: Seat, manager: Any, error: BaseException, reply: Reply) -> None:
+    def _break_off(self, seat: Seat, manager: Any, reply: Reply) -> None:
         """Leave a block whose caller was interrupted at its end. Its receives are taken back, as where the
         end is cancelled; what else began goes on."""
-        with contextlib.suppress(GroupClosed, UsageError):
-            if not reply.settled and reply not in self._replies:  # it was not asked for yet
-                self._ask(seat, manager.__aexit__, (type(error), error, error.__traceback__)).wait(PATIENCE)
-            elif isinstance(manager, Batch):
-                self.post(functools.partial(self._end, reply)).wait(PATIENCE)
+        self._post_given_up(reply, functools.partial(self._end_block, seat, self.calling(), manager))
+
+    def _post_given_up(self, given_up: Reply, answer: Callable[[Reply, Reply], None]) -> None:
+        """Have the loop call `answer(given_up, reply)`, once, and wait for the reply. A loop that is blocked
+        is waited for a moment only."""
+
+        def soon(reply: Reply) -> None:  # a turn later, a call in a block has been issued
+            asyncio.get_running_loop().call_soon(self._once, given_up, answer, reply)
+
+        try:
+            self.post(soon).wait(PATIENCE)
+        except (GroupClosed, UsageError):
+            self._interrupted.pop(given_up, None)
+
+    def _give_up_interrupted(self) -> None:
+        """Take back the calls of which the loop may not know that their callers were interrupted."""
+        if self._interrupted and not self.inside():
+            for give_up in list(self._interrupted.values()):
+                give_up()
 
     def close(self) -> None:
         """Close the world's group gracefully, and end the thread. May be repeated."""
@@ -264,13 +280,25 @@ class Portal(LoopThread):
     def _work_ended(self, reply: Reply, work: Work[Any]) -> None:
         self._wrap_up(reply, *work._outcome())
 
-    def _end(self, given_up: Reply, reply: Reply) -> None:
-        """Cancel the task of a reply, and wait for its end."""
-        if given_up.task is None:
+    def _once(self, given_up: Reply, answer: Callable[[Reply, Reply], None], reply: Reply) -> None:
+        """Do what an interrupted call asks for, which may ask twice."""
+        if self._interrupted.pop(given_up, None) is None:
             self.settle(reply, None)
         else:
+            answer(given_up, reply)
+
+    def _end_block(self, seat: Seat, calling: Calling, manager: Any, given_up: Reply, reply: Reply) -> None:
+        """Leave a block; a batch whose end goes on is cancelled, and `reply` waits for that."""
+        if given_up.task is None and not given_up.settled:  # the end was not asked for yet
+            error = KeyboardInterrupt()
+            self._answer_asked(
+                seat, calling, functools.partial(manager.__aexit__, KeyboardInterrupt, error, None), reply
+            )
+        elif given_up.task is not None and isinstance(manager, Batch):
             given_up.task.cancel()
             given_up.task.add_done_callback(lambda _: self.settle(reply, None))
+        else:
+            self.settle(reply, None)
 
     def _take_back(self, given_up: Reply, reply: Reply) -> None:
         source, task, work = given_up.taken_from, given_up.task, given_up.work
@@ -456,17 +484,19 @@ class _SyncContext:
     def __exit__(self, *error: Any) -> Any:
         seat, portal = self._seat, self._portal
         assert seat is not None
+        reply = Reply()
+        break_off = functools.partial(portal._break_off, seat, self._manager, reply)
         seat.depth -= 1
         if not seat.depth:
             del portal._seats[self._entrant]
-        reply = Reply()
         try:
             portal._ask(seat, self._manager.__aexit__, error, None, reply)
             reply.wait()
             return reply.get()
         except BaseException as raised:
             if raised is not reply.error:  # Ctrl-C, wherever it struck
-                portal._break_off(seat, self._manager, raised, reply)
+                portal._interrupted[reply] = break_off  # as in `_call`
+                break_off()
             raise
 
 
