@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,9 @@ def values(*seed: int) -> list[Any]:
     return [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
 
 
-def ranks(program: Any, size: int, exits: dict[int, int] | None = None) -> list[str]:
+def ranks(program: Any, size: int, exits: dict[int, int] | None = None, *more: str) -> list[str]:
     """Run a function of this file on real processes; what each rank printed."""
-    outcomes = asyncio.run(launch([__file__, program.__name__], size, timeout=120))
+    outcomes = asyncio.run(launch([__file__, program.__name__, *more], size, timeout=120))
     check(outcomes, exits or {})
     return [outcome.output for outcome in outcomes]
 
@@ -88,6 +89,46 @@ def sharded() -> None:
             optimizer.step(values(pg.rank, step))
         assert optimizer.steps == STEPS
         print("bits", bits(weights))
+
+
+def checkpointed() -> None:
+    """Saved and loaded with the portal's training objects; a save that Ctrl-C interrupts is whole."""
+    folder = sys.argv[2]
+    with portal.init_process_group() as pg:
+        weights = values(pg.rank)
+        optimizer = portal.ShardedOptimizer(pg, weights, falling)
+        with portal.Checkpoints(pg, folder) as checkpoints:
+            assert checkpoints.load(optimizer=optimizer) is None
+            optimizer.step(values(pg.rank, 0))
+            saving = checkpoints.save(1, optimizer=optimizer, weights=weights, note="x")
+            assert saving is not None and saving.step == 1
+            assert saving.wait().is_dir() and saving.done()
+            kept = bits(weights)
+            optimizer.step(values(pg.rank, 1))
+            if pg.rank == 0:
+                thread = interrupt_when_blocked(pg)
+                with pytest.raises(KeyboardInterrupt):
+                    checkpoints.save(2, optimizer=optimizer)
+                thread.join()
+                pg.send(np.zeros(1), 1)
+            else:
+                pg.recv(np.zeros(1), 0)
+                checkpoints.save(2, optimizer=optimizer)
+            optimizer.step(values(pg.rank, 2))
+            after = bits(weights)
+            last = checkpoints.save(3, note="y")
+            assert last is not None and last.wait()
+            assert checkpoints.steps() == [1, 2, 3]
+            found = checkpoints.load(1, optimizer=optimizer)
+            assert found is not None and found["note"] == "x" and bits(found["weights"]) == kept
+            optimizer.synced()
+            assert optimizer.steps == 1 and bits(weights) == kept
+            for step in (1, 2):
+                optimizer.step(values(pg.rank, step))
+            assert bits(weights) == after
+            with pytest.raises(dist.CheckpointError, match="no checkpoint of step 7"):
+                checkpoints.load(7)
+        print("bits", after)
 
 
 def a_rank_dies() -> None:
@@ -304,6 +345,11 @@ def test_the_others_go_on_when_a_rank_dies() -> None:
     assert "end [0, 2]" in first and "end [0, 2]" in last
 
 
+def test_checkpoints_and_the_way_on_after_a_load(tmp_path: Path) -> None:
+    first, second = ranks(checkpointed, 2, None, str(tmp_path / "checkpoints"))
+    assert first.split()[-1] == second.split()[-1]
+
+
 def test_after_ctrl_c_the_next_finish_says_how_the_step_ended() -> None:
     ranks(interrupted_finish, 2)
 
@@ -355,11 +401,11 @@ def test_how_a_step_ended_is_given_back(codec: str | None, monkeypatch: pytest.M
         assert sync.finish()[0].tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("name", ["GradientSync", "DiLoCo", "LocalSGD", "ShardedOptimizer"])
+@pytest.mark.parametrize("name", ["GradientSync", "DiLoCo", "LocalSGD", "ShardedOptimizer", "Checkpoints"])
 def test_every_method_is_there(name: str) -> None:
     facade, original = getattr(portal, name), getattr(ddp, name)
     for method, function in inspect.getmembers(original, inspect.isfunction):
-        if not method.startswith("_") and method != "synced":
+        if not method.startswith("_"):
             mirror = getattr(facade, method)
             assert not inspect.iscoroutinefunction(mirror) and inspect.getdoc(mirror)
             assert inspect.signature(mirror).parameters == inspect.signature(function).parameters

@@ -479,8 +479,8 @@ class ProcessGroup:
 
         The receive waits as long as the sender takes, unless `timeout` is given. Without `async_op=True` it
         is taken back if its one await ends without the result: it no longer touches the tensor, and the
-        message goes to the next receive. (A receive of a tensor on a device, or that MPI or NCCL moves, goes
-        on.)
+        message goes to the next receive. (A receive of a tensor on a device, or that MPI, NCCL or another
+        engine carries out, goes on.)
 
         Args:
             tensor: of the message's dtype and number of elements; overwritten.

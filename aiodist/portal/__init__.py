@@ -12,7 +12,8 @@ A portal is a thread that runs an event loop, and the loop runs aiodist. Every m
 exists on `SyncProcessGroup`, made from the original when this package is loaded: the call crosses to the
 loop, is issued there, and the caller gets what `await` would have given.
 
-`GradientSync`, `ShardedOptimizer`, `DiLoCo` and `LocalSGD` are here, too, with methods that block.
+`GradientSync`, `ShardedOptimizer`, `DiLoCo`, `LocalSGD` and `Checkpoints` are here, too, with methods that
+block.
 
 - Issue order is the order of the calls: a method returns after its operation was issued. Threads that share
   a group have to agree on an order as ranks do; give each a group of its own.
@@ -28,9 +29,10 @@ loop, is issued there, and the caller gets what `await` would have given.
 
 from aiodist.portal.facade import Portal, SyncProcessGroup, SyncWork, init_process_group, join
 from aiodist.portal.taking import SyncIterator
-from aiodist.portal.training import DiLoCo, GradientSync, LocalSGD, ShardedOptimizer
+from aiodist.portal.training import Checkpoints, DiLoCo, GradientSync, LocalSGD, ShardedOptimizer, SyncSaving
 
 __all__ = [
+    "Checkpoints",
     "DiLoCo",
     "GradientSync",
     "LocalSGD",
@@ -38,6 +40,7 @@ __all__ = [
     "ShardedOptimizer",
     "SyncIterator",
     "SyncProcessGroup",
+    "SyncSaving",
     "SyncWork",
     "init_process_group",
     "join",

@@ -1,11 +1,14 @@
-"""The training classes for synchronous code: the same arguments and methods, and each call blocks."""
+"""Training classes and checkpoints for synchronous code: the same arguments and methods; each call blocks."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import operator
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from aiodist import ddp
 from aiodist.errors import UsageError, shown
@@ -28,7 +31,7 @@ class _Training:
 
     def __init_subclass__(cls) -> None:
         for name, function in inspect.getmembers(cls._kind, inspect.isfunction):
-            if not name.startswith("_") and name != "synced":  # all have the values once it is made
+            if not name.startswith("_") and name not in vars(cls):
                 setattr(cls, name, _method(name, function))
 
     def __init__(self, pg: Any, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +109,101 @@ class ShardedOptimizer(_Training):
     """`aiodist.ShardedOptimizer` for synchronous code: `step` blocks until all have the new values.
 
     Made when all ranks have rank 0's values. `pg` is a group of the portal's, or torch's, made by aiodist.
-    `restore` stays an async function; it runs on the portal's loop.
+    After a load call `synced`. `restore` stays an async function; it runs on the portal's loop.
     """
 
     _kind = ddp.ShardedOptimizer
+
+
+class SyncSaving:
+    """A checkpoint that is being written, for synchronous code; `wait` stands for `await`.
+
+    Attributes:
+        step: that was saved.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, saving: ddp.Saving) -> None:
+        self._checkpoints = checkpoints
+        self._saving = saving
+        self.step = saving.step
+
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._saving.done()
+
+    def wait(self) -> Path:
+        """Block until it is whole, on the disk, and return its folder.
+
+        Raises:
+            CheckpointError: a rank could not write, or ranks had other values.
+            GroupBroken: a member died before it was whole. Older checkpoints are as they were.
+        """
+        path: Path = self._checkpoints.portal.call(_awaited, self._saving)
+        return path
+
+
+class Checkpoints(_Training):
+    """`aiodist.Checkpoints` for synchronous code: leave it by `with`, or `close` it::
+
+        with dist.portal.Checkpoints(pg, "checkpoints", keep=3) as checkpoints:
+            checkpoints.load(optimizer=optimizer)
+            optimizer.synced()
+            while optimizer.steps < steps:
+                ...
+                if optimizer.steps % 100 == 0:
+                    checkpoints.save(optimizer.steps, optimizer=optimizer)
+
+    `save` returns when what is to be saved is copied. Training objects are those of the portal.
+
+    Args:
+        pg: a group of the portal's, or torch's, made by aiodist.
+        folder, options: as of `aiodist.Checkpoints`.
+    """
+
+    _kind = ddp.Checkpoints
+
+    def __init__(self, pg: Any, folder: str | Path, **options: Any) -> None:
+        self._group = _group_of(pg, "Checkpoints", elastic=False)
+        self.portal = self._group.portal
+        self._made = ddp.Checkpoints(self._group._group, folder, **options)
+
+    def save(self, step: int, /, **things: Any) -> SyncSaving | None:
+        """`aiodist.Checkpoints.save` → the checkpoint that is being written; None where it was skipped."""
+        self.portal.end_steps(self._group)
+        saving = self.portal.step(self._group, self._made.save, step, **_behind(things))
+        return None if saving is None else SyncSaving(self, saving)
+
+    def load(self, step: int | None = None, /, **things: Any) -> ddp.Checkpoint | None:
+        """`aiodist.Checkpoints.load` → the checkpoint; None where `step` is None and there is none."""
+        self.portal.end_steps(self._group)
+        found: ddp.Checkpoint | None = self.portal.step(self._group, self._made.load, step, **_behind(things))
+        return found
+
+    def close(self) -> None:
+        """Wait for the last write. Not collective.
+
+        Raises:
+            CheckpointError: it failed, and nobody has waited for it.
+        """
+        self.portal.end_steps(self._group)
+        self.portal.call(self._made.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.portal.call(self._made.__aexit__, kind, error, trace)
+
+
+def _behind(things: Mapping[str, Any]) -> dict[str, Any]:
+    """Things with the training objects of the loop in the place of the portal's."""
+    return {name: thing._made if isinstance(thing, _Training) else thing for name, thing in things.items()}
+
+
+async def _awaited(saving: ddp.Saving) -> Path:
+    return await saving

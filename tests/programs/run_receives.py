@@ -74,11 +74,11 @@ class _Job:
                 run_virtual(self._within(held, rng, network=network))
             return
         first = self._seeds[0]
-        backend = "cpu:host,cuda:host" if staged(first) else None
+        backend = "cpu:host,cuda:host" if staged(first) else "host"
         with threads(), devices(), asyncio.Runner(loop_factory=_loop_of(first)) as runner:
             runner.run(self._over_sockets(place, backend))
 
-    async def _over_sockets(self, place: str, backend: str | None) -> None:
+    async def _over_sockets(self, place: str, backend: str) -> None:
         loop = asyncio.get_running_loop()
 
         def endpoint(rank: int) -> SocketEndpoint:

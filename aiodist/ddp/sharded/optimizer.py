@@ -275,7 +275,7 @@ class ShardedOptimizer:
         if not self._synced:
             raise UsageError(
                 "this rank may not have the common values yet",
-                hint="Write `await optimizer` first, also after a load",
+                hint="Write `await optimizer` first, also after a load (`optimizer.synced()` in the portal)",
             )
 
     def _check_idle(self, what: str) -> None:
