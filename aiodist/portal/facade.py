@@ -524,7 +524,9 @@ def _sync(method: Any) -> Any:
     def blocking(self: SyncProcessGroup, *args: Any, **kwargs: Any) -> Any:
         if name in COLLECTIVES:
             self.portal.end_steps(self)  # they come first, as on the other ranks
-        return self.portal.call(getattr(self._group, name), *args, **kwargs)
+        # Not by `call(…, *args, **kwargs)`: CPython looks at signals once more behind such a call, where the
+        # result is in nobody's hands.
+        return self.portal._call(None, getattr(self._group, name), args, kwargs)
 
     signature = inspect.signature(method).replace(return_annotation=inspect.Signature.empty)
     blocking.__signature__ = signature  # type: ignore[attr-defined]

@@ -72,7 +72,8 @@ def _method(name: str, function: Any) -> Any:
     @functools.wraps(function)
     def blocking(self: _Training, *args: Any, **kwargs: Any) -> Any:
         self.portal.end_steps(self._group)
-        return self.portal.step(self._group, getattr(self._made, name), *args, **kwargs)
+        # Not by `step(…, *args, **kwargs)`: see `facade._sync`.
+        return self.portal._call(self._group, getattr(self._made, name), args, kwargs)
 
     signature = inspect.signature(function)
     blocking.__signature__ = signature  # type: ignore[attr-defined]
