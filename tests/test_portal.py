@@ -34,6 +34,7 @@ from aiodist.portal import (
     ShardedOptimizer,
     SyncProcessGroup,
     SyncWork,
+    facade,
     init_process_group,
     loop_thread,
 )
@@ -265,8 +266,12 @@ def test_calls_of_several_steps_in_a_block() -> None:
 
 
 def test_ctrl_c_while_entering_a_block_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, left = Reply.wait, [KeyboardInterrupt()]
+
     def interrupted(reply: Reply, timeout: float | None = None) -> bool:
-        raise KeyboardInterrupt
+        if left:
+            raise left.pop()
+        return wait(reply, timeout)
 
     with alone() as pg:
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
@@ -745,11 +750,12 @@ def test_an_interrupt_gives_back_what_was_taken_already(monkeypatch: pytest.Monk
         stream.close()
 
 
-@pytest.mark.parametrize("again", ["before", "after"])
+@pytest.mark.parametrize("again", ["before", "after", "wait"])
 def test_a_second_interrupt_strikes_while_the_first_is_handled(
     again: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the loop knows of it, or when it does: the next call has taken back what was interrupted."""
+    """Before the loop knows of it, when it does, or in the wait for it. What was interrupted has been taken
+    back when the interrupt is raised."""
     wait, post = loop_thread.Reply.wait, loop_thread.LoopThread.post
     left: list[str] = []
 
@@ -789,8 +795,8 @@ def test_a_second_interrupt_strikes_while_the_first_is_handled(
             (lambda number: pg.portal.call(sent.put_nowait, number), lambda: number_of(next(stream))),
         ]
         for send, take in ways:
-            twice(take)
             place[:] = -7
+            twice(take)
             for number in range(2):
                 send(number)
             assert set(place) == {-7}
@@ -808,11 +814,87 @@ def test_a_second_interrupt_strikes_while_the_first_is_handled(
         assert not pg.portal._interrupted and not pg.portal._replies
 
 
-@pytest.mark.parametrize("facade", [SyncProcessGroup, GradientSync, ShardedOptimizer, DiLoCo])
-def test_no_call_has_a_result_where_a_signal_is_looked_for(facade: type) -> None:
+def test_what_a_blocked_loop_has_not_begun_is_not_begun_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receive whose caller was interrupted, and has its tensor back, though the loop knows of neither."""
+    wait, left = loop_thread.Reply.wait, [KeyboardInterrupt()]
+
+    def waits(self: Any, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread() and left:
+            raise left.pop()
+        return wait(self, timeout)
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        for number in range(2):
+            pg.send(np.full(3, number), 0)
+        blocked, free, place = threading.Event(), threading.Event(), np.full(3, -7)
+
+        def block() -> None:
+            blocked.set()
+            assert free.wait(60)
+
+        thread = threading.Thread(target=pg.portal.call, args=(block,))
+        thread.start()
+        assert blocked.wait(60)
+        with monkeypatch.context() as patch:
+            patch.setattr(facade, "PATIENCE", 0.01)
+            patch.setattr(loop_thread.Reply, "wait", waits)
+            with pytest.raises(KeyboardInterrupt):
+                pg.recv(place, 0)
+        free.set()
+        thread.join()
+        for number in range(2):
+            other = np.zeros(3, np.int64)
+            pg.recv(other, 0)
+            assert set(other) == {number}
+        assert set(place) == {-7}
+
+
+def test_a_block_that_nobody_leaves_is_left() -> None:
+    """An interrupt struck before the first line of its `__exit__`; or in it, at any moment."""
+    with dist.portal.init_process_group(world_size=1) as pg:
+        place = np.full(3, -7)
+        block = pg.coalesce()
+        block.__enter__()
+        held = pg.recv(place, 0)
+        del block
+        assert pg.all_reduce(np.ones(2)).tolist() == [1, 1]
+        pg.send(np.full(3, 5), 0)
+        other = np.zeros(3, np.int64)
+        pg.recv(other, 0)
+        assert set(place) == {-7} and set(other) == {5} and held.exception() is not None
+        assert not pg._group._core.batches.open and not pg.portal._seats
+
+
+def test_a_block_whose_messages_have_come_gives_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt strikes when the loop has left the block, and the caller has not."""
+    get = loop_thread.Reply.get
+
+    def interrupts(self: Any) -> Any:
+        get(self)
+        raise KeyboardInterrupt
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        for number in range(3):
+            pg.send(np.full(3, number), 0)
+        places = [np.full(3, -7) for _ in range(2)]
+        block = pg.coalesce()
+        block.__enter__()
+        for place in places:
+            pg.recv(place, 0)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(loop_thread.Reply, "get", interrupts)
+            block.__exit__(None, None, None)
+        for number in range(3):
+            other = np.zeros(3, np.int64)
+            pg.recv(other, 0)
+            assert set(other) == {number}
+
+
+@pytest.mark.parametrize("kind", [SyncProcessGroup, GradientSync, ShardedOptimizer, DiLoCo])
+def test_no_call_has_a_result_where_a_signal_is_looked_for(kind: type) -> None:
     """CPython looks for signals behind a call that passes `*args`: a message was lost there, by one in 130
     interrupts at the end of a receive. A call of a Python function with its arguments has no such moment."""
-    found = filter(inspect.isfunction, vars(facade).values())
+    found = filter(inspect.isfunction, vars(kind).values())
     blocking = [method for method in found if method.__code__.co_name == "blocking"]
     assert blocking
     for method in blocking:

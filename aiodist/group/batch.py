@@ -136,6 +136,7 @@ class Batch:
         self._group = group
         self._issuer: object = None
         self._used = self._part = False
+        self._taken: list[tuple[Work[Any], Any]] = []  # works that have ended, and what takes a receive back
 
     async def __aenter__(self) -> Batch:
         if self._used:
@@ -166,6 +167,7 @@ class Batch:
                 take_back = work._take_back
                 await work
                 work._goes_on_to_be_awaited(take_back)
+                self._taken.append((work, take_back))
         except (asyncio.CancelledError, GeneratorExit):
             for work in works:
                 if work._awaited:
@@ -177,6 +179,12 @@ class Batch:
             for work in works:
                 work._goes_on_to_be_awaited(None)
                 work._let_be_dropped()
+
+    def give_back(self) -> None:
+        """Take the receives back, of which all messages have come: the caller was interrupted as they did."""
+        for work, take_back in self._taken:
+            work._goes_on_to_be_awaited(take_back)
+            work._give_up()
 
 
 class Held(NamedTuple):

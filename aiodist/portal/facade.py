@@ -57,6 +57,9 @@ COLLECTIVES = frozenset(
 )
 """Methods of a group that all its members call in the same order."""
 
+RECEIVES = frozenset({"recv", "recv_object"})
+"""Methods of a group that are not begun any more when their caller was interrupted."""
+
 PATIENCE = 1.0
 """Seconds to wait for the loop to take a receive back, when its caller was interrupted."""
 
@@ -140,7 +143,11 @@ class Portal(LoopThread):
         except BaseException as error:
             if error is not reply.error:  # Ctrl-C, wherever it struck
                 self._interrupted[reply] = give_up  # before any call: a second one cannot strike up to here
-                give_up()
+                try:
+                    give_up()
+                except BaseException:
+                    _surely(give_up)
+                    raise
             raise
 
     def _give_up(self, reply: Reply, steps_of: SyncProcessGroup | None) -> None:
@@ -151,17 +158,32 @@ class Portal(LoopThread):
             self._steps.add(reply, steps_of._group)
         self._post_given_up(reply, self._take_back)
 
-    def _break_off(self, seat: Seat, manager: Any, reply: Reply) -> None:
-        """Leave a block whose caller was interrupted at its end. Its receives are taken back, as where the
-        end is cancelled; what else began goes on."""
-        self._post_given_up(reply, functools.partial(self._end_block, seat, self.calling(), manager))
+    def _break_off(self, block: _SyncContext) -> None:
+        """Leave a block whose caller was interrupted as it entered or left it. Its receives are taken back,
+        as where the end is cancelled; what else began goes on."""
+        block._step_out()
+        self._post_given_up(block._leaving, functools.partial(self._end_block, block, self.calling()))
+
+    def _drop(self, block: _SyncContext) -> None:
+        """Leave a block that nobody will leave. In any thread."""
+        block._step_out()
+        end = functools.partial(self._end_block, block, self.calling(), block._leaving, Reply())
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(end)
 
     def _post_given_up(self, given_up: Reply, answer: Callable[[Reply, Reply], None]) -> None:
         """Have the loop call `answer(given_up, reply)`, once, and wait for the reply. A loop that is blocked
         is waited for a moment only."""
 
+        def once(reply: Reply) -> None:
+            if self._interrupted.pop(given_up, None) is None:  # it was asked for before
+                self.settle(reply, None)
+            else:
+                answer(given_up, reply)
+
         def soon(reply: Reply) -> None:  # a turn later, a call in a block has been issued
-            asyncio.get_running_loop().call_soon(self._once, given_up, answer, reply)
+            asyncio.get_running_loop().call_soon(once, reply)
 
         try:
             self.post(soon).wait(PATIENCE)
@@ -227,6 +249,9 @@ class Portal(LoopThread):
     def _answer_asked(
         self, seat: Seat | None, calling: Calling, asked: functools.partial[Any], reply: Reply
     ) -> None:
+        if reply in self._interrupted and getattr(asked.func, "__name__", "") in RECEIVES:
+            self.settle(reply, None)  # the loop was blocked, and the tensor is the caller's by now
+            return
         if seat is None:
             awaited = self._issue(calling, asked, reply)
             if awaited is not None:
@@ -280,23 +305,25 @@ class Portal(LoopThread):
     def _work_ended(self, reply: Reply, work: Work[Any]) -> None:
         self._wrap_up(reply, *work._outcome())
 
-    def _once(self, given_up: Reply, answer: Callable[[Reply, Reply], None], reply: Reply) -> None:
-        """Do what an interrupted call asks for, which may ask twice."""
-        if self._interrupted.pop(given_up, None) is None:
-            self.settle(reply, None)
-        else:
-            answer(given_up, reply)
-
-    def _end_block(self, seat: Seat, calling: Calling, manager: Any, given_up: Reply, reply: Reply) -> None:
+    def _end_block(self, block: _SyncContext, calling: Calling, given_up: Reply, reply: Reply) -> None:
         """Leave a block; a batch whose end goes on is cancelled, and `reply` waits for that."""
-        if given_up.task is None and not given_up.settled:  # the end was not asked for yet
+        entering, manager = block._entering, block._manager
+        if entering.task is not None and not entering.settled:
+            entering.task.cancel()
+            again = functools.partial(self._end_block, block, calling, given_up, reply)
+            entering.task.add_done_callback(lambda _: again())  # behind the one that settles it
+        elif not entering.settled or entering.error is not None:  # it was not entered
+            self.settle(reply, None)
+        elif given_up.task is None and not given_up.settled:  # the end was not asked for yet
             error = KeyboardInterrupt()
-            self._answer_asked(
-                seat, calling, functools.partial(manager.__aexit__, KeyboardInterrupt, error, None), reply
-            )
+            leave = functools.partial(manager.__aexit__, KeyboardInterrupt, error, None)
+            self._answer_asked(block._seat, calling, leave, reply)
         elif given_up.task is not None and isinstance(manager, Batch):
-            given_up.task.cancel()
-            given_up.task.add_done_callback(lambda _: self.settle(reply, None))
+            task = given_up.task
+            if task.done() and not task.cancelled() and task.exception() is None:
+                manager.give_back()
+            task.cancel()
+            task.add_done_callback(lambda _: self.settle(reply, None))
         else:
             self.settle(reply, None)
 
@@ -451,6 +478,16 @@ class Seat:
         self.depth = 0
 
 
+def _surely(action: Callable[[], None], times: int = 100) -> None:
+    """Do something to its end, which may be begun again, as often as it is interrupted; raise that then."""
+    try:
+        action()
+    except BaseException:
+        if times:
+            _surely(action, times - 1)
+        raise
+
+
 def _caller() -> object:
     """The caller: this thread, or, where it runs a loop of its own, the task."""
     task = None if asyncio._get_running_loop() is None else asyncio.current_task()
@@ -463,41 +500,60 @@ class _SyncContext:
     def __init__(self, portal: Portal, manager: Any) -> None:
         self._portal = portal
         self._manager = manager
-        self._seat: Seat | None = None
-        self._entrant: object = None
+        self._entering, self._leaving = Reply(), Reply()
+        self._entrant = caller = _caller()
+        self._seat = portal._seats.get(caller) or Seat()
+        self._inside = False
 
     def __enter__(self) -> Any:
-        portal, caller = self._portal, _caller()
-        seat = portal._seats.get(caller) or Seat()
-        reply = portal._ask(seat, self._manager.__aenter__)
+        portal, reply = self._portal, self._entering
         try:
+            self._entrant = caller = _caller()
+            self._seat = seat = portal._seats.get(caller) or Seat()
+            portal._ask(seat, self._manager.__aenter__, reply=reply)
             reply.wait()
-        except BaseException as error:  # Ctrl-C: the block is not entered, so nobody will leave it
-            portal._ask(seat, self._manager.__aexit__, (type(error), error, error.__traceback__))
+            entered = reply.get()
+            if isinstance(entered, _SyncContext):
+                entered = self
+            # No call from here on: an interrupt strikes before, or in the block, which is left then.
+            portal._seats[caller] = seat
+            seat.depth += 1
+            self._inside = True
+        except BaseException as error:
+            if error is not reply.error:  # Ctrl-C: nobody will leave the block
+                portal._interrupted[self._leaving] = self._break_off  # as in `_call`
+                _surely(self._break_off)
             raise
-        entered = reply.get()
-        portal._seats[caller] = self._seat = seat
-        self._entrant = caller
-        seat.depth += 1
-        return self if isinstance(entered, _SyncContext) else entered
+        return entered
 
     def __exit__(self, *error: Any) -> Any:
-        seat, portal = self._seat, self._portal
-        assert seat is not None
-        reply = Reply()
-        break_off = functools.partial(portal._break_off, seat, self._manager, reply)
-        seat.depth -= 1
-        if not seat.depth:
-            del portal._seats[self._entrant]
-        try:
-            portal._ask(seat, self._manager.__aexit__, error, None, reply)
+        try:  # at once: for what strikes before there is `__del__`
+            portal, reply = self._portal, self._leaving
+            self._step_out()
+            portal._ask(self._seat, self._manager.__aexit__, error, None, reply)
             reply.wait()
             return reply.get()
         except BaseException as raised:
-            if raised is not reply.error:  # Ctrl-C, wherever it struck
-                portal._interrupted[reply] = break_off  # as in `_call`
-                break_off()
+            if raised is not self._leaving.error:  # Ctrl-C, wherever it struck
+                self._portal._interrupted[self._leaving] = self._break_off  # as in `_call`
+                _surely(self._break_off)
             raise
+
+    def __del__(self) -> None:
+        # An interrupt struck before the first line of `__exit__`, and `with` has let go of this.
+        if self._inside:
+            self._portal._drop(self)
+
+    def _break_off(self) -> None:
+        self._portal._break_off(self)
+
+    def _step_out(self) -> None:
+        """Have the calls of this caller belong to the block no more. May be repeated."""
+        if self._inside:
+            self._inside = False
+            self._seat.depth -= 1
+            if not self._seat.depth:
+                self._portal._seats.pop(self._entrant, None)
 
 
 class _Method(Generic[P, T]):
