@@ -258,6 +258,9 @@ class Checkpoints:
                     )
         except Exception as error:  # of memory, say; the others are told when they write
             copied = error
+        if self._stop.is_set():  # meanwhile
+            self._leave_group()
+            raise CheckpointError(f"the checkpoint of step {number} was not taken: its Checkpoints was left")
         task = asyncio.create_task(self._write(pg, path, number, copied))
         self._last = Saving(number, task)
         return self._last
@@ -504,13 +507,16 @@ class Checkpoints:
         self._stop.set()
         if self._last is not None:
             self._last.cancel()
-        if self._group is not None:
-            group, self._group = self._group[1], None
-            group.abort("a rank has left its Checkpoints by an exception")
+        self._leave_group()
         if self._last is not None:
             await self._last.ended()
         while self._threads:
             await asyncio.wait(self._threads)
+
+    def _leave_group(self) -> None:
+        if self._group is not None:
+            group, self._group = self._group[1], None
+            group.abort("a rank has left its Checkpoints by an exception")
 
     async def _close_group(self) -> None:
         if self._group is not None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import aiodist.ddp.checkpoint.checkpoints as module
 from aiodist.ddp import Checkpoints, DiLoCo, PerRank, ShardedOptimizer
 from aiodist.ddp.checkpoint import files
-from aiodist.ddp.checkpoint.folder import finish
+from aiodist.ddp.checkpoint.folder import finish, listed
 from aiodist.errors import CheckpointError, GroupAborted, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.cluster import run_cluster
@@ -710,6 +710,33 @@ def test_an_exception_on_one_rank_does_not_hold_up_the_others(
             assert await checkpoints.steps() == [*[0][:before], 3]
 
     on_all(3, part)
+
+
+def test_a_save_that_begins_when_its_checkpoints_are_left_is_not_taken(tmp_path: Path) -> None:
+    """It goes on where its caller was interrupted; no group is left open, and the other rank is told."""
+
+    async def part(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            checkpoints = Checkpoints(pg, tmp_path)
+            await pg.barrier()
+            saving = await checkpoints.save(1, weights=np.arange(3.0))
+            assert saving is not None
+            with pytest.raises(GroupAborted, match="left its Checkpoints by an exception"):
+                await saving
+        else:
+            with pytest.raises(KeyError, match="mine"):
+                async with Checkpoints(pg, tmp_path) as checkpoints:
+                    save = asyncio.create_task(checkpoints.save(1, weights=np.arange(3.0)))
+                    await asyncio.sleep(0)  # it waits for the other rank
+                    raise KeyError("mine")
+            await pg.barrier()
+            with pytest.raises(CheckpointError, match="step 1 was not taken: its Checkpoints was left"):
+                await save
+        assert pg.rank or checkpoints._group is None
+        await pg.barrier()
+
+    on_all(2, part)
+    assert [one for one in listed(tmp_path) if one.whole] == []
 
 
 def test_an_await_that_gave_up_was_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
