@@ -849,6 +849,39 @@ def test_what_a_blocked_loop_has_not_begun_is_not_begun_any_more(monkeypatch: py
         assert set(place) == {-7}
 
 
+def test_a_lock_is_entered_again_and_by_many_threads() -> None:
+    """Each `with` of one manager is an entering of its own."""
+    with dist.portal.init_process_group(world_size=1) as pg:
+        lock = pg.portal.call(asyncio.Lock)
+        inside, most, errors = 0, 0, []
+
+        def enter() -> None:
+            nonlocal inside, most
+            try:
+                for _ in range(20):
+                    with lock:
+                        inside += 1
+                        most = max(most, inside)
+                        assert pg.portal.call(asyncio.sleep, 0, inside) == 1
+                        inside -= 1
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=enter) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert most == 1 and not inside and not errors
+        assert not lock._blocks and not pg.portal._seats
+        block = pg.coalesce()
+        with block:
+            pass
+        with pytest.raises(dist.UsageError, match="a batch is used once"), block:
+            raise AssertionError("it was not entered")
+        assert pg.all_reduce(np.ones(2)).tolist() == [1, 1]
+
+
 def test_a_block_that_nobody_leaves_is_left() -> None:
     """An interrupt struck before the first line of its `__exit__`; or in it, at any moment."""
     with dist.portal.init_process_group(world_size=1) as pg:
@@ -888,6 +921,71 @@ def test_a_block_whose_messages_have_come_gives_them_back(monkeypatch: pytest.Mo
             other = np.zeros(3, np.int64)
             pg.recv(other, 0)
             assert set(other) == {number}
+
+
+def test_a_second_interrupt_waits_for_the_end_of_a_block_that_is_broken_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its messages are given back from its tensors, which are the caller's after that."""
+    wait, strikes = loop_thread.Reply.wait, 2
+    blocked, free = threading.Event(), threading.Event()
+
+    def waits(self: Any, timeout: float | None = None) -> bool:
+        nonlocal strikes
+        if threading.current_thread() is threading.main_thread() and strikes:
+            strikes -= 1
+            if not strikes:
+                free.set()
+            raise KeyboardInterrupt
+        return wait(self, timeout)
+
+    def block_loop() -> None:
+        blocked.set()
+        assert free.wait(60)
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        for number in range(2):
+            pg.send(np.full(3, number), 0)
+        place = np.full(3, -1)
+        block = pg.coalesce()
+        block.__enter__()
+        pg.recv(place, 0)
+        thread = threading.Thread(target=pg.portal.call, args=(block_loop,))
+        thread.start()
+        assert blocked.wait(60)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(loop_thread.Reply, "wait", waits)
+            block.__exit__(None, None, None)
+        place[:] = 77
+        thread.join()
+        for number in range(2):
+            other = np.zeros(3, np.int64)
+            pg.recv(other, 0)
+            assert set(other) == {number}
+        assert set(place) == {77} and not pg.portal._given_up and not pg.portal._interrupted
+
+
+def test_what_is_given_up_twice_is_waited_for_twice() -> None:
+    """Who asks again waits for the same end, which may take the loop some turns."""
+    with dist.portal.init_process_group(world_size=1) as pg:
+        portal, given_up, asked = pg.portal, Reply(), list[Reply]()
+        portal._interrupted[given_up] = lambda: None
+
+        def ask() -> None:
+            portal._post_given_up(given_up, lambda _, reply: asked.append(reply))
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while len(portal._replies) < 2:
+            os.sched_yield()
+        for _ in range(5):
+            portal.call(asyncio.sleep, 0)
+        assert len(asked) == 1 and len(portal._replies) == 2
+        portal.call(portal.settle, asked[0], None)
+        for thread in threads:
+            thread.join()
+        assert not portal._replies and not portal._given_up and not portal._interrupted
 
 
 @pytest.mark.parametrize("kind", [SyncProcessGroup, GradientSync, ShardedOptimizer, DiLoCo])

@@ -7,10 +7,8 @@ import contextlib
 import functools
 import inspect
 import sys
-import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context, copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
@@ -19,6 +17,7 @@ from aiodist.errors import GroupClosed, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.batch import Batch, stand_for
 from aiodist.group.calls import Messages
+from aiodist.portal.blocks import Block, Seat, SyncContext, caller, surely
 from aiodist.portal.calling import Calling
 from aiodist.portal.loop_thread import LoopThread, Reply
 from aiodist.portal.steps import Steps
@@ -81,6 +80,7 @@ class Portal(LoopThread):
         # Calls whose callers were interrupted, until the loop has taken them back, and what has it do so. A
         # second interrupt may strike in between; then the next call has it done.
         self._interrupted: dict[Reply, Callable[[], object]] = {}
+        self._given_up: dict[Reply, Reply] = {}  # those that the loop takes back now, and what says the end
         self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like
         super().__init__()
 
@@ -136,7 +136,7 @@ class Portal(LoopThread):
         reply = Reply()
         give_up = functools.partial(self._give_up, reply, steps_of)
         try:
-            seat = self._seats.get(_caller()) if self._seats else None
+            seat = self._seats.get(caller()) if self._seats else None
             self._ask(seat, function, args, kwargs, reply)
             reply.wait()
             return reply.get()
@@ -146,7 +146,7 @@ class Portal(LoopThread):
                 try:
                     give_up()
                 except BaseException:
-                    _surely(give_up)
+                    surely(give_up)
                     raise
             raise
 
@@ -158,16 +158,16 @@ class Portal(LoopThread):
             self._steps.add(reply, steps_of._group)
         self._post_given_up(reply, self._take_back)
 
-    def _break_off(self, block: _SyncContext) -> None:
+    def break_off(self, block: Block) -> None:
         """Leave a block whose caller was interrupted as it entered or left it. Its receives are taken back,
         as where the end is cancelled; what else began goes on."""
-        block._step_out()
-        self._post_given_up(block._leaving, functools.partial(self._end_block, block, self.calling()))
+        block.step_out()
+        self._post_given_up(block.leaving, functools.partial(self._end_block, block, self.calling()))
 
-    def _drop(self, block: _SyncContext) -> None:
+    def drop(self, block: Block) -> None:
         """Leave a block that nobody will leave. In any thread."""
-        block._step_out()
-        end = functools.partial(self._end_block, block, self.calling(), block._leaving, Reply())
+        block.step_out()
+        end = functools.partial(self._end_block, block, self.calling(), block.leaving, Reply())
         with contextlib.suppress(RuntimeError):  # the loop is closed
             assert self._loop is not None
             self._loop.call_soon_threadsafe(end)
@@ -177,10 +177,14 @@ class Portal(LoopThread):
         is waited for a moment only."""
 
         def once(reply: Reply) -> None:
-            if self._interrupted.pop(given_up, None) is None:  # it was asked for before
-                self.settle(reply, None)
-            else:
+            if self._interrupted.pop(given_up, None) is not None:
+                self._given_up[given_up] = reply
+                reply.tell(lambda: self._given_up.pop(given_up, None))
                 answer(given_up, reply)
+            elif (first := self._given_up.get(given_up)) is not None:  # it was asked for before
+                first.tell(functools.partial(self.settle, reply, None))
+            else:
+                self.settle(reply, None)
 
         def soon(reply: Reply) -> None:  # a turn later, a call in a block has been issued
             asyncio.get_running_loop().call_soon(once, reply)
@@ -305,9 +309,9 @@ class Portal(LoopThread):
     def _work_ended(self, reply: Reply, work: Work[Any]) -> None:
         self._wrap_up(reply, *work._outcome())
 
-    def _end_block(self, block: _SyncContext, calling: Calling, given_up: Reply, reply: Reply) -> None:
+    def _end_block(self, block: Block, calling: Calling, given_up: Reply, reply: Reply) -> None:
         """Leave a block; a batch whose end goes on is cancelled, and `reply` waits for that."""
-        entering, manager = block._entering, block._manager
+        entering, manager = block.entering, block.manager
         if entering.task is not None and not entering.settled:
             entering.task.cancel()
             again = functools.partial(self._end_block, block, calling, given_up, reply)
@@ -317,7 +321,7 @@ class Portal(LoopThread):
         elif given_up.task is None and not given_up.settled:  # the end was not asked for yet
             error = KeyboardInterrupt()
             leave = functools.partial(manager.__aexit__, KeyboardInterrupt, error, None)
-            self._answer_asked(block._seat, calling, leave, reply)
+            self._answer_asked(block.seat, calling, leave, reply)
         elif given_up.task is not None and isinstance(manager, Batch):
             task = given_up.task
             if task.done() and not task.cancelled() and task.exception() is None:
@@ -364,7 +368,7 @@ class Portal(LoopThread):
         if isinstance(value, Messages | Stream):
             return SyncIterator(value, self.call)
         if hasattr(type(value), "__aenter__"):
-            return _SyncContext(self, value)
+            return SyncContext(self, value)
         return value
 
 
@@ -461,99 +465,6 @@ class SyncWork(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Sync{repr(self._work)[1:]}"
-
-
-class Seat:
-    """A caller inside a `with` of the portal: for the loop one issuer, in one context, as a task would be.
-
-    Attributes:
-        context: in which the loop runs the calls.
-        depth: blocks that are entered and not left.
-    """
-
-    __slots__ = ("context", "depth")
-
-    def __init__(self) -> None:
-        self.context: Context = copy_context()
-        self.depth = 0
-
-
-def _surely(action: Callable[[], None], times: int = 100) -> None:
-    """Do something to its end, which may be begun again, as often as it is interrupted; raise that then."""
-    try:
-        action()
-    except BaseException:
-        if times:
-            _surely(action, times - 1)
-        raise
-
-
-def _caller() -> object:
-    """The caller: this thread, or, where it runs a loop of its own, the task."""
-    task = None if asyncio._get_running_loop() is None else asyncio.current_task()
-    return threading.current_thread() if task is None else task
-
-
-class _SyncContext:
-    """An async context manager as a plain one. It and the calls of its caller share a seat."""
-
-    def __init__(self, portal: Portal, manager: Any) -> None:
-        self._portal = portal
-        self._manager = manager
-        self._entering, self._leaving = Reply(), Reply()
-        self._entrant = caller = _caller()
-        self._seat = portal._seats.get(caller) or Seat()
-        self._inside = False
-
-    def __enter__(self) -> Any:
-        portal, reply = self._portal, self._entering
-        try:
-            self._entrant = caller = _caller()
-            self._seat = seat = portal._seats.get(caller) or Seat()
-            portal._ask(seat, self._manager.__aenter__, reply=reply)
-            reply.wait()
-            entered = reply.get()
-            if isinstance(entered, _SyncContext):
-                entered = self
-            # No call from here on: an interrupt strikes before, or in the block, which is left then.
-            portal._seats[caller] = seat
-            seat.depth += 1
-            self._inside = True
-        except BaseException as error:
-            if error is not reply.error:  # Ctrl-C: nobody will leave the block
-                portal._interrupted[self._leaving] = self._break_off  # as in `_call`
-                _surely(self._break_off)
-            raise
-        return entered
-
-    def __exit__(self, *error: Any) -> Any:
-        try:  # at once: for what strikes before there is `__del__`
-            portal, reply = self._portal, self._leaving
-            self._step_out()
-            portal._ask(self._seat, self._manager.__aexit__, error, None, reply)
-            reply.wait()
-            return reply.get()
-        except BaseException as raised:
-            if raised is not self._leaving.error:  # Ctrl-C, wherever it struck
-                self._portal._interrupted[self._leaving] = self._break_off  # as in `_call`
-                _surely(self._break_off)
-            raise
-
-    def __del__(self) -> None:
-        # An interrupt struck before the first line of `__exit__`, and `with` has let go of this.
-        if self._inside:
-            self._portal._drop(self)
-
-    def _break_off(self) -> None:
-        self._portal._break_off(self)
-
-    def _step_out(self) -> None:
-        """Have the calls of this caller belong to the block no more. May be repeated."""
-        if self._inside:
-            self._inside = False
-            self._seat.depth -= 1
-            if not self._seat.depth:
-                self._portal._seats.pop(self._entrant, None)
 
 
 class _Method(Generic[P, T]):

@@ -1,0 +1,158 @@
+"""Async context managers for synchronous code: entered by `with`, and left whatever interrupts that."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from typing import Any
+
+from aiodist.portal.loop_thread import Reply
+
+
+class Seat:
+    """A caller inside a `with` of the portal: for the loop one issuer, in one context, as a task would be.
+
+    Attributes:
+        context: in which the loop runs the calls.
+        depth: blocks that are entered and not left.
+    """
+
+    __slots__ = ("context", "depth")
+
+    def __init__(self) -> None:
+        self.context: Context = copy_context()
+        self.depth = 0
+
+
+def caller() -> object:
+    """The caller: this thread, or, where it runs a loop of its own, the task."""
+    task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+    return threading.current_thread() if task is None else task
+
+
+def surely(action: Callable[[], None], times: int = 100) -> None:
+    """Do something to its end, which may be begun again, as often as it is interrupted; raise that then."""
+    try:
+        action()
+    except BaseException:
+        if times:
+            try:
+                surely(action, times - 1)
+            except BaseException:  # before its `try`
+                action()
+                raise
+        raise
+
+
+class Block:
+    """One entering of a context manager by a caller, until it leaves it.
+
+    Args:
+        portal: on whose loop the manager is.
+        manager: the async context manager.
+
+    Attributes:
+        entrant: the caller.
+        seat: the caller's.
+        entering, leaving: the replies of both methods.
+        inside: it was entered and not left.
+    """
+
+    __slots__ = ("_portal", "entering", "entrant", "inside", "leaving", "manager", "seat")
+
+    def __init__(self, portal: Any, manager: Any) -> None:
+        self._portal = portal
+        self.manager = manager
+        self.entering, self.leaving = Reply(), Reply()
+        self.entrant = caller()
+        self.seat: Seat = portal._seats.get(self.entrant) or Seat()
+        self.inside = False
+
+    def step_out(self) -> None:
+        """Have the calls of this caller belong to the block no more. May be repeated."""
+        if self.inside:
+            self.inside = False
+            self.seat.depth -= 1
+            if not self.seat.depth:
+                self._portal._seats.pop(self.entrant, None)
+
+    def break_off(self) -> None:
+        """Leave it: its caller was interrupted as it entered or left it."""
+        self._portal.break_off(self)
+
+
+class SyncContext:
+    """An async context manager as a plain one, to be entered as often as that can be, by any thread. It and
+    the calls of its caller share a seat."""
+
+    def __init__(self, portal: Any, manager: Any) -> None:
+        self._portal = portal
+        self._manager = manager
+        self._blocks: dict[object, list[Block]] = {}  # by caller, the innermost last
+
+    def __enter__(self) -> Any:
+        portal, block = self._portal, Block(self._portal, self._manager)
+        try:
+            portal._ask(block.seat, self._manager.__aenter__, reply=block.entering)
+            block.entering.wait()
+            entered = block.entering.get()
+            if isinstance(entered, SyncContext):
+                entered = self
+            mine = self._blocks.setdefault(block.entrant, [])
+            # No call from here on: an interrupt strikes before, or in the block, which is left then.
+            portal._seats[block.entrant] = block.seat
+            block.seat.depth += 1
+            block.inside = True
+            mine += [block]
+        except BaseException as error:
+            if error is not block.entering.error:  # Ctrl-C: nobody will leave the block
+                portal._interrupted[block.leaving] = block.break_off  # as in `Portal._call`
+                try:
+                    block.break_off()
+                except BaseException:
+                    surely(block.break_off)
+                    raise
+            raise
+        return entered
+
+    def __exit__(self, *error: Any) -> Any:
+        block: Block | None = None
+        try:  # at once: for what strikes before there is `__del__`
+            portal, mine = self._portal, self._blocks[caller()]
+            block = mine[-1]
+            block.step_out()
+            del mine[-1]
+            if not mine:
+                self._blocks.pop(block.entrant, None)
+            portal._ask(block.seat, self._manager.__aexit__, error, None, block.leaving)
+            block.leaving.wait()
+            return block.leaving.get()
+        except BaseException as raised:
+            if block is None:  # struck at the very beginning
+                block = self._blocks[caller()][-1]
+            if raised is not block.leaving.error:  # Ctrl-C, wherever it struck
+                self._portal._interrupted[block.leaving] = block.break_off
+                try:
+                    block.break_off()
+                except BaseException:
+                    surely(block.break_off)
+                    raise
+                finally:
+                    self._forget(block)
+            raise
+
+    def _forget(self, block: Block) -> None:
+        mine = self._blocks.get(block.entrant, [])
+        if block in mine:
+            mine.remove(block)
+        if not mine:
+            self._blocks.pop(block.entrant, None)
+
+    def __del__(self) -> None:
+        # An interrupt struck before the first line of `__exit__`, and `with` has let go of this.
+        for blocks in self._blocks.values():
+            for block in blocks:
+                if block.inside:
+                    self._portal.drop(block)
