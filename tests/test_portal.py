@@ -814,8 +814,12 @@ def test_a_second_interrupt_strikes_while_the_first_is_handled(
         assert not pg.portal._interrupted and not pg.portal._replies
 
 
-def test_what_a_blocked_loop_has_not_begun_is_not_begun_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receive whose caller was interrupted, and has its tensor back, though the loop knows of neither."""
+@pytest.mark.parametrize("way", ["receive", "block"])
+def test_what_a_blocked_loop_has_not_begun_is_not_begun_any_more(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receive whose caller was interrupted, and has its tensor back, though the loop knows of neither. What
+    else was called is begun, also what only has the name of a receive."""
     wait, left = loop_thread.Reply.wait, [KeyboardInterrupt()]
 
     def waits(self: Any, timeout: float | None = None) -> bool:
@@ -828,20 +832,37 @@ def test_what_a_blocked_loop_has_not_begun_is_not_begun_any_more(monkeypatch: py
             pg.send(np.full(3, number), 0)
         blocked, free, place = threading.Event(), threading.Event(), np.full(3, -7)
 
-        def block() -> None:
+        def block_loop() -> None:
             blocked.set()
             assert free.wait(60)
 
-        thread = threading.Thread(target=pg.portal.call, args=(block,))
+        block = pg.coalesce()
+        if way == "block":
+            block.__enter__()
+            pg.recv(place, 0)
+        thread = threading.Thread(target=pg.portal.call, args=(block_loop,))
         thread.start()
         assert blocked.wait(60)
+        ran = threading.Event()
+
+        async def recv() -> None:
+            ran.set()
+
         with monkeypatch.context() as patch:
             patch.setattr(facade, "PATIENCE", 0.01)
             patch.setattr(loop_thread.Reply, "wait", waits)
             with pytest.raises(KeyboardInterrupt):
-                pg.recv(place, 0)
+                pg.portal.call(recv)
+            left.append(KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                if way == "receive":
+                    pg.recv(place, 0)
+                else:
+                    block.__exit__(None, None, None)
+        assert not ran.is_set()
         free.set()
         thread.join()
+        assert ran.wait(60)
         for number in range(2):
             other = np.zeros(3, np.int64)
             pg.recv(other, 0)

@@ -253,9 +253,12 @@ class Portal(LoopThread):
     def _answer_asked(
         self, seat: Seat | None, calling: Calling, asked: functools.partial[Any], reply: Reply
     ) -> None:
-        if reply in self._interrupted and getattr(asked.func, "__name__", "") in RECEIVES:
-            self.settle(reply, None)  # the loop was blocked, and the tensor is the caller's by now
-            return
+        if reply in self._interrupted:  # the loop was blocked, and tensors may be the caller's by now
+            still = _without_receives(asked)
+            if still is None:
+                self.settle(reply, None)
+                return
+            asked = still
         if seat is None:
             awaited = self._issue(calling, asked, reply)
             if awaited is not None:
@@ -465,6 +468,17 @@ class SyncWork(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Sync{repr(self._work)[1:]}"
+
+
+def _without_receives(asked: functools.partial[Any]) -> functools.partial[Any] | None:
+    """What is still begun of a call whose caller was interrupted before the loop began it: no receive for
+    which the caller would have waited, by itself or at the end of a block. None: nothing."""
+    owner, name = getattr(asked.func, "__self__", None), getattr(asked.func, "__name__", "")
+    if isinstance(owner, ProcessGroup) and name in RECEIVES and not asked.keywords.get("async_op"):
+        return None
+    if isinstance(owner, Batch) and name == "__aexit__":
+        return functools.partial(asked.func, KeyboardInterrupt, KeyboardInterrupt(), None)
+    return asked
 
 
 class _Method(Generic[P, T]):
