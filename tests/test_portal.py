@@ -823,8 +823,8 @@ def test_what_a_blocked_loop_has_not_begun_is_not_begun_any_more(
     wait, left = loop_thread.Reply.wait, [KeyboardInterrupt()]
 
     def waits(self: Any, timeout: float | None = None) -> bool:
-        if threading.current_thread() is threading.main_thread() and left:
-            raise left.pop()
+        if threading.current_thread() is threading.main_thread() and timeout is None and left:
+            raise left.pop()  # not where the call before is given up
         return wait(self, timeout)
 
     with dist.portal.init_process_group(world_size=1) as pg:
@@ -895,6 +895,14 @@ def test_a_lock_is_entered_again_and_by_many_threads() -> None:
             thread.join()
         assert most == 1 and not inside and not errors
         assert not lock._blocks and not pg.portal._seats
+        kept = pg.portal.call(asyncio.Lock)
+        kept.__enter__()
+        leaving = threading.Thread(
+            target=kept.__exit__, args=(None, None, None)
+        )  # in a notebook, say: a cell
+        leaving.start()
+        leaving.join()
+        assert not kept._manager.locked() and not kept._blocks and not pg.portal._seats
         block = pg.coalesce()
         with block:
             pass
@@ -904,7 +912,7 @@ def test_a_lock_is_entered_again_and_by_many_threads() -> None:
 
 
 def test_a_block_that_nobody_leaves_is_left() -> None:
-    """An interrupt struck before the first line of its `__exit__`; or in it, at any moment."""
+    """`with` has let go of it, since an interrupt struck before the first line of its `__exit__`."""
     with dist.portal.init_process_group(world_size=1) as pg:
         place = np.full(3, -7)
         block = pg.coalesce()
@@ -944,46 +952,53 @@ def test_a_block_whose_messages_have_come_gives_them_back(monkeypatch: pytest.Mo
             assert set(other) == {number}
 
 
-def test_a_second_interrupt_waits_for_the_end_of_a_block_that_is_broken_off(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("way", ["receive", "block"])
+def test_a_second_interrupt_waits_until_the_tensor_is_the_callers(
+    way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its messages are given back from its tensors, which are the caller's after that."""
-    wait, strikes = loop_thread.Reply.wait, 2
+    """The loop is blocked when both strike. Its next step writes the message to the tensor. The receive is taken
+    back after that."""
+    wait, waited, sent = loop_thread.Reply.wait, 0, []
     blocked, free = threading.Event(), threading.Event()
 
-    def waits(self: Any, timeout: float | None = None) -> bool:
-        nonlocal strikes
-        if threading.current_thread() is threading.main_thread() and strikes:
-            strikes -= 1
-            if not strikes:
-                free.set()
-            raise KeyboardInterrupt
-        return wait(self, timeout)
-
-    def block_loop() -> None:
-        blocked.set()
-        assert free.wait(60)
-
     with dist.portal.init_process_group(world_size=1) as pg:
-        for number in range(2):
-            pg.send(np.full(3, number), 0)
-        place = np.full(3, -1)
-        block = pg.coalesce()
-        block.__enter__()
-        pg.recv(place, 0)
+
+        def block_loop() -> None:
+            blocked.set()
+            assert free.wait(60)
+            sent.append(pg._group.send(np.full(3, 5), 0, async_op=True))
+
         thread = threading.Thread(target=pg.portal.call, args=(block_loop,))
-        thread.start()
-        assert blocked.wait(60)
+
+        def waits(self: Any, timeout: float | None = None) -> bool:
+            nonlocal waited
+            if threading.current_thread() is threading.main_thread():
+                waited += 1
+                if waited == 1:
+                    thread.start()
+                    assert blocked.wait(60)  # behind what has been asked for: that has begun
+                if waited < 3:
+                    raise KeyboardInterrupt
+                free.set()
+            return wait(self, timeout)
+
+        place, block = np.full(3, -1), pg.coalesce()
+        if way == "block":
+            block.__enter__()
+            pg.recv(place, 0)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(loop_thread.Reply, "wait", waits)
-            block.__exit__(None, None, None)
+            if way == "receive":
+                pg.recv(place, 0)
+            else:
+                block.__exit__(None, None, None)
         place[:] = 77
+        free.set()
         thread.join()
-        for number in range(2):
-            other = np.zeros(3, np.int64)
-            pg.recv(other, 0)
-            assert set(other) == {number}
-        assert set(place) == {77} and not pg.portal._given_up and not pg.portal._interrupted
+        other = np.zeros(3, np.int64)
+        pg.recv(other, 0)
+        assert set(other) == {5} and set(place) == {77}
+        assert not pg.portal._given_up and not pg.portal._interrupted
 
 
 def test_what_is_given_up_twice_is_waited_for_twice() -> None:

@@ -136,7 +136,7 @@ class Batch:
         self._group = group
         self._issuer: object = None
         self._used = self._part = False
-        self._taken: list[tuple[Work[Any], Any]] = []  # works that have ended, and what takes a receive back
+        self._taken: list[tuple[Work[Any], Any]] = []  # receives that have ended, and what takes them back
 
     async def __aenter__(self) -> Batch:
         if self._used:
@@ -167,7 +167,8 @@ class Batch:
                 take_back = work._take_back
                 await work
                 work._goes_on_to_be_awaited(take_back)
-                self._taken.append((work, take_back))
+                if take_back is not None:
+                    self._taken.append((work, take_back))
         except (asyncio.CancelledError, GeneratorExit):
             for work in works:
                 if work._awaited:

@@ -90,7 +90,7 @@ class SyncContext:
     def __init__(self, portal: Any, manager: Any) -> None:
         self._portal = portal
         self._manager = manager
-        self._blocks: dict[object, list[Block]] = {}  # by caller, the innermost last
+        self._blocks: list[Block] = []  # that are entered, the innermost of each caller last
 
     def __enter__(self) -> Any:
         portal, block = self._portal, Block(self._portal, self._manager)
@@ -100,12 +100,11 @@ class SyncContext:
             entered = block.entering.get()
             if isinstance(entered, SyncContext):
                 entered = self
-            mine = self._blocks.setdefault(block.entrant, [])
             # No call from here on: an interrupt strikes before, or in the block, which is left then.
             portal._seats[block.entrant] = block.seat
             block.seat.depth += 1
             block.inside = True
-            mine += [block]
+            self._blocks += [block]
         except BaseException as error:
             if error is not block.entering.error:  # Ctrl-C: nobody will leave the block
                 portal._interrupted[block.leaving] = block.break_off  # as in `Portal._call`
@@ -120,18 +119,15 @@ class SyncContext:
     def __exit__(self, *error: Any) -> Any:
         block: Block | None = None
         try:  # at once: for what strikes before there is `__del__`
-            portal, mine = self._portal, self._blocks[caller()]
-            block = mine[-1]
+            block = self._innermost()
             block.step_out()
-            del mine[-1]
-            if not mine:
-                self._blocks.pop(block.entrant, None)
-            portal._ask(block.seat, self._manager.__aexit__, error, None, block.leaving)
+            self._blocks.remove(block)
+            self._portal._ask(block.seat, self._manager.__aexit__, error, None, block.leaving)
             block.leaving.wait()
             return block.leaving.get()
         except BaseException as raised:
             if block is None:  # struck at the very beginning
-                block = self._blocks[caller()][-1]
+                block = self._innermost()
             if raised is not block.leaving.error:  # Ctrl-C, wherever it struck
                 self._portal._interrupted[block.leaving] = block.break_off
                 try:
@@ -140,19 +136,17 @@ class SyncContext:
                     surely(block.break_off)
                     raise
                 finally:
-                    self._forget(block)
+                    if block in self._blocks:
+                        self._blocks.remove(block)
             raise
 
-    def _forget(self, block: Block) -> None:
-        mine = self._blocks.get(block.entrant, [])
-        if block in mine:
-            mine.remove(block)
-        if not mine:
-            self._blocks.pop(block.entrant, None)
+    def _innermost(self) -> Block:
+        """The block that the caller leaves: its own last one, or, where it has entered none, the last one."""
+        me, blocks = caller(), list(self._blocks)  # a copy: other threads enter and leave meanwhile
+        return ([block for block in blocks if block.entrant is me] or blocks)[-1]
 
     def __del__(self) -> None:
         # An interrupt struck before the first line of `__exit__`, and `with` has let go of this.
-        for blocks in self._blocks.values():
-            for block in blocks:
-                if block.inside:
-                    self._portal.drop(block)
+        for block in self._blocks:
+            if block.inside:
+                self._portal.drop(block)

@@ -471,7 +471,7 @@ class SyncWork(Generic[T]):
 
 
 def _without_receives(asked: functools.partial[Any]) -> functools.partial[Any] | None:
-    """What is still begun of a call whose caller was interrupted before the loop began it: no receive for
+    """The part that is begun of a call whose caller was interrupted before the loop began it: no receive for
     which the caller would have waited, by itself or at the end of a block. None: nothing."""
     owner, name = getattr(asked.func, "__self__", None), getattr(asked.func, "__name__", "")
     if isinstance(owner, ProcessGroup) and name in RECEIVES and not asked.keywords.get("async_op"):
