@@ -956,8 +956,8 @@ def test_a_block_whose_messages_have_come_gives_them_back(monkeypatch: pytest.Mo
 def test_a_second_interrupt_waits_until_the_tensor_is_the_callers(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop is blocked when both strike. Its next step writes the message to the tensor. The receive is taken
-    back after that."""
+    """The loop is blocked when both strike. Its next step writes the message to the tensor. The receive is
+    taken back after that."""
     wait, waited, sent = loop_thread.Reply.wait, 0, []
     blocked, free = threading.Event(), threading.Event()
 

@@ -413,8 +413,14 @@ def test_every_method_is_there(name: str) -> None:
 
 def test_what_is_refused() -> None:
     with portal.init_process_group("host", "env://") as pg:
-        with pytest.raises(dist.UsageError, match=r"await dist.DiLoCo"):
+        with pytest.raises(dist.UsageError, match=r"use dist.DiLoCo"):
             portal.DiLoCo(pg._group, [np.zeros(3)])
+
+        with pytest.raises(dist.UsageError, match=r"use dist.Checkpoints"):
+            portal.Checkpoints(pg._group, "checkpoints")
+        wrong: Any = pg
+        with pytest.raises(dist.UsageError, match=r"the class of that name in dist.portal"):
+            pg.portal.call(dist.Checkpoints(wrong, "checkpoints").save, 1, weights=np.zeros(3))
 
         class OfTorch:
             ours = pg

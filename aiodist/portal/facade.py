@@ -587,6 +587,14 @@ class SyncProcessGroup:
             with contextlib.suppress(GroupClosed):  # with its world
                 self.portal.call(self._group.__aexit__, kind, error, trace)
 
+    @property
+    def _core(self) -> Any:
+        """Refused: what looks for the core of a group is meant for async programs."""
+        raise UsageError(
+            "a group of the portal was passed to what is for async programs",
+            hint="Use the class of that name in dist.portal, or pg.portal.call(function, pg, …)",
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)

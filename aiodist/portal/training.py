@@ -59,7 +59,7 @@ def _group_of(pg: Any, kind: str, elastic: bool) -> SyncProcessGroup:
     if not isinstance(behind, SyncProcessGroup):
         raise UsageError(
             f"portal.{kind} takes a group of the portal, or torch's on aiodist, not {shown(pg)}",
-            hint=f"In an async program write `await dist.{kind}(…)`",
+            hint=f"In an async program use dist.{kind}",
         )
     if elastic:
         raise UsageError(
