@@ -674,7 +674,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._result = self._driver = None
         self._state = _FAILED
         self._error = UsageError(
-            f"{self.op} #{self.seq} was taken back when the await of it was cancelled",
+            f"{self.op} #{self.seq} was taken back: its await, or its block, ended without a result",
             hint="To await it again, hold it with async_op=True",
         )
         self._call_back()

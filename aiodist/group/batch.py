@@ -160,8 +160,8 @@ class Batch:
             await self._all(waited)
 
     async def _all(self, works: list[Work[Any]]) -> None:
-        """Wait for operations. The block is the one await of them all: where that is cancelled, receives are
-        taken back of which the messages have come, too."""
+        """Wait for operations. The block is the one await of them all: where that ends by an error, receives
+        are taken back, also those of which the messages have come."""
         try:
             for work in works:
                 take_back = work._take_back
@@ -169,7 +169,7 @@ class Batch:
                 work._goes_on_to_be_awaited(take_back)
                 if take_back is not None:
                     self._taken.append((work, take_back))
-        except (asyncio.CancelledError, GeneratorExit):
+        except BaseException:  # cancelled, or one of them failed
             for work in works:
                 if work._awaited:
                     work._give_up()

@@ -601,6 +601,45 @@ async def test_a_wait_that_is_cancelled_at_the_blocks_end_loses_nothing() -> Non
     await by_messages(2, main)
 
 
+@pytest.mark.parametrize("here", [True, False], ids=["they are here", "they come"])
+async def test_an_end_that_fails_takes_the_other_receives_back(cluster: Cluster, here: bool) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            if here:
+                await pg.recv_object(1, tag=9)
+            first, last = np.zeros(5, int), np.zeros(5, int)
+            with pytest.raises(dist.UsageError, match="pickled"):
+                async with pg.coalesce():
+                    if here:  # else the block would wait for it
+                        pg.recv(first, 1, tag=1)
+                    pg.recv_object(1, tag=2)
+                    pg.recv(last, 1, tag=3)
+                    held = pg.recv_object(1, tag=4, async_op=True)
+            first[...] = last[...] = 77
+            await pg.send_object("go on", 1)
+            assert await held == "held"
+            again = [np.zeros(5, int), np.zeros(5, int)]
+            for tag, into in zip((1, 3), again, strict=True):
+                await pg.recv(into, 1, tag=tag)
+            assert np.array_equal(again, [mine(pg, 1) + 1000, mine(pg, 3) + 1000])
+            assert np.array_equal([first, last], np.full((2, 5), 77))
+        else:
+            await pg.send_object({1: print}, 0, tag=2, allow_pickle=True)
+            sends = [pg.send(mine(pg, tag), 0, tag=tag, async_op=True) for tag in ((1, 3) if here else ())]
+            await asyncio.sleep(0)
+            if here:
+                await pg.send_object("all have come", 0, tag=9)
+            await pg.recv_object(0)
+            await pg.send_object("held", 0, tag=4)
+            for tag in () if here else (1, 3):
+                await pg.send(mine(pg, tag), 0, tag=tag)
+            for send in sends:
+                await send
+        await check_works(pg)
+
+    await cluster(2, main)
+
+
 async def test_a_block_whose_operations_fail_raises_the_first_and_warns_of_none() -> None:
     async def main(pg: ProcessGroup) -> None:
         if pg.rank == 1:

@@ -3,8 +3,8 @@
 `python -m tests.programs --of receives` runs them. Ranks 1 and 2 send messages of all sizes, by streams: of
 one tag, of objects or tensors. Rank 0 receives them in tasks that give receives up and try again. Then every
 message was received once, and in order by one task; a tensor whose receive was given up holds what the
-program wrote there afterwards. Now and then a task posts all that are left in one step, on real loops also
-those of tensors on a device (a stand-in: `staged`).
+program wrote there afterwards. Now and then a task receives in a block that fails, or posts all that are left
+in one step, on real loops also those of tensors on a device (a stand-in: `staged`).
 
 In some programs rank 0 closes its group early, while the others send to it. Then every send ends, and what
 rank 0 has received was sent.
@@ -296,6 +296,34 @@ async def _patiently(work: dist.Work[Any], messages: Messages, limit: float, rng
     return result
 
 
+async def _in_block(
+    group: ProcessGroup, make: Callable[[], dist.Work[Any]], tag: int, rng: random.Random
+) -> Any:
+    """Receive in a block, alone or beside another receive: one that fails, or one for which nothing comes."""
+    beside = rng.choice(["nothing", "refused", "refused", "unsent", "error"])
+    if beside == "refused":
+        await group.send_object({1: print}, group.rank, 1000 + tag, allow_pickle=True)
+    before = rng.random() < 0.5
+    try:
+        async with asyncio.timeout(rng.choice([0, 0.001, 0.02]) if beside == "unsent" else None):
+            async with group.coalesce():
+                work = None if before else make()
+                if beside in ("refused", "unsent"):
+                    group.recv_object(group.rank, (1000 if beside == "refused" else 2000) + tag)
+                work = work or make()
+                await _turns(rng)
+                if beside == "error":
+                    raise KeyError
+    except (TimeoutError, KeyError):
+        return LOST
+    except dist.UsageError as error:
+        if "pickled" not in str(error):
+            raise
+        return LOST
+    assert beside == "nothing"
+    return work.result()
+
+
 WAYS: tuple[Way, ...] = (
     *(awaits, waits_for, waits_for, waits_for_wait, waits, within, future, task, task_of_wait, gathered),
     *(grouped, pending, thrown, closed, generated),
@@ -457,6 +485,7 @@ async def _receiver(
     alone = stream.tasks == 1
     tries, most = 0, rng.choice(TRIES)
     together = random.Random(f"{seed} {stream.tag} together")
+    blocks = random.Random(f"{seed} {stream.tag} blocks")
     while not messages.whole.is_set():
         if alone and together.random() < 0.15:
             await _together(group, messages, together, limit, staged(seed))
@@ -464,13 +493,17 @@ async def _receiver(
         way = awaits if rng.random() < 0.1 else rng.choice(WAYS)
         place = None
         if stream.kind == "object":
-            work: dist.Work[Any] = group.recv_object(src, stream.tag)
+            make: Callable[[], dist.Work[Any]] = partial(group.recv_object, src, stream.tag)
         else:
             size = stream.sizes[len(got)] if len(stream.sources) == 1 and alone else stream.sizes[0]
             place = _place(stream.kind, size)
-            work = group.recv(place, src, stream.tag)
+            make = partial(group.recv, place, src, stream.tag)
+        in_block = alone and tries < most and blocks.random() < 0.15
+        work: Any = None if in_block else make()
         try:
-            if tries == most or (way is awaits and not alone):  # another task may get the last one
+            if in_block:
+                result = await _in_block(group, make, stream.tag, blocks)
+            elif tries == most or (way is awaits and not alone):  # another task may get the last one
                 result = await _patiently(work, messages, limit, rng)
             else:
                 result = await way(work, rng, stream.patience * rng.random())

@@ -13,6 +13,7 @@ from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.inner import InnerOperation
+from aiodist.group.batch import Batch
 from aiodist.transport import Incoming
 from aiodist.types import Kind
 from tests.levels import few
@@ -157,6 +158,20 @@ def parts_that_overtake(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostBackend, "_begin", begins)
 
 
+def blocks_whose_other_receives_go_on(patch: pytest.MonkeyPatch) -> None:
+    """A block whose end fails takes none of its receives back."""
+
+    async def waits(self: Batch, works: list[dist.Work[Any]]) -> None:
+        try:
+            for work in works:
+                await work
+        finally:
+            for work in works:
+                work._let_be_dropped()
+
+    patch.setattr(Batch, "_all", waits)
+
+
 MUTATIONS: dict[Mutation, int] = {
     claims_that_end_before_the_copy: 0,
     copies_that_go_on: 0,
@@ -166,6 +181,7 @@ MUTATIONS: dict[Mutation, int] = {
     objects_that_go_with_their_receive: 0,
     sends_that_wait_for_who_has_left: 0,
     parts_that_overtake: 2,
+    blocks_whose_other_receives_go_on: 0,
 }
 """Each with the seed to begin with, which says the place."""
 
