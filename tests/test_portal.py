@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -814,7 +814,7 @@ def test_a_second_interrupt_strikes_while_the_first_is_handled(
         assert not pg.portal._interrupted and not pg.portal._replies
 
 
-@pytest.mark.parametrize("way", ["receive", "block"])
+@pytest.mark.parametrize("way", ["receive", "block", "coroutine"])
 def test_what_a_blocked_loop_has_not_begun_is_not_begun_any_more(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -824,50 +824,127 @@ def test_what_a_blocked_loop_has_not_begun_is_not_begun_any_more(
 
     def waits(self: Any, timeout: float | None = None) -> bool:
         if threading.current_thread() is threading.main_thread() and timeout is None and left:
-            raise left.pop()  # not where the call before is given up
+            raise left.pop()  # not where the call is given up
         return wait(self, timeout)
 
     with dist.portal.init_process_group(world_size=1) as pg:
         for number in range(2):
             pg.send(np.full(3, number), 0)
-        blocked, free, place = threading.Event(), threading.Event(), np.full(3, -7)
-
-        def block_loop() -> None:
-            blocked.set()
-            assert free.wait(60)
-
-        block = pg.coalesce()
+        place, block, ran = np.full(3, -7), pg.coalesce(), threading.Event()
         if way == "block":
             block.__enter__()
             pg.recv(place, 0)
-        thread = threading.Thread(target=pg.portal.call, args=(block_loop,))
-        thread.start()
-        assert blocked.wait(60)
-        ran = threading.Event()
 
         async def recv() -> None:
             ran.set()
 
-        with monkeypatch.context() as patch:
-            patch.setattr(facade, "PATIENCE", 0.01)
-            patch.setattr(loop_thread.Reply, "wait", waits)
-            with pytest.raises(KeyboardInterrupt):
-                pg.portal.call(recv)
-            left.append(KeyboardInterrupt())
-            with pytest.raises(KeyboardInterrupt):
-                if way == "receive":
+        with blocked_loop(pg):
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(facade, "PATIENCE", 0.01)
+                patch.setattr(loop_thread.Reply, "wait", waits)
+                if way == "coroutine":
+                    pg.portal.call(recv)
+                elif way == "receive":
                     pg.recv(place, 0)
                 else:
                     block.__exit__(None, None, None)
-        assert not ran.is_set()
-        free.set()
-        thread.join()
-        assert ran.wait(60)
+            assert not ran.is_set()
+        assert way != "coroutine" or ran.wait(60)
         for number in range(2):
             other = np.zeros(3, np.int64)
             pg.recv(other, 0)
             assert set(other) == {number}
         assert set(place) == {-7}
+
+
+@pytest.mark.parametrize("following", ["call", "work", "enter", "exit", "wait"])
+@pytest.mark.parametrize("way", ["receive", "block"])
+def test_a_call_returns_behind_what_a_blocked_loop_takes_back(
+    way: str, following: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensor of an interrupted receive is the caller's when its next call has returned, also where the
+    loop was blocked meanwhile, and its message came then."""
+    wait, left, written = loop_thread.Reply.wait, [KeyboardInterrupt()], threading.Event()
+    place, sent = np.full(3, -7), []
+
+    def waits(self: Any, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread() and timeout is None and left:
+            assert pg.portal._loop is not None
+            pg.portal._loop.call_soon_threadsafe(began.set)
+            assert began.wait(60)
+            blocking.__enter__()
+            raise left.pop()
+        return wait(self, timeout)
+
+    def then() -> None:
+        sent.append(pg._group.send(np.full(3, 5), 0, async_op=True))
+        # In the turn of what was called meanwhile: that has a result, and is not written to yet.
+        asyncio.get_running_loop().call_soon(written.wait, 0.5)
+
+    monkeypatch.setattr(facade, "PATIENCE", 0.01)
+    with dist.portal.init_process_group(world_size=1) as pg:
+        began, blocking, block, other = (
+            threading.Event(),
+            blocked_loop(pg, then),
+            pg.coalesce(),
+            pg.coalesce(),
+        )
+        work = pg.send_object("before", 0, tag=1, async_op=True)
+        work.wait()
+        if following == "exit":
+            other = pg.portal.call(asyncio.Lock)
+            other.__enter__()
+        if way == "block":
+            block.__enter__()
+            pg.recv(place, 0)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(loop_thread.Reply, "wait", waits)
+            if way == "receive":
+                pg.recv(place, 0)
+            else:
+                block.__exit__(None, None, None)
+        freeing = threading.Timer(0.1, blocking.__exit__, (None, None, None))  # while the next call waits
+        freeing.start()
+        if following == "call":
+            pg.portal.call(int)
+        elif following == "work":
+            pg.recv(np.zeros(1), 0, tag=70, async_op=True)
+        elif following == "enter":
+            other.__enter__()
+        elif following == "exit":
+            other.__exit__(None, None, None)
+        else:
+            work.wait()
+        place[:] = 77
+        written.set()
+        freeing.join()
+        if following == "enter":
+            other.__exit__(None, None, None)
+        again = np.zeros(3, np.int64)
+        pg.recv(again, 0)
+        assert set(again) == {5} and set(place) == {77}
+        if following == "work":
+            pg.send(np.zeros(1), 0, tag=70)
+
+
+@contextlib.contextmanager
+def blocked_loop(pg: SyncProcessGroup, then: Callable[[], object] = int) -> Iterator[Callable[[], None]]:
+    """Block the portal's loop until the end, or until what this gives is called; `then` is called there."""
+    blocked, free = threading.Event(), threading.Event()
+
+    def block_loop() -> None:
+        blocked.set()
+        assert free.wait(60)
+        then()
+
+    thread = threading.Thread(target=pg.portal.call, args=(block_loop,))
+    thread.start()
+    assert blocked.wait(60)
+    try:
+        yield free.set
+    finally:
+        free.set()
+        thread.join()
 
 
 def test_a_lock_is_entered_again_and_by_many_threads() -> None:
@@ -1005,7 +1082,8 @@ def test_what_is_given_up_twice_is_waited_for_twice() -> None:
     """Who asks again waits for the same end, which may take the loop some turns."""
     with dist.portal.init_process_group(world_size=1) as pg:
         portal, given_up, asked = pg.portal, Reply(), list[Reply]()
-        portal._interrupted[given_up] = lambda: None
+        portal._interrupted[given_up] = lambda **_: None
+        assert portal._loop is not None
 
         def ask() -> None:
             portal._post_given_up(given_up, lambda _, reply: asked.append(reply))
@@ -1015,10 +1093,10 @@ def test_what_is_given_up_twice_is_waited_for_twice() -> None:
             thread.start()
         while len(portal._replies) < 2:
             os.sched_yield()
-        for _ in range(5):
-            portal.call(asyncio.sleep, 0)
+        for _ in range(5):  # a call would wait, too
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), portal._loop).result()
         assert len(asked) == 1 and len(portal._replies) == 2
-        portal.call(portal.settle, asked[0], None)
+        portal._loop.call_soon_threadsafe(portal.settle, asked[0], None)
         for thread in threads:
             thread.join()
         assert not portal._replies and not portal._given_up and not portal._interrupted

@@ -78,9 +78,9 @@ class Block:
             if not self.seat.depth:
                 self._portal._seats.pop(self.entrant, None)
 
-    def break_off(self) -> None:
-        """Leave it: its caller was interrupted as it entered or left it."""
-        self._portal.break_off(self)
+    def break_off(self, surely: bool = False) -> None:
+        """Leave it: its caller was interrupted as it entered or left it. See `Portal.break_off`."""
+        self._portal.break_off(self, surely)
 
 
 class SyncContext:
@@ -95,6 +95,7 @@ class SyncContext:
     def __enter__(self) -> Any:
         portal, block = self._portal, Block(self._portal, self._manager)
         try:
+            portal._give_up_interrupted()
             portal._ask(block.seat, self._manager.__aenter__, reply=block.entering)
             block.entering.wait()
             entered = block.entering.get()
@@ -122,6 +123,7 @@ class SyncContext:
             block = self._innermost()
             block.step_out()
             self._blocks.remove(block)
+            self._portal._give_up_interrupted()
             self._portal._ask(block.seat, self._manager.__aexit__, error, None, block.leaving)
             block.leaving.wait()
             return block.leaving.get()

@@ -10,7 +10,18 @@ import sys
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Self,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from aiodist.ddp.awaited import Once
 from aiodist.errors import GroupClosed, UsageError
@@ -79,8 +90,8 @@ class Portal(LoopThread):
         self._steps = Steps()
         # Calls whose callers were interrupted, until the loop has taken them back, and what has it do so. A
         # second interrupt may strike in between; then the next call has it done.
-        self._interrupted: dict[Reply, Callable[[], object]] = {}
-        self._given_up: dict[Reply, Reply] = {}  # those that the loop takes back now, and what says the end
+        self._interrupted: dict[Reply, Callable[..., object]] = {}
+        self._given_up: dict[Reply, GivenUp] = {}  # those that the loop takes back now
         self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like
         super().__init__()
 
@@ -150,19 +161,21 @@ class Portal(LoopThread):
                     raise
             raise
 
-    def _give_up(self, reply: Reply, steps_of: SyncProcessGroup | None) -> None:
+    def _give_up(self, reply: Reply, steps_of: SyncProcessGroup | None, surely: bool = False) -> None:
         """Take back the receive whose caller was interrupted: its tensor is the caller's then, and its
         message the next one's; likewise a message of the mailbox, a stream's part, or what a training object
-        says of its step. Other operations go on."""
+        says of its step. Other operations go on. `surely`: however long the loop is blocked."""
         if steps_of is not None:
             self._steps.add(reply, steps_of._group)
-        self._post_given_up(reply, self._take_back)
+        self._post_given_up(reply, self._take_back, surely)
 
-    def break_off(self, block: Block) -> None:
+    def break_off(self, block: Block, surely: bool = False) -> None:
         """Leave a block whose caller was interrupted as it entered or left it. Its receives are taken back,
-        as where the end is cancelled; what else began goes on."""
+        as where the end is cancelled; what else began goes on. `surely`: however long the loop is blocked,
+        but for a block of the user's own, whose end may wait for anything."""
         block.step_out()
-        self._post_given_up(block.leaving, functools.partial(self._end_block, block, self.calling()))
+        end = functools.partial(self._end_block, block, self.calling())
+        self._post_given_up(block.leaving, end, surely, ours=isinstance(block.manager, Batch))
 
     def drop(self, block: Block) -> None:
         """Leave a block that nobody will leave. In any thread."""
@@ -172,17 +185,29 @@ class Portal(LoopThread):
             assert self._loop is not None
             self._loop.call_soon_threadsafe(end)
 
-    def _post_given_up(self, given_up: Reply, answer: Callable[[Reply, Reply], None]) -> None:
-        """Have the loop call `answer(given_up, reply)`, once, and wait for the reply. A loop that is blocked
-        is waited for a moment only."""
+    def _post_given_up(
+        self,
+        given_up: Reply,
+        answer: Callable[[Reply, Reply], None],
+        surely: bool = False,
+        ours: bool = True,
+    ) -> None:
+        """Have the loop call `answer(given_up, reply)`, once, and wait for the reply.
+
+        Args:
+            given_up: of the call whose caller was interrupted.
+            answer: settles the reply within a few turns of the loop, or when a user's code has ended.
+            surely: wait however long the loop is blocked; else for a moment.
+            ours: the first is so of `answer`, and not the second, for which a moment is always enough.
+        """
 
         def once(reply: Reply) -> None:
             if self._interrupted.pop(given_up, None) is not None:
-                self._given_up[given_up] = reply
+                self._given_up[given_up] = GivenUp(reply, ours)
                 reply.tell(lambda: self._given_up.pop(given_up, None))
                 answer(given_up, reply)
             elif (first := self._given_up.get(given_up)) is not None:  # it was asked for before
-                first.tell(functools.partial(self.settle, reply, None))
+                first.reply.tell(functools.partial(self.settle, reply, None))
             else:
                 self.settle(reply, None)
 
@@ -190,15 +215,19 @@ class Portal(LoopThread):
             asyncio.get_running_loop().call_soon(once, reply)
 
         try:
-            self.post(soon).wait(PATIENCE)
+            self.post(soon).wait(None if surely and ours else PATIENCE)
         except (GroupClosed, UsageError):
             self._interrupted.pop(given_up, None)
 
     def _give_up_interrupted(self) -> None:
-        """Take back the calls of which the loop may not know that their callers were interrupted."""
-        if self._interrupted and not self.inside():
+        """Take back the calls of which the loop may not know that their callers were interrupted, and wait
+        for the end of that. What is called next could be answered before, in the same turn of the loop."""
+        if (self._interrupted or self._given_up) and not self.inside():
             for give_up in list(self._interrupted.values()):
-                give_up()
+                give_up(surely=True)
+            for given_up in list(self._given_up.values()):
+                if given_up.ours:
+                    given_up.reply.wait()
 
     def close(self) -> None:
         """Close the world's group gracefully, and end the thread. May be repeated."""
@@ -375,6 +404,13 @@ class Portal(LoopThread):
         return value
 
 
+class GivenUp(NamedTuple):
+    """What is taken back: the reply that says the end, and whether only this library's code leads there."""
+
+    reply: Reply
+    ours: bool
+
+
 class SyncWork(Generic[T]):
     """The handle of one started operation, for any thread. See `Work`; `wait` stands for `await`.
 
@@ -426,6 +462,7 @@ class SyncWork(Generic[T]):
                 raise UsageError("waiting on the portal's own loop would wait for itself")
         if not self._reply.wait(limit):
             raise TimeoutError(f"{self.op} #{self.seq} has not ended within {limit:g} s; it goes on")
+        self._portal._give_up_interrupted()
         return cast("T", self._reply.get())
 
     def done(self) -> bool:
