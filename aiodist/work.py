@@ -643,8 +643,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _may_be_given_up(self) -> bool:
         """Whether a receive may be taken back in a later turn of the loop for a cancel that has come already:
-        nobody has the result, and no task is suspended in an await, which is told within the cancel."""
-        return self._take_back is not None and (self._state != _PENDING or not self._waiters)
+        nobody has the result. Where a task is suspended in the await, the cancel may be on its way there."""
+        return self._take_back is not None
 
     def _goes_on_to_be_awaited(self, take_back: tuple[Callable[[Any], None], Any] | None) -> None:
         """Note again what takes a receive back, after an await that is a part of one of several Works; None:

@@ -324,6 +324,38 @@ async def _in_block(
     return work.result()
 
 
+async def _nested(
+    post: Callable[[], tuple[Any, dist.Work[Any]]], rng: random.Random
+) -> list[tuple[Any, Any]]:
+    """Cancel a task with others inside, of which the innermost receives, and receive in the same step. Both
+    receives are of one size, and there are two messages → tensor and result of each, as they were posted."""
+    got: list[tuple[Any, Any]] = []
+
+    async def receive() -> None:
+        place, work = post()
+        at = len(got)
+        got.append((place, LOST))
+        got[at] = place, await work
+
+    async def level(depth: int) -> None:
+        if depth == 0:
+            await receive()
+        elif rng.random() < 0.5:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(level(depth - 1))
+        else:
+            await asyncio.wait_for(level(depth - 1), 2 * REAL)
+
+    outer = asyncio.create_task(level(rng.randint(0, 4)))
+    for _ in range(rng.randint(0, 12)):
+        await asyncio.sleep(0)
+    await _turns(rng)
+    outer.cancel()
+    await receive()
+    await asyncio.wait([outer])
+    return got
+
+
 WAYS: tuple[Way, ...] = (
     *(awaits, waits_for, waits_for, waits_for_wait, waits, within, future, task, task_of_wait, gathered),
     *(grouped, pending, thrown, closed, generated),
@@ -486,10 +518,20 @@ async def _receiver(
     tries, most = 0, rng.choice(TRIES)
     together = random.Random(f"{seed} {stream.tag} together")
     blocks = random.Random(f"{seed} {stream.tag} blocks")
+    nested = random.Random(f"{seed} {stream.tag} nested")
     while not messages.whole.is_set():
         if alone and together.random() < 0.15:
             await _together(group, messages, together, limit, staged(seed))
             break
+        if alone and len(set(_left(messages))) == 1 and len(_left(messages)) > 1 and nested.random() < 0.3:
+            async with asyncio.timeout(limit):
+                posted = await _nested(partial(_post, group, stream, src, _left(messages)[0]), nested)
+            for place, result in posted:
+                if result is not LOST:
+                    messages.add(*_message(stream, result if place is None else place))
+                elif place is not None:
+                    given.up(place)
+            continue
         way = awaits if rng.random() < 0.1 else rng.choice(WAYS)
         place = None
         if stream.kind == "object":
@@ -526,6 +568,19 @@ async def _receiver(
         assert place is None or result == source
         messages.add(source, number)
         tries, most = 0, rng.choice(TRIES)
+
+
+def _left(messages: Messages) -> list[int]:
+    """The sizes of the messages that have not come."""
+    stream, count = messages.stream, len(messages.got)
+    return [*stream.sizes[count:]] if len(stream.sources) == 1 else [*2 * stream.sizes][count:]
+
+
+def _post(group: ProcessGroup, stream: Stream, src: int | None, size: int) -> tuple[Any, dist.Work[Any]]:
+    if stream.kind == "object":
+        return None, group.recv_object(src, stream.tag)
+    place = _place(stream.kind, size)
+    return place, group.recv(place, src, stream.tag)
 
 
 def _given_up(given: Given, place: Any, _: asyncio.Task[Any]) -> None:

@@ -203,7 +203,7 @@ class HostBackend:
             return
         if call.kind is Kind.recv:
             # Also a part of another engine's, so that it does not overtake one of the user's.
-            if self._messages.held_up.is_behind(operation.work, operation.tag):
+            if self._messages.held_up.is_behind(operation.work, operation.tag, operation.peer):
                 self._hold(operation)
             else:
                 self._receive(operation)

@@ -1,10 +1,10 @@
 """The receives that are posted two turns of the loop later, since one before them may have been given up.
 
 A task that is cancelled is told in a later turn of the loop: in the next one, and a task inside of it in the
-one after. Until then its receive keeps the message that it has got. If a receive that is posted meanwhile got
-the message behind that, the two would come in the wrong order. So a receive waits while nobody has the result
-of one before it with its tag. One that a task is suspended in is no reason to wait: it is taken back within
-the cancel (`work._Waiter`).
+one after. Until then its receive keeps its place, and the message that it has got. A receive that is posted
+meanwhile would get the message behind that: the two would come in the wrong order, or fail where they differ
+in size. So a receive waits while nobody has the result of one before it with its tag and source. What is
+posted by then ends in order (`ends`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from __future__ import annotations
 import weakref
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 from aiodist.backends.base import Operation
 from aiodist.work import Work
+
+_Untold = deque[weakref.ref[Work[Any]]]
+
+_ANY = -1
 
 _MANY = 64  # receives that are remembered of a tag before those are dropped whose results are known
 
@@ -25,31 +30,44 @@ class HeldUp:
     """The receives of one group on one rank that wait for that."""
 
     def __init__(self) -> None:
-        self._untold: dict[int, deque[weakref.ref[Work[Any]]]] = {}  # tag → receives, in order
+        self._untold: dict[int, dict[int, _Untold]] = {}  # tag → source → receives, in order
         self._room = _MANY  # tags that are remembered before those are dropped of which all results are known
         self._held: dict[int, deque[Operation]] = {}  # by tag
 
-    def is_behind(self, work: Work[Any], tag: int) -> bool:
-        """Note a receive that begins now → whether it has to wait."""
-        untold = self._untold.get(tag)
-        if untold is None:
+    def is_behind(self, work: Work[Any], tag: int, source: int) -> bool:
+        """Note a receive from a source (-1: from any) that begins now → whether it has to wait."""
+        by_source = self._untold.get(tag)
+        if by_source is None:
             if len(self._untold) >= self._room:
                 self._forget_told()
-            untold = self._untold[tag] = deque()
-        while untold:
-            first = untold[0]()
-            if first is not None and first._may_be_given_up():
-                break
-            untold.popleft()
-        behind = bool(untold) or tag in self._held
+            by_source = self._untold[tag] = {}
+        behind = tag in self._held or any(map(_without_told, _of(by_source, source)))
+        untold = by_source.get(source)
+        if untold is None:
+            untold = by_source[source] = deque()
         untold.append(weakref.ref(work))
         if len(untold) > _MANY:
-            self._untold[tag] = deque(filter(_is_untold, untold))
+            by_source[source] = deque(filter(_is_untold, untold))
         return behind
+
+    def is_untold_before(self, work: Work[Any], tag: int, source: int) -> bool:
+        """Whether a receive has its message that was posted before one, and nobody has its result."""
+        for untold in _of(self._untold.get(tag, {}), source):
+            for reference in _without_told(untold):
+                other = reference()
+                if other is work:
+                    break
+                if other is not None and other.done() and other._may_be_given_up():
+                    return True
+        return False
 
     def _forget_told(self) -> None:
         """Forget the tags of which all results are known: a program may use a new one for each message."""
-        self._untold = {tag: untold for tag, untold in self._untold.items() if any(map(_is_untold, untold))}
+        self._untold = {
+            tag: by_source
+            for tag, by_source in self._untold.items()
+            if any(map(_is_untold, chain.from_iterable(by_source.values())))
+        }
         self._room = 2 * len(self._untold) + _MANY
 
     def hold(
@@ -82,6 +100,21 @@ class HeldUp:
         taken = [operation for held in self._held.values() for operation in held]
         self._held.clear()
         return taken
+
+
+def _of(by_source: dict[int, _Untold], source: int) -> Iterable[_Untold]:
+    """The receives that may get a message which one from a source may get."""
+    if source == _ANY:
+        return by_source.values()
+    mine, anybody = by_source.get(source), by_source.get(_ANY)
+    return [untold for untold in (mine, anybody) if untold]
+
+
+def _without_told(untold: _Untold) -> _Untold:
+    """Drop the first ones of which the results are known → the others."""
+    while untold and not _is_untold(untold[0]):
+        untold.popleft()
+    return untold
 
 
 def _is_untold(reference: weakref.ref[Work[Any]]) -> bool:

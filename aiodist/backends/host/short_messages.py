@@ -213,7 +213,7 @@ class ShortMessages:
             channel: from its source, where it has one.
         """
         work, messages = receive.work, self._messages
-        if messages.held_up.is_behind(work, receive.tag):
+        if messages.held_up.is_behind(work, receive.tag, receive.source):
             self._hold(self._posted_as(receive))
         elif messages.quiet(receive.tag) and not (self._gone or self._channels.crowded):
             work._taken_back_by(messages.abandon, receive)

@@ -13,11 +13,15 @@ from aiodist.backends.host.held_up import HeldUp
 class Handle:
     """What it asks of a Work."""
 
-    def __init__(self, untold: bool = False) -> None:
+    def __init__(self, untold: bool = False, done: bool = False) -> None:
         self.untold = untold
+        self.ended = done
 
     def _may_be_given_up(self) -> bool:
         return self.untold
+
+    def done(self) -> bool:
+        return self.ended
 
 
 class Posted:
@@ -26,34 +30,59 @@ class Posted:
     tag = 0
 
 
-def handle(untold: bool = False) -> Any:
-    return Handle(untold)
+def handle(untold: bool = False, done: bool = False) -> Any:
+    return Handle(untold, done)
 
 
 def test_a_receive_waits_behind_any_untold_one_of_its_tag() -> None:
     held_up = HeldUp()
     first, second, third = handle(untold=True), handle(), handle()
-    assert [held_up.is_behind(one, 0) for one in (first, second, third)] == [False, True, True]
-    assert not held_up.is_behind(third, 1)
+    assert [held_up.is_behind(one, 0, 1) for one in (first, second, third)] == [False, True, True]
+    assert not held_up.is_behind(third, 1, 1)
     first.untold = False
-    assert not held_up.is_behind(handle(), 0)
+    assert not held_up.is_behind(handle(), 0, 1)
+
+
+@pytest.mark.parametrize("sources", [(1, -1), (-1, 1), (-1, -1)])
+def test_it_waits_behind_those_that_may_get_its_message(sources: tuple[int, int]) -> None:
+    held_up = HeldUp()
+    first = handle(untold=True)
+    assert not held_up.is_behind(first, 0, sources[0])
+    assert held_up.is_behind(handle(), 0, sources[1])
+    assert held_up.is_behind(handle(), 0, 2) == (sources[0] == -1)
+    first.untold = False
+    assert not held_up.is_behind(handle(), 0, sources[1])
 
 
 def test_one_that_is_dropped_holds_nobody_up() -> None:
     held_up = HeldUp()
-    assert not held_up.is_behind(handle(untold=True), 0)
-    assert not held_up.is_behind(handle(), 0)
+    assert not held_up.is_behind(handle(untold=True), 0, 1)
+    assert not held_up.is_behind(handle(), 0, 1)
+
+
+def test_one_that_has_its_message_is_known_to_those_behind_it() -> None:
+    held_up = HeldUp()
+    before, mine, behind = handle(untold=True), handle(untold=True), handle(untold=True, done=True)
+    for one, source in ((before, 1), (mine, -1), (behind, -1)):
+        held_up.is_behind(one, 0, source)
+    assert not held_up.is_untold_before(mine, 0, 1)
+    before.ended = True
+    assert held_up.is_untold_before(mine, 0, 1)
+    assert not held_up.is_untold_before(mine, 0, 2)  # the source of its message is another one
+    assert not held_up.is_untold_before(mine, 1, 1)
+    before.untold = False
+    assert not held_up.is_untold_before(mine, 0, 1)
 
 
 @pytest.mark.parametrize("tags", [1, 5000])
 def test_little_is_remembered_of_receives_whose_results_are_known(tags: int) -> None:
     held_up = HeldUp()
     first = handle(untold=True)
-    held_up.is_behind(first, 0)
+    held_up.is_behind(first, 0, 1)
     for number in range(5000):
-        held_up.is_behind(handle(), number % tags)
-    assert sum(map(len, held_up._untold.values())) < 200
-    assert held_up.is_behind(handle(), 0)
+        held_up.is_behind(handle(), number % tags, 1)
+    assert sum(len(untold) for by_source in held_up._untold.values() for untold in by_source.values()) < 200
+    assert held_up.is_behind(handle(), 0, 1)
 
 
 async def test_each_is_posted_two_turns_after_its_own_call_in_order() -> None:

@@ -1,0 +1,109 @@
+"""Receives that are called in the step of a cancel which reaches the receive before them some turns later.
+
+`task.cancel()` goes from task to task, a turn of the loop each. Whenever the messages come, they are received
+in order: by the receive that is cancelled, or by the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.group import ProcessGroup
+from aiodist.testing import run_cluster
+from aiodist.transport import SocketEndpoint
+from tests.levels import few
+
+TURNS = range(14)
+"""Turns of the loop between the sends and the cancel."""
+
+Nested = Callable[[Callable[[], Any]], Any]
+
+
+async def in_wait_for(receive: Callable[[], Any]) -> None:
+    await asyncio.wait_for(receive(), 60)
+
+
+async def in_task_group(receive: Callable[[], Any]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(receive())
+
+
+async def in_three(receive: Callable[[], Any]) -> None:
+    await in_task_group(lambda: in_wait_for(lambda: in_task_group(receive)))
+
+
+async def in_five(receive: Callable[[], Any]) -> None:
+    await in_task_group(lambda: in_task_group(lambda: in_three(receive)))
+
+
+@pytest.fixture(params=few([None, "here", "there"], [None, "here"]))
+def place(request: pytest.FixtureRequest) -> str | None:
+    """Where the other rank is: in memory, on this host, on another."""
+    where: str | None = request.param
+    return where
+
+
+@pytest.mark.parametrize("kind", ["object", "tensor", "strided"])
+@pytest.mark.parametrize(
+    "nested", few([in_wait_for, in_task_group, in_three, in_five], [in_task_group, in_three])
+)
+async def test_messages_stay_in_order(nested: Nested, kind: str, place: str | None) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        for turns in TURNS:
+            if pg.rank == 0:
+                await receive_all(pg, nested, kind, turns)
+            else:
+                await send_all(pg, kind, turns)
+
+    def endpoint(rank: int) -> SocketEndpoint:
+        boot = str(rank) if place == "there" else "one"
+        return SocketEndpoint(asyncio.get_running_loop(), rank, "job", b"", boot=boot)
+
+    await run_cluster(2, main, endpoint=None if place is None else endpoint)
+
+
+def content(kind: str, turns: int, number: int) -> Any:
+    """A message; another in each element than any other."""
+    return 10 * turns + number if kind == "object" else np.arange(3) * 1000 + 10 * turns + number
+
+
+async def send_all(pg: ProcessGroup, kind: str, turns: int) -> None:
+    await pg.recv_object(0, tag=1)
+    for number in range(3):
+        data = content(kind, turns, number)
+        await (pg.send_object(data, 0) if kind == "object" else pg.send(data, 0))
+
+
+async def receive_all(pg: ProcessGroup, nested: Nested, kind: str, turns: int) -> None:
+    got: list[Any] = []
+
+    async def receive() -> None:
+        at = len(got)
+        got.append(None)
+        if kind == "object":
+            got[at] = await pg.recv_object(1)
+        else:
+            into = np.zeros(3, int) if kind == "tensor" else np.zeros(6, int)[::2]
+            await pg.recv(into, 1)
+            got[at] = into
+
+    task = asyncio.create_task(nested(receive))
+    while not got:  # noqa: ASYNC110 - a turn of the loop each
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it is suspended in its await
+    asking = asyncio.ensure_future(pg.send_object("now", 1, tag=1))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await receive()  # called in the same step
+    await asyncio.wait([task])
+    while sum(one is not None for one in got) < 3:
+        await receive()
+    await asking
+    whole = [one for one in got if one is not None]
+    assert np.array_equal(whole, [content(kind, turns, number) for number in range(3)])
