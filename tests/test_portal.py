@@ -1113,6 +1113,89 @@ def test_no_call_has_a_result_where_a_signal_is_looked_for(kind: type) -> None:
         assert "CALL_FUNCTION_EX" not in {one.opname for one in dis.get_instructions(method)}, method
 
 
+def test_a_with_ends_by_a_call_behind_which_no_signal_is_looked_for() -> None:
+    """Behind a bound method CPython looks: a message was lost there, by one in 112 interrupts about the end
+    of a block."""
+    with dist.portal.init_process_group(world_size=1) as pg:
+        context = pg.coalesce()
+        leave = vars(type(context))["__exit__"].__get__(context, type(context))
+        assert inspect.isfunction(leave)
+        for function in (leave, type(context)._leave):
+            assert not function.__code__.co_flags & inspect.CO_VARARGS
+        assert "CALL_FUNCTION_EX" not in {one.opname for one in dis.get_instructions(leave)}
+        with contextlib.ExitStack() as stack:  # which asks the class
+            stack.enter_context(pg.coalesce())
+            work = pg.all_reduce(np.arange(3))
+            assert not work.done()
+        assert work.done()
+
+
+@contextlib.contextmanager
+def note_errors(names: list[str]) -> Iterator[None]:
+    """Note the name of the error that leaves the block."""
+    try:
+        yield
+    except Exception as error:
+        names.append(type(error).__name__)
+
+
+@pytest.mark.parametrize("way", ["call", "thread"])
+@pytest.mark.parametrize("ends", ["by an exception", "by a failure", "well"])
+def test_what_begins_before_its_block_ends_is_the_blocks(way: str, ends: str) -> None:
+    """A call in the block, or another thread's collective, begins what it has held back, which may have ended
+    when the block is left."""
+    with dist.portal.init_process_group(world_size=1) as pg:
+        for number in range(3):
+            pg.send(np.full(3, number), 0)
+        pg.send_object({1: print}, 0, tag=1, allow_pickle=True)
+        place, caught = np.zeros(3, np.int64), list[str]()
+        with note_errors(caught), pg.coalesce():
+            work = pg.recv(place, 0)
+            refused = pg.recv_object(0, tag=1) if ends == "by a failure" else work
+            if way == "call":
+                pg.agree(True)
+            else:
+                thread = threading.Thread(target=pg.barrier)
+                thread.start()
+                thread.join()
+                while not (work.done() and refused.done()):
+                    pg.portal.call(asyncio.sleep, 0)
+            if ends == "by an exception":
+                raise KeyError
+        assert caught == {"by an exception": ["KeyError"], "by a failure": ["UsageError"], "well": []}[ends]
+        if ends == "well":
+            assert set(place) == {0} and work.result() == 0
+        place[:] = 77
+        for number in range(1 if ends == "well" else 0, 3):
+            other = np.zeros(3, np.int64)
+            pg.recv(other, 0)
+            assert set(other) == {number}
+        assert set(place) == {77}
+
+
+def test_a_call_that_was_interrupted_before_the_loop_knew_of_it_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with dist.portal.init_process_group(world_size=1) as pg:
+        lock, block = pg.portal.call(asyncio.Lock), pg.coalesce()
+        block.__enter__()
+        asyncio_loop, replies = pg.portal._loop, pg.portal._replies
+
+        class Interrupted:
+            def __getattr__(self, name: str) -> Any:
+                pg.portal._loop = asyncio_loop
+                raise KeyboardInterrupt
+
+        for call in (pg.drain, lock.__enter__, lambda: block.__exit__(None, None, None)):
+            with pytest.raises(KeyboardInterrupt):
+                monkeypatch.setattr(pg.portal, "_loop", Interrupted())
+                call()
+            pg.portal.call(int)
+            assert not replies and not pg.portal._interrupted and not pg.portal._given_up
+        with lock:
+            pass
+
+
 def test_messages_and_parts_are_iterated_over() -> None:
     """By `for`, by `next`, and by `anext` on the loop; a stream is left at the end of its `with`."""
     with dist.portal.init_process_group(world_size=1) as pg:

@@ -83,6 +83,25 @@ class Block:
         self._portal.break_off(self, surely)
 
 
+class _Leaving:
+    """`SyncContext.__exit__`: a function of its own for each `with`, and no method.
+
+    CPython looks at signals behind the call by which a `with` ends where that calls a bound method, and not
+    where it calls a Python function. An interrupt there would come when the block has ended well: the
+    messages of its receives would be in tensors that the caller takes for empty, and go to no other receive.
+    """
+
+    def __get__(self, context: Any, owner: Any) -> Callable[..., Any]:
+        if context is None:
+            method: Callable[..., Any] = owner._leave
+            return method
+
+        def leave(kind: Any, error: Any, trace: Any) -> Any:
+            return context._leave(kind, error, trace)
+
+        return leave
+
+
 class SyncContext:
     """An async context manager as a plain one, to be entered as often as that can be, by any thread. It and
     the calls of its caller share a seat."""
@@ -117,14 +136,19 @@ class SyncContext:
             raise
         return entered
 
-    def __exit__(self, *error: Any) -> Any:
+    __exit__ = _Leaving()
+
+    def _leave(self, kind: Any, raised_inside: Any, trace: Any) -> Any:
+        """Leave the caller's innermost block."""
         block: Block | None = None
         try:  # at once: for what strikes before there is `__del__`
             block = self._innermost()
             block.step_out()
             self._blocks.remove(block)
             self._portal._give_up_interrupted()
-            self._portal._ask(block.seat, self._manager.__aexit__, error, None, block.leaving)
+            self._portal._ask(
+                block.seat, self._manager.__aexit__, (kind, raised_inside, trace), None, block.leaving
+            )
             block.leaving.wait()
             return block.leaving.get()
         except BaseException as raised:

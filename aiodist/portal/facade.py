@@ -313,7 +313,7 @@ class Portal(LoopThread):
         held = bool(asked.keywords.get("async_op"))
         if isinstance(made, Work):
             if made._held_back or held:  # what is held back starts later: no waiting here
-                work = SyncWork(self, made)
+                work = SyncWork(self, made, held)
                 made._let_be_dropped(held)
                 self.settle(reply, work)
             else:
@@ -330,16 +330,19 @@ class Portal(LoopThread):
     def _wrap_up(self, reply: Reply, value: Any, error: BaseException | None = None) -> None:
         self.settle(reply, self._wrapped(value), error)
 
-    def _follow(self, work: Work[Any], reply: Reply) -> None:
-        """Let a Work's end be a reply."""
+    def _follow(self, work: Work[Any], reply: Reply, *, of_block: bool = False) -> None:
+        """Let a Work's end be a reply. `of_block`: a block waits for it, and the caller for the block."""
         if work.done():
-            self._work_ended(reply, work)
+            self._work_ended(reply, of_block, work)
         else:
             self.watch(reply)
-            work._when_done(functools.partial(self._work_ended, reply))
+            work._when_done(functools.partial(self._work_ended, reply, of_block))
 
-    def _work_ended(self, reply: Reply, work: Work[Any]) -> None:
+    def _work_ended(self, reply: Reply, of_block: bool, work: Work[Any]) -> None:
+        awaited = work._awaited
         self._wrap_up(reply, *work._outcome())
+        if of_block:
+            work._let_be_dropped(awaited)  # the block may end later, and looks at this
 
     def _end_block(self, block: Block, calling: Calling, given_up: Reply, reply: Reply) -> None:
         """Leave a block; a batch whose end goes on is cancelled, and `reply` waits for that."""
@@ -349,8 +352,10 @@ class Portal(LoopThread):
             again = functools.partial(self._end_block, block, calling, given_up, reply)
             entering.task.add_done_callback(lambda _: again())  # behind the one that settles it
         elif not entering.settled or entering.error is not None:  # it was not entered
+            self.settle(entering, None)
             self.settle(reply, None)
         elif given_up.task is None and not given_up.settled:  # the end was not asked for yet
+            self.settle(given_up, None)
             error = KeyboardInterrupt()
             leave = functools.partial(manager.__aexit__, KeyboardInterrupt, error, None)
             self._answer_asked(block.seat, calling, leave, reply)
@@ -375,6 +380,8 @@ class Portal(LoopThread):
                 work._give_up()
                 if work.done():
                     self.settle(given_up, None)
+            elif task is None:
+                self.settle(given_up, None)  # it was not asked for
             self.settle(reply, None)
         self._steps.let_go(given_up)
 
@@ -422,12 +429,12 @@ class SyncWork(Generic[T]):
 
     __slots__ = ("__weakref__", "_portal", "_reply", "_work", "group")
 
-    def __init__(self, portal: Portal, work: Work[T]) -> None:
+    def __init__(self, portal: Portal, work: Work[T], held: bool) -> None:
         self._portal = portal
         self._work = work
         self._reply = Reply()
         self.group: SyncProcessGroup = portal._wrapped(work.group)
-        portal._follow(work, self._reply)
+        portal._follow(work, self._reply, of_block=not held)
 
     @property
     def op(self) -> str:
