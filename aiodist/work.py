@@ -205,12 +205,14 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     __slots__ = (
         "__weakref__",
+        "_asked",
         "_awaited",
         "_call",
         "_callbacks",
         "_completion",
         "_driver",
         "_error",
+        "_followed",
         "_held_back",
         "_issuer",
         "_noted",
@@ -261,6 +263,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._take_back: tuple[Callable[[Any], None], Any] | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
+        self._asked = False  # a caller has the outcome
+        self._followed = False  # by a callback: likewise, but a block waits for it all the same
 
     @property
     def group(self) -> Any:
@@ -356,6 +360,17 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if self._error is not None:
             raise self._error.with_traceback(None)
         return cast("T", self._result)
+
+    @types.coroutine
+    def _with_others(self) -> Generator[Any, None, T]:
+        """Wait for a receive as one of several Works that have one await. Until that has ended it can be
+        taken back, also when its message has come, unless another task awaits it, too."""
+        try:
+            return (yield from self._as_step())
+        except BaseException:
+            if self._error is not None:
+                self._told()
+            raise
 
     def _suspend(self) -> Generator[Any, None, None]:
         # The private accessor does not raise, and is 3 times cheaper than get_running_loop with a try.
@@ -500,6 +515,17 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._awaited = True
         return (self._result, None) if self._state == _DONE else (None, self._told())
 
+    def _peek(self) -> tuple[T | None, BaseException | None]:
+        """The same for no caller: one may ask later."""
+        return self._result, self._error
+
+    def _is_asked(self) -> None:
+        """Note that a caller has the outcome of a Work that is done."""
+        self._asked = self._awaited = True
+        self._take_back = None
+        if self._state == _FAILED:
+            self._told()
+
     def _told(self) -> BaseException:
         """The error, for a caller that asked."""
         assert self._error is not None
@@ -518,7 +544,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _when_done(self, fn: Callable[[Work[T]], object]) -> None:
         """The same for a caller that may give a receive up."""
-        self._awaited = True
+        self._followed = True
         if self._state != _PENDING:
             self._issuer.loop.call_soon(fn, self)
         elif self._callbacks is None:
@@ -566,7 +592,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return f"<Work {self.op} #{self.seq} {state}>"
 
     def __del__(self) -> None:
-        if not self._awaited:
+        if not (self._awaited or self._followed):
             self._is_forgotten()
         elif getattr(self, "_untold", False) and self._issuer.failures is not None:
             self._issuer.failures.note(cast("BaseException", self._error))

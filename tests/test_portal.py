@@ -878,6 +878,7 @@ def test_a_call_returns_behind_what_a_blocked_loop_takes_back(
 
     def then() -> None:
         sent.append(pg._group.send(np.full(3, 5), 0, async_op=True))
+        sent.append(pg._group.send_object("meanwhile", 0, tag=1, async_op=True))
         # In the turn of what was called meanwhile: that has a result, and is not written to yet.
         asyncio.get_running_loop().call_soon(written.wait, 0.5)
 
@@ -889,8 +890,7 @@ def test_a_call_returns_behind_what_a_blocked_loop_takes_back(
             pg.coalesce(),
             pg.coalesce(),
         )
-        work = pg.send_object("before", 0, tag=1, async_op=True)
-        work.wait()
+        work = pg.recv_object(0, tag=1, async_op=True)
         if following == "exit":
             other = pg.portal.call(asyncio.Lock)
             other.__enter__()
@@ -1082,7 +1082,7 @@ def test_what_is_given_up_twice_is_waited_for_twice() -> None:
     """Who asks again waits for the same end, which may take the loop some turns."""
     with dist.portal.init_process_group(world_size=1) as pg:
         portal, given_up, asked = pg.portal, Reply(), list[Reply]()
-        portal._interrupted[given_up] = lambda **_: None
+        portal._interrupted[given_up] = (lambda **_: None), threading.get_ident()
         assert portal._loop is not None
 
         def ask() -> None:
@@ -1171,6 +1171,115 @@ def test_what_begins_before_its_block_ends_is_the_blocks(way: str, ends: str) ->
             pg.recv(other, 0)
             assert set(other) == {number}
         assert set(place) == {77}
+
+
+@pytest.mark.parametrize("ask", ["wait", "result", "exception"])
+def test_what_a_caller_has_of_a_block_is_not_taken_back(ask: str) -> None:
+    with dist.portal.init_process_group(world_size=1) as pg:
+        for number in range(3):
+            pg.send(np.full(3, number), 0)
+        place = np.zeros(3, np.int64)
+        with contextlib.suppress(KeyError), pg.coalesce():
+            work = pg.recv(place, 0)
+            pg.agree(True)
+            while not work.done():
+                pg.portal.call(asyncio.sleep, 0)
+            getattr(work, ask)()
+            raise KeyError
+        for number in range(1, 3):
+            other = np.zeros(3, np.int64)
+            pg.recv(other, 0)
+            assert set(other) == {number}
+
+
+def test_a_handle_of_what_was_taken_back_says_so() -> None:
+    with dist.portal.init_process_group(world_size=1) as pg:
+        pg.send_object("first", 0)
+        with contextlib.suppress(KeyError), pg.coalesce():
+            work = pg.recv_object(0)
+            pg.agree(True)
+            while not work.done():
+                pg.portal.call(asyncio.sleep, 0)
+            raise KeyError
+        assert work.done() and not work.is_success()
+        assert type(work.exception()) is dist.UsageError
+        for ask in (work.wait, work.result):
+            with pytest.raises(dist.UsageError, match="taken back"):
+                ask()
+        assert pg.recv_object(0) == "first"
+    with pytest.raises(dist.UsageError, match="taken back"):
+        work.result()
+
+
+def test_what_another_thread_has_of_a_block_is_not_taken_back() -> None:
+    with dist.portal.init_process_group(world_size=1) as pg:
+        for number in range(3):
+            pg.send_object(number, 0)
+        block, got = pg.coalesce(), list[Any]()
+        block.__enter__()
+        works = [pg.recv_object(0) for _ in range(2)]
+        pg.recv_object(0, tag=1)
+
+        def other() -> None:
+            while not works[1].done():
+                pg.portal.call(asyncio.sleep, 0)
+            got.append(works[1].result())
+            pg.send_object({1: print}, 0, tag=1, allow_pickle=True)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        with pytest.raises(dist.UsageError, match="pickled"):
+            block.__exit__(None, None, None)
+        thread.join()
+        assert got == [1] and [pg.recv_object(0) for _ in range(2)] == [0, 2]
+
+
+def test_a_handle_that_is_done_needs_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do other threads wait for what one has to have taken back."""
+    wait, left = loop_thread.Reply.wait, [KeyboardInterrupt()]
+
+    def waits(self: Any, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread() and timeout is None and left:
+            raise left.pop()
+        return wait(self, timeout)
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        done = pg.send_object("x", 0, async_op=True)
+        done.wait()
+        with blocked_loop(pg) as go_on:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(facade, "PATIENCE", 0.01)
+                patch.setattr(loop_thread.Reply, "wait", waits)
+                pg.recv_object(0, tag=1)
+            done.wait(100)
+            thread = threading.Thread(target=pg.portal._give_up_interrupted)
+            thread.start()
+            thread.join()
+            go_on()
+        assert pg.recv_object(0) == "x"
+
+
+@pytest.mark.parametrize("ask", ["wait", "result", "exception", None])
+@pytest.mark.parametrize("where", ["in a block", "held"])
+def test_a_failure_is_raised_to_a_caller_that_asks_or_where_the_group_ends(
+    where: str, ask: str | None
+) -> None:
+    """Once: by the handle, else at the end of the block, else by closing the group."""
+    raised: list[str] = []
+    with note_errors(raised), dist.portal.init_process_group(world_size=1) as pg:
+        pg.send_object({1: print}, 0, allow_pickle=True)
+        with note_errors(raised), pg.coalesce() if where == "in a block" else contextlib.nullcontext():
+            work = pg.recv_object(0, async_op=where == "held")
+            pg.agree(True)
+            while not work.done():
+                pg.portal.call(asyncio.sleep, 0)
+            if ask is not None:
+                with note_errors(raised):
+                    error = getattr(work, ask)()
+                    raise error
+        assert len(raised) == (where == "in a block" or ask is not None)
+        del work
+    assert raised == ["UsageError"]
 
 
 def test_a_call_that_was_interrupted_before_the_loop_knew_of_it_leaves_nothing(

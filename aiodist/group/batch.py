@@ -161,20 +161,21 @@ class Batch:
 
     async def _all(self, works: list[Work[Any]]) -> None:
         """Wait for operations. The block is the one await of them all: where that ends by an error, receives
-        are taken back, also those of which the messages have come."""
+        are taken back, also those of which the messages have come. One that another task awaits is not."""
+        mine = []
         try:
             for work in works:
-                take_back = work._take_back
-                await work
-                work._goes_on_to_be_awaited(take_back)
-                if take_back is not None:
-                    self._taken.append((work, take_back))
-        except BaseException:  # cancelled, or one of them failed
-            for work in works:
-                if work._awaited:
-                    work._give_up()
+                if work._awaited or work._take_back is None:
+                    await work
                 else:
-                    work._ends_unbegun()
+                    mine.append(work)
+                    await work._with_others()
+            self._taken = [(work, work._take_back) for work in mine if work._take_back is not None]
+        except BaseException:  # cancelled, or one of them failed
+            for work in mine:
+                work._give_up()
+            for work in works:
+                work._ends_unbegun()
             raise
         finally:
             for work in works:
@@ -184,8 +185,9 @@ class Batch:
     def give_back(self) -> None:
         """Take the receives back, of which all messages have come: the caller was interrupted as they did."""
         for work, take_back in self._taken:
-            work._goes_on_to_be_awaited(take_back)
-            work._give_up()
+            if not work._asked:
+                work._goes_on_to_be_awaited(take_back)
+                work._give_up()
 
 
 class Held(NamedTuple):

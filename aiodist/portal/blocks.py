@@ -58,9 +58,10 @@ class Block:
         seat: the caller's.
         entering, leaving: the replies of both methods.
         inside: it was entered and not left.
+        thread: that enters, or leaves, it.
     """
 
-    __slots__ = ("_portal", "entering", "entrant", "inside", "leaving", "manager", "seat")
+    __slots__ = ("_portal", "entering", "entrant", "inside", "leaving", "manager", "seat", "thread")
 
     def __init__(self, portal: Any, manager: Any) -> None:
         self._portal = portal
@@ -69,6 +70,7 @@ class Block:
         self.entrant = caller()
         self.seat: Seat = portal._seats.get(self.entrant) or Seat()
         self.inside = False
+        self.thread = threading.get_ident()
 
     def step_out(self) -> None:
         """Have the calls of this caller belong to the block no more. May be repeated."""
@@ -127,7 +129,7 @@ class SyncContext:
             self._blocks += [block]
         except BaseException as error:
             if error is not block.entering.error:  # Ctrl-C: nobody will leave the block
-                portal._interrupted[block.leaving] = block.break_off  # as in `Portal._call`
+                portal._interrupted[block.leaving] = block.break_off, block.thread  # as in `Portal._call`
                 try:
                     block.break_off()
                 except BaseException:
@@ -143,6 +145,7 @@ class SyncContext:
         block: Block | None = None
         try:  # at once: for what strikes before there is `__del__`
             block = self._innermost()
+            block.thread = threading.get_ident()
             block.step_out()
             self._blocks.remove(block)
             self._portal._give_up_interrupted()
@@ -155,7 +158,7 @@ class SyncContext:
             if block is None:  # struck at the very beginning
                 block = self._innermost()
             if raised is not block.leaving.error:  # Ctrl-C, wherever it struck
-                self._portal._interrupted[block.leaving] = block.break_off
+                self._portal._interrupted[block.leaving] = block.break_off, block.thread
                 try:
                     block.break_off()
                 except BaseException:

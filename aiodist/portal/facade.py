@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
@@ -90,7 +91,7 @@ class Portal(LoopThread):
         self._steps = Steps()
         # Calls whose callers were interrupted, until the loop has taken them back, and what has it do so. A
         # second interrupt may strike in between; then the next call has it done.
-        self._interrupted: dict[Reply, Callable[..., object]] = {}
+        self._interrupted: dict[Reply, Interrupted] = {}
         self._given_up: dict[Reply, GivenUp] = {}  # those that the loop takes back now
         self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like
         super().__init__()
@@ -144,7 +145,7 @@ class Portal(LoopThread):
         kwargs: dict[str, Any],
     ) -> Any:
         self._give_up_interrupted()
-        reply = Reply()
+        reply, thread = Reply(), threading.get_ident()
         give_up = functools.partial(self._give_up, reply, steps_of)
         try:
             seat = self._seats.get(caller()) if self._seats else None
@@ -153,7 +154,8 @@ class Portal(LoopThread):
             return reply.get()
         except BaseException as error:
             if error is not reply.error:  # Ctrl-C, wherever it struck
-                self._interrupted[reply] = give_up  # before any call: a second one cannot strike up to here
+                # Before any call: a second one cannot strike up to here.
+                self._interrupted[reply] = give_up, thread
                 try:
                     give_up()
                 except BaseException:
@@ -202,8 +204,9 @@ class Portal(LoopThread):
         """
 
         def once(reply: Reply) -> None:
-            if self._interrupted.pop(given_up, None) is not None:
-                self._given_up[given_up] = GivenUp(reply, ours)
+            interrupted = self._interrupted.pop(given_up, None)
+            if interrupted is not None:
+                self._given_up[given_up] = GivenUp(reply, ours, interrupted[1])
                 reply.tell(lambda: self._given_up.pop(given_up, None))
                 answer(given_up, reply)
             elif (first := self._given_up.get(given_up)) is not None:  # it was asked for before
@@ -220,13 +223,15 @@ class Portal(LoopThread):
             self._interrupted.pop(given_up, None)
 
     def _give_up_interrupted(self) -> None:
-        """Take back the calls of which the loop may not know that their callers were interrupted, and wait
-        for the end of that. What is called next could be answered before, in the same turn of the loop."""
+        """Take back the calls of this thread of which the loop may not know that they were interrupted, and
+        wait for the end of that. What is called next could be answered before, in the same turn."""
         if (self._interrupted or self._given_up) and not self.inside():
-            for give_up in list(self._interrupted.values()):
-                give_up(surely=True)
+            me = threading.get_ident()
+            for give_up, thread in list(self._interrupted.values()):
+                if thread == me:
+                    give_up(surely=True)
             for given_up in list(self._given_up.values()):
-                if given_up.ours:
+                if given_up.ours and given_up.thread == me:
                     given_up.reply.wait()
 
     def close(self) -> None:
@@ -330,19 +335,37 @@ class Portal(LoopThread):
     def _wrap_up(self, reply: Reply, value: Any, error: BaseException | None = None) -> None:
         self.settle(reply, self._wrapped(value), error)
 
-    def _follow(self, work: Work[Any], reply: Reply, *, of_block: bool = False) -> None:
-        """Let a Work's end be a reply. `of_block`: a block waits for it, and the caller for the block."""
+    def _follow(self, work: Work[Any], reply: Reply, *, told: bool = True) -> None:
+        """Let a Work's end be a reply. `told`: the caller waits for that."""
         if work.done():
-            self._work_ended(reply, of_block, work)
+            self._work_ended(reply, told, work)
         else:
             self.watch(reply)
-            work._when_done(functools.partial(self._work_ended, reply, of_block))
+            work._when_done(functools.partial(self._work_ended, reply, told))
 
-    def _work_ended(self, reply: Reply, of_block: bool, work: Work[Any]) -> None:
-        awaited = work._awaited
-        self._wrap_up(reply, *work._outcome())
-        if of_block:
-            work._let_be_dropped(awaited)  # the block may end later, and looks at this
+    def _work_ended(self, reply: Reply, told: bool, work: Work[Any]) -> None:
+        self._wrap_up(reply, *(work._outcome() if told else work._peek()))
+
+    def note_asked(self, work: Work[Any]) -> None:
+        """Note that a caller has the error of a Work, which it has not been told of before."""
+        if self.inside():
+            work._is_asked()
+        elif self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(work._is_asked)
+
+    def ask(self, work: Work[Any]) -> Any:
+        """The result of a Work that is done, from the loop, which may take a receive back; or its error."""
+
+        def answer() -> Any:
+            if work.done():
+                work._is_asked()
+            return work.result()
+
+        if not self.inside():
+            with contextlib.suppress(GroupClosed):  # the loop has ended, or the Work by this
+                return self.call(answer)
+        return answer()
 
     def _end_block(self, block: Block, calling: Calling, given_up: Reply, reply: Reply) -> None:
         """Leave a block; a batch whose end goes on is cancelled, and `reply` waits for that."""
@@ -411,11 +434,17 @@ class Portal(LoopThread):
         return value
 
 
+Interrupted = tuple[Callable[..., object], int]
+"""What has the loop take a call back whose caller was interrupted, and the thread of that one."""
+
+
 class GivenUp(NamedTuple):
-    """What is taken back: the reply that says the end, and whether only this library's code leads there."""
+    """What is taken back: the reply that says the end, whether only this library's code leads there, and the
+    thread whose call it was."""
 
     reply: Reply
     ours: bool
+    thread: int
 
 
 class SyncWork(Generic[T]):
@@ -427,14 +456,16 @@ class SyncWork(Generic[T]):
         group: the `SyncProcessGroup` that it belongs to.
     """
 
-    __slots__ = ("__weakref__", "_portal", "_reply", "_work", "group")
+    __slots__ = ("__weakref__", "_asked", "_of_block", "_portal", "_reply", "_work", "group")
 
     def __init__(self, portal: Portal, work: Work[T], held: bool) -> None:
         self._portal = portal
         self._work = work
         self._reply = Reply()
+        self._asked = False
+        self._of_block = not held  # which may take a receive back that has ended
         self.group: SyncProcessGroup = portal._wrapped(work.group)
-        portal._follow(work, self._reply, of_block=not held)
+        portal._follow(work, self._reply, told=False)
 
     @property
     def op(self) -> str:
@@ -458,8 +489,8 @@ class SyncWork(Generic[T]):
             GroupBroken: the operation failed.
             UsageError: inside `with pg.coalesce()`, where it has not started, or on the portal's own loop.
         """
-        limit = None if timeout is None else seconds(timeout)
-        if not self._reply.settled:
+        limit, ended = None if timeout is None else seconds(timeout), self._reply.settled
+        if not ended:
             if self._work._held_back:
                 raise UsageError(
                     f"{self.op} #{self.seq} starts at the end of its coalesce() block",
@@ -469,8 +500,9 @@ class SyncWork(Generic[T]):
                 raise UsageError("waiting on the portal's own loop would wait for itself")
         if not self._reply.wait(limit):
             raise TimeoutError(f"{self.op} #{self.seq} has not ended within {limit:g} s; it goes on")
-        self._portal._give_up_interrupted()
-        return cast("T", self._reply.get())
+        if not ended:
+            self._portal._give_up_interrupted()
+        return self._outcome()
 
     def done(self) -> bool:
         """Whether the operation has ended, well or not."""
@@ -483,7 +515,7 @@ class SyncWork(Generic[T]):
             asyncio.InvalidStateError: the operation has not ended yet.
         """
         self._check_done()
-        return cast("T", self._reply.get())
+        return self._outcome()
 
     def exception(self) -> BaseException | None:
         """The error that a Work that is done failed with, or None.
@@ -492,7 +524,22 @@ class SyncWork(Generic[T]):
             asyncio.InvalidStateError: the operation has not ended yet.
         """
         self._check_done()
-        return self._reply.error
+        try:
+            self._outcome()
+        except BaseException as error:
+            if error is not self._work._error:
+                raise
+            return error
+        return None
+
+    def _outcome(self) -> T:
+        if self._of_block:
+            result: T = self._portal.ask(self._work)
+            return result
+        if self._reply.error is not None and not self._asked:
+            self._asked = True
+            self._portal.note_asked(self._work)
+        return cast("T", self._reply.get())
 
     def add_done_callback(self, fn: Callable[[SyncWork[T]], object]) -> None:
         """Call `fn(work)` in the loop's thread once the operation has ended. It must not block."""
@@ -504,7 +551,7 @@ class SyncWork(Generic[T]):
 
     def is_success(self) -> bool:
         """Whether the operation has ended well."""
-        return self._reply.settled and self._reply.error is None
+        return self._reply.settled and self._work.is_success()
 
     def _check_done(self) -> None:
         if not self._reply.settled:

@@ -33,12 +33,12 @@ async def in_task_group(receive: Callable[[], Any]) -> None:
         tasks.create_task(receive())
 
 
-async def in_three(receive: Callable[[], Any]) -> None:
-    await in_task_group(lambda: in_wait_for(lambda: in_task_group(receive)))
+async def in_two(receive: Callable[[], Any]) -> None:
+    await in_task_group(lambda: in_wait_for(receive))
 
 
-async def in_five(receive: Callable[[], Any]) -> None:
-    await in_task_group(lambda: in_task_group(lambda: in_three(receive)))
+async def in_two_groups(receive: Callable[[], Any]) -> None:
+    await in_task_group(lambda: in_task_group(receive))
 
 
 @pytest.fixture(params=few([None, "here", "there"], [None, "here"]))
@@ -50,7 +50,7 @@ def place(request: pytest.FixtureRequest) -> str | None:
 
 @pytest.mark.parametrize("kind", ["object", "tensor", "strided"])
 @pytest.mark.parametrize(
-    "nested", few([in_wait_for, in_task_group, in_three, in_five], [in_task_group, in_three])
+    "nested", few([in_wait_for, in_task_group, in_two, in_two_groups], [in_task_group, in_two])
 )
 async def test_messages_stay_in_order(nested: Nested, kind: str, place: str | None) -> None:
     async def main(pg: ProcessGroup) -> None:
@@ -65,6 +65,26 @@ async def test_messages_stay_in_order(nested: Nested, kind: str, place: str | No
         return SocketEndpoint(asyncio.get_running_loop(), rank, "job", b"", boot=boot)
 
     await run_cluster(2, main, endpoint=None if place is None else endpoint)
+
+
+@pytest.mark.parametrize("ahead", [1, 63, 64, 200])
+async def test_receives_that_are_called_ahead_stay_in_order(ahead: int) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            for number in range(ahead + 4):
+                await pg.send_object(number, 0)
+            await pg.send_object("all", 0, tag=1)
+            return
+        works = [pg.recv_object(1) for _ in range(ahead + 1)]
+        assert [await work for work in works[:-1]] == [*range(ahead)]
+        await pg.recv_object(1, tag=1)
+        task = asyncio.ensure_future(works[-1])
+        task.cancel()
+        assert await pg.recv_object(1) == ahead  # called in the same step
+        await asyncio.wait([task])
+        assert [await pg.recv_object(1) for _ in range(3)] == [ahead + 1, ahead + 2, ahead + 3]
+
+    await run_cluster(2, main)
 
 
 def content(kind: str, turns: int, number: int) -> Any:

@@ -640,6 +640,117 @@ async def test_an_end_that_fails_takes_the_other_receives_back(cluster: Cluster,
     await cluster(2, main)
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["begun before", "begun by the end"])
+async def test_an_end_that_fails_takes_nothing_from_another_task(cluster: Cluster, early: bool) -> None:
+    """What another task awaits, or has, is not taken back."""
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            for number in range(3):
+                await pg.send_object(number, 0, tag=1)
+            await pg.recv_object(0)
+            await pg.send_object({1: print}, 0, tag=2, allow_pickle=True)
+            return
+        with pytest.raises(dist.UsageError, match="pickled"):
+            async with pg.coalesce():
+                works = [pg.recv_object(1, tag=1) for _ in range(2)]
+                pg.recv_object(1, tag=2)
+                if early:
+                    pg._core.batches.begin()
+                    other = asyncio.ensure_future(works[1])
+                    await asyncio.sleep(0)
+                else:
+                    other = asyncio.create_task(takes(pg, works[1]))
+        assert await other == 1
+        assert await pg.recv_object(1, tag=1) == 0
+        assert await pg.recv_object(1, tag=1) == 2
+
+    async def takes(pg: ProcessGroup, work: dist.Work[Any]) -> Any:
+        while work._held_back:  # noqa: ASYNC110 - nothing says that it has begun
+            await asyncio.sleep(0)
+        return await work
+
+    async def go_on(pg: ProcessGroup) -> None:
+        later = asyncio.get_running_loop().call_later(0.05, lambda: sends.append(pg.send_object("go on", 1)))
+        try:
+            await main(pg)
+        finally:
+            later.cancel()
+
+    sends: list[dist.Work[Any]] = []
+    await cluster(2, lambda pg: go_on(pg) if pg.rank == 0 else main(pg))
+    for send in sends:
+        await send
+
+
+async def test_an_end_that_is_cancelled_leaves_what_another_task_awaits(cluster: Cluster) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            await pg.recv_object(0)
+            await pg.send_object("first", 0, tag=1)
+            await pg.recv_object(0)
+            for number in range(2):
+                await pg.send_object(number, 0)
+            return
+        works: list[dist.Work[Any]] = []
+
+        async def block() -> None:
+            async with pg.coalesce():
+                works.extend([pg.recv_object(1, tag=1), pg.recv_object(1)])
+
+        task = asyncio.create_task(block())
+        while not works or works[0]._held_back:  # noqa: ASYNC110 - to await it would be to hold it
+            await asyncio.sleep(0)
+        other = asyncio.ensure_future(works[1])
+        await pg.send_object("go on", 1)
+        while not works[0].done():  # noqa: ASYNC110 - likewise
+            await asyncio.sleep(0)
+        for _ in range(5):  # now its end waits for the second
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await pg.send_object("go on", 1)
+        assert [await other, await pg.recv_object(1)] == [0, 1]
+
+    await cluster(2, main)
+
+
+async def test_a_block_waits_for_what_has_a_callback(cluster: Cluster) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        ended: list[dist.Work[Any]] = []
+        if pg.rank == 1:
+            await pg.recv_object(0)
+        into, data = np.zeros(5, int), mine(pg)
+        async with pg.coalesce():
+            for work in (pg.all_reduce(data), *([pg.recv(into, 1)] if pg.rank == 0 else ())):
+                work.add_done_callback(ended.append)
+            if pg.rank == 0:
+                later = asyncio.create_task(tell())
+        if pg.rank == 0:
+            await later
+            assert np.array_equal(into, mine(pg, 7) + 1000)
+        else:
+            await pg.send(mine(pg, 7), 0)
+        assert np.array_equal(data, total(pg))
+        await check_works(pg)
+        assert len(ended) == 2 - pg.rank
+
+    async def tell() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await groups[0].send_object("go on", 1)
+
+    groups: list[ProcessGroup] = []
+
+    async def first(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            groups.append(pg)
+        await main(pg)
+
+    await cluster(2, first)
+
+
 async def test_a_block_whose_operations_fail_raises_the_first_and_warns_of_none() -> None:
     async def main(pg: ProcessGroup) -> None:
         if pg.rank == 1:

@@ -346,8 +346,8 @@ async def _nested(
         else:
             await asyncio.wait_for(level(depth - 1), 2 * REAL)
 
-    outer = asyncio.create_task(level(rng.randint(0, 4)))
-    for _ in range(rng.randint(0, 12)):
+    outer = asyncio.create_task(level(rng.randint(0, 2)))
+    for _ in range(rng.randint(0, 8)):
         await asyncio.sleep(0)
     await _turns(rng)
     outer.cancel()

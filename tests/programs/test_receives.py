@@ -11,7 +11,6 @@ import pytest
 import aiodist as dist
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.copies import TensorCopy
-from aiodist.backends.host.ends import Ends
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.inner import InnerOperation
 from aiodist.group.batch import Batch
@@ -180,7 +179,6 @@ def cancels_on_their_way(patch: pytest.MonkeyPatch) -> None:
         return self._take_back is not None and (self.done() or not self._waiters)
 
     patch.setattr(dist.Work, "_may_be_given_up", may_be)
-    patch.setattr(Ends, "waits", lambda *_: False)
 
 
 MUTATIONS: dict[Mutation, int] = {

@@ -3,8 +3,7 @@
 A task that is cancelled is told in a later turn of the loop: in the next one, and a task inside of it in the
 one after. Until then its receive keeps its place, and the message that it has got. A receive that is posted
 meanwhile would get the message behind that: the two would come in the wrong order, or fail where they differ
-in size. So a receive waits while nobody has the result of one before it with its tag and source. What is
-posted by then ends in order (`ends`).
+in size. So a receive waits while nobody has the result of one before it with its tag and source.
 """
 
 from __future__ import annotations
@@ -19,11 +18,34 @@ from typing import Any
 from aiodist.backends.base import Operation
 from aiodist.work import Work
 
-_Untold = deque[weakref.ref[Work[Any]]]
-
 _ANY = -1
 
 _MANY = 64  # receives that are remembered of a tag before those are dropped whose results are known
+
+
+class _Untold(deque[weakref.ref[Work[Any]]]):
+    """Receives of one tag and source, in order, of which the results may not be known.
+
+    Attributes:
+        room: how many there may be before those are dropped of which they are.
+    """
+
+    room = _MANY
+
+    def add(self, work: Work[Any]) -> None:
+        """Add one, which need not be such that it can be given up yet."""
+        if len(self) >= self.room:
+            kept = list(filter(_is_untold, self))
+            self.clear()
+            self.extend(kept)
+            self.room = 2 * len(kept) + _MANY
+        self.append(weakref.ref(work))
+
+    def without_told(self) -> _Untold:
+        """Drop the first ones of which the results are known → the others."""
+        while self and not _is_untold(self[0]):
+            self.popleft()
+        return self
 
 
 class HeldUp:
@@ -41,25 +63,12 @@ class HeldUp:
             if len(self._untold) >= self._room:
                 self._forget_told()
             by_source = self._untold[tag] = {}
-        behind = tag in self._held or any(map(_without_told, _of(by_source, source)))
+        behind = tag in self._held or any(untold.without_told() for untold in _of(by_source, source))
         untold = by_source.get(source)
         if untold is None:
-            untold = by_source[source] = deque()
-        untold.append(weakref.ref(work))
-        if len(untold) > _MANY:
-            by_source[source] = deque(filter(_is_untold, untold))
+            untold = by_source[source] = _Untold()
+        untold.add(work)
         return behind
-
-    def is_untold_before(self, work: Work[Any], tag: int, source: int) -> bool:
-        """Whether a receive has its message that was posted before one, and nobody has its result."""
-        for untold in _of(self._untold.get(tag, {}), source):
-            for reference in _without_told(untold):
-                other = reference()
-                if other is work:
-                    break
-                if other is not None and other.done() and other._may_be_given_up():
-                    return True
-        return False
 
     def _forget_told(self) -> None:
         """Forget the tags of which all results are known: a program may use a new one for each message."""
@@ -108,13 +117,6 @@ def _of(by_source: dict[int, _Untold], source: int) -> Iterable[_Untold]:
         return by_source.values()
     mine, anybody = by_source.get(source), by_source.get(_ANY)
     return [untold for untold in (mine, anybody) if untold]
-
-
-def _without_told(untold: _Untold) -> _Untold:
-    """Drop the first ones of which the results are known → the others."""
-    while untold and not _is_untold(untold[0]):
-        untold.popleft()
-    return untold
 
 
 def _is_untold(reference: weakref.ref[Work[Any]]) -> bool:

@@ -24,7 +24,6 @@ from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.claims import Claim, Claims, Decoded, move_up
 from aiodist.backends.host.copies import TensorCopy
-from aiodist.backends.host.ends import Ends
 from aiodist.backends.host.held_up import HeldUp
 from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.errors import PeerClosed, PeerLost, WireError
@@ -81,15 +80,12 @@ class Messages:
         self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
         self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
         self.held_up = HeldUp()
-        self._ends = Ends(self.held_up, channels)
 
     def quiet(self, tag: int) -> bool:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
         as have claimed their messages: the next message of a source is the next receive's. Not where no
         progress is made any more."""
-        waits = (
-            tag in self._queues or tag in self._arrivals or tag in self._unclaimed or self._ends.holds(tag)
-        )
+        waits = tag in self._queues or tag in self._arrivals or tag in self._unclaimed
         return not (waits or self._dead or self._claims.unowned_counts or self.held_up.holds(tag))
 
     def receive_here(self, receive: Unclaimed) -> bool:
@@ -97,7 +93,7 @@ class Messages:
         tag = receive.tag
         if self._dead or tag in self._queues or self._claims.unowned_counts or tag not in self._arrivals:
             return False
-        if self.held_up.holds(tag) or self._ends.holds(tag):
+        if self.held_up.holds(tag):
             return False
         if receive.source == ANY:
             found = self._first(ANY, tag)
@@ -298,7 +294,6 @@ class Messages:
         self._dead = True
         self._awaited.clear()
         self.held_up.take()
-        self._ends.clear()
 
     def forget(self) -> None:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
@@ -560,13 +555,12 @@ class Messages:
 
     def _give(self, claim: Claim, of: asyncio.Future[Any]) -> None:
         """End a receive whose message is decoded."""
-        self._in_turn(claim, partial(self._end_decoded, claim, of))
-
-    def _end_decoded(self, claim: Claim, of: asyncio.Future[Any]) -> None:
-        receiver = claim.receiver
+        receiver, claim.receiver = (
+            claim.receiver,
+            None,
+        )  # it has it: the loop may hear later that it was decoded
         assert receiver is not None
         assert isinstance(receiver.convert, Decoding)
-        claim.receiver = None  # it has it: the loop may hear later that it was decoded
         self._claims.remove(claim)
         error = of.exception()
         if error is not None:
@@ -577,30 +571,6 @@ class Messages:
 
     def _fulfil(self, claim: Claim) -> None:
         """End a receive that has its message."""
-        self._in_turn(claim, None)
-
-    def _in_turn(self, claim: Claim, end: Callable[[], None] | None) -> None:
-        """End a receive that has its message, when the receives before it have ended.
-
-        Args:
-            end: ends it; None: it succeeds.
-        """
-        receiver = claim.receiver
-        assert receiver is not None
-        if self._ends.waits(receiver.work, claim.tag, claim.source):
-
-            def later() -> None:
-                if claim.receiver is receiver and not receiver.work.done():  # else it has moved up
-                    self._channels.guard(self._end, claim, end)
-
-            self._ends.add(receiver.work, claim.tag, claim.source, later)
-        else:
-            self._end(claim, end)
-
-    def _end(self, claim: Claim, end: Callable[[], None] | None) -> None:
-        if end is not None:
-            end()
-            return
         receiver = claim.receiver
         assert receiver is not None
         self._claims.remove(claim)
