@@ -95,11 +95,35 @@ class _Leaving:
 
     def __get__(self, context: Any, owner: Any) -> Callable[..., Any]:
         if context is None:
-            method: Callable[..., Any] = owner._leave
-            return method
+            return lambda context, *error: self.__get__(context, owner)(*error)
 
-        def leave(kind: Any, error: Any, trace: Any) -> Any:
-            return context._leave(kind, error, trace)
+        def leave(kind: Any, raised_inside: Any, trace: Any) -> Any:
+            """Leave the caller's innermost block."""
+            block: Block | None = None
+            try:  # at once: for what strikes before there is `__del__`
+                block = context._innermost()
+                block.thread = threading.get_ident()
+                block.step_out()
+                context._blocks.remove(block)
+                context._portal._give_up_interrupted()
+                error = kind, raised_inside, trace
+                context._portal._ask(block.seat, context._manager.__aexit__, error, None, block.leaving)
+                block.leaving.wait()
+                return block.leaving.get()
+            except BaseException as raised:
+                if block is None:  # struck at the very beginning
+                    block = context._innermost()
+                if raised is not block.leaving.error:  # Ctrl-C, wherever it struck
+                    context._portal._interrupted[block.leaving] = block.break_off, block.thread
+                    try:
+                        block.break_off()
+                    except BaseException:
+                        surely(block.break_off)
+                        raise
+                    finally:
+                        if block in context._blocks:
+                            context._blocks.remove(block)
+                raise
 
         return leave
 
@@ -139,35 +163,6 @@ class SyncContext:
         return entered
 
     __exit__ = _Leaving()
-
-    def _leave(self, kind: Any, raised_inside: Any, trace: Any) -> Any:
-        """Leave the caller's innermost block."""
-        block: Block | None = None
-        try:  # at once: for what strikes before there is `__del__`
-            block = self._innermost()
-            block.thread = threading.get_ident()
-            block.step_out()
-            self._blocks.remove(block)
-            self._portal._give_up_interrupted()
-            self._portal._ask(
-                block.seat, self._manager.__aexit__, (kind, raised_inside, trace), None, block.leaving
-            )
-            block.leaving.wait()
-            return block.leaving.get()
-        except BaseException as raised:
-            if block is None:  # struck at the very beginning
-                block = self._innermost()
-            if raised is not block.leaving.error:  # Ctrl-C, wherever it struck
-                self._portal._interrupted[block.leaving] = block.break_off, block.thread
-                try:
-                    block.break_off()
-                except BaseException:
-                    surely(block.break_off)
-                    raise
-                finally:
-                    if block in self._blocks:
-                        self._blocks.remove(block)
-            raise
 
     def _innermost(self) -> Block:
         """The block that the caller leaves: its own last one, or, where it has entered none, the last one."""

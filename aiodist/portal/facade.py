@@ -176,16 +176,17 @@ class Portal(LoopThread):
         as where the end is cancelled; what else began goes on. `surely`: however long the loop is blocked,
         but for a block of the user's own, whose end may wait for anything."""
         block.step_out()
-        end = functools.partial(self._end_block, block, self.calling())
-        self._post_given_up(block.leaving, end, surely, ours=isinstance(block.manager, Batch))
+        self._post_given_up(block.leaving, self._ending(block), surely, _ours(block))
 
     def drop(self, block: Block) -> None:
-        """Leave a block that nobody will leave. In any thread."""
+        """Leave a block that nobody will leave, in any thread. The next call of its caller waits for that."""
+        self._interrupted[block.leaving] = block.break_off, block.thread
         block.step_out()
-        end = functools.partial(self._end_block, block, self.calling(), block.leaving, Reply())
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(end)
+        with contextlib.suppress(GroupClosed):
+            self.post(self._giving_up(block.leaving, self._ending(block), _ours(block)), anywhere=True)
+
+    def _ending(self, block: Block) -> Callable[[Reply, Reply], None]:
+        return functools.partial(self._end_block, block, self.calling())
 
     def _post_given_up(
         self,
@@ -203,6 +204,17 @@ class Portal(LoopThread):
             ours: the first is so of `answer`, and not the second, for which a moment is always enough.
         """
 
+        try:
+            reply = self.post(self._giving_up(given_up, answer, ours))
+            reply.wait(None if surely and ours else PATIENCE)
+        except (GroupClosed, UsageError):
+            self._interrupted.pop(given_up, None)
+
+    def _giving_up(
+        self, given_up: Reply, answer: Callable[[Reply, Reply], None], ours: bool
+    ) -> Callable[[Reply], None]:
+        """The function that calls `answer(given_up, reply)` on the loop, once."""
+
         def once(reply: Reply) -> None:
             interrupted = self._interrupted.pop(given_up, None)
             if interrupted is not None:
@@ -217,10 +229,7 @@ class Portal(LoopThread):
         def soon(reply: Reply) -> None:  # a turn later, a call in a block has been issued
             asyncio.get_running_loop().call_soon(once, reply)
 
-        try:
-            self.post(soon).wait(None if surely and ours else PATIENCE)
-        except (GroupClosed, UsageError):
-            self._interrupted.pop(given_up, None)
+        return soon
 
     def _give_up_interrupted(self) -> None:
         """Take back the calls of this thread of which the loop may not know that they were interrupted, and
@@ -559,6 +568,11 @@ class SyncWork(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Sync{repr(self._work)[1:]}"
+
+
+def _ours(block: Block) -> bool:
+    """Whether only this library's code ends a block."""
+    return isinstance(block.manager, Batch)
 
 
 def _without_receives(asked: functools.partial[Any]) -> functools.partial[Any] | None:

@@ -141,11 +141,14 @@ class LoopThread:
         """Whether this is the loop's thread, which must not wait for itself."""
         return threading.get_ident() == self._thread.ident
 
-    def post(self, answer: Callable[[Reply], None], reply: Reply | None = None) -> Reply:
+    def post(
+        self, answer: Callable[[Reply], None], reply: Reply | None = None, *, anywhere: bool = False
+    ) -> Reply:
         """Have the loop call `answer(reply)` soon; that, or what it starts, settles the reply.
 
         Args:
             reply: the caller's, which it knows whenever it is interrupted; None: a new one.
+            anywhere: also on the loop, where nobody waits for the reply.
 
         Raises:
             GroupClosed: the loop has ended, or is the parent process's.
@@ -156,7 +159,7 @@ class LoopThread:
                 "the portal belongs to the parent of this forked process",
                 hint="Call init_process_group in the child",
             )
-        if self.inside():
+        if self.inside() and not anywhere:
             raise UsageError(
                 "a blocking call on the portal's own loop would wait for itself",
                 hint="Use the async methods there, or call from another thread",
