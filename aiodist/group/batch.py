@@ -85,6 +85,12 @@ class Batches:
         self._add(Held(batch, work, start, None))
         batch.works[-1 - batch.works[::-1].index(first)] = work  # leaving waits for the whole
 
+    def include(self, work: Work[Any]) -> None:
+        """Have the caller's block, if it is in one, wait for an operation that begins at once."""
+        batch = self.open.get(issuer())
+        if batch is not None:
+            batch.works.append(work)
+
     def _add(self, held: Held) -> None:
         held.work._hold_back(True)
         self._line.append(held)

@@ -88,6 +88,7 @@ class Quantized:
         )
         run.begin(work, core.recorder.lines.find(sys._getframe(1)))
         core.carry_out(work, partial(run.steps, numbers))
+        core.batches.include(work)
         return work
 
 

@@ -716,6 +716,31 @@ async def test_an_end_that_is_cancelled_leaves_what_another_task_awaits(cluster:
     await cluster(2, main)
 
 
+async def test_a_block_waits_for_a_quantized_all_reduce(cluster: Cluster) -> None:
+    """It begins at once, since it is made of many steps."""
+
+    async def main(pg: ProcessGroup) -> None:
+        data, small = np.full(600, pg.rank + 1, np.float32), mine(pg)
+        if pg.rank == 1:
+            await pg.recv_object(0)
+        async with pg.coalesce():
+            pg.all_reduce(small)
+            pg.all_reduce_quantized(data)
+            if pg.rank == 0:
+                later = asyncio.create_task(go_on(pg))
+        assert np.array_equal(data, np.full(600, 3)) and np.array_equal(small, total(pg))
+        if pg.rank == 0:
+            await later
+        await check_works(pg)
+
+    async def go_on(pg: ProcessGroup) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await pg.send_object("go on", 1)
+
+    await cluster(2, main)
+
+
 async def test_a_block_waits_for_what_has_a_callback(cluster: Cluster) -> None:
     async def main(pg: ProcessGroup) -> None:
         ended: list[dist.Work[Any]] = []
