@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from datetime import timedelta
+from functools import partial
 from threading import get_ident
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -221,6 +222,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         "_state",
         "_steps",  # of the tasks that were made of it and run now; not set where there was none
         "_take_back",
+        "_unheld",
         "_untold",  # closing its group has ended it, and nobody has asked; not set where it has not
         "_waiters",
     )
@@ -262,6 +264,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._completion: Completion | None = None  # on a device
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._take_back: tuple[Callable[[Any], None], Any] | None = None
+        self._unheld = not held  # an await that ends without the result takes a receive back
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
         self._asked = False  # a caller has the outcome
         self._followed = False  # by a callback: likewise, but a block waits for it all the same
@@ -296,7 +299,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if self._held_back:
             raise self._not_begun("Await it")
         if self._awaited:
-            self._take_back = None  # the caller holds it
+            self._take_back, self._unheld = None, False  # the caller holds it
         self._awaited = True
         try:
             if self._state == _PENDING:
@@ -356,7 +359,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if driver is not None:
                 driver.poll()
             if self._state == _PENDING:
-                yield from self._suspend()
+                yield from self._suspend(as_step=True)
         if self._error is not None:
             raise self._error.with_traceback(None)
         return cast("T", self._result)
@@ -372,7 +375,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 self._told()
             raise
 
-    def _suspend(self) -> Generator[Any, None, None]:
+    def _suspend(self, as_step: bool = False) -> Generator[Any, None, None]:
+        """Wait for the end. `as_step`: whoever awaits several Works takes them back together."""
         # The private accessor does not raise, and is 3 times cheaper than get_running_loop with a try.
         if asyncio._get_running_loop() is not self._issuer.loop:
             raise UsageError(
@@ -381,7 +385,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             )
         self._is_pending()
         loop = self._issuer.loop
-        waiter = loop.create_future() if self._take_back is None else _Waiter(self, loop)
+        waiter = loop.create_future() if as_step or self._take_back is None else _Waiter(self, loop)
         if self._waiters is None:
             self._waiters = [waiter]
         else:
@@ -414,7 +418,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
         first, self._awaited = not self._awaited, True
         if not first:
-            self._take_back = None  # the caller holds it
+            self._take_back, self._unheld = None, False  # the caller holds it
         return _Waiting(self, limit, first)
 
     async def _wait(self, limit: float | None, first: bool) -> T:
@@ -474,7 +478,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Note that an await was given up before it began."""
         held, self._awaited = self._awaited, True
         if held:
-            self._take_back = None  # the caller holds it
+            self._take_back, self._unheld = None, False  # the caller holds it
         elif self._held_back and self._call.kind is Kind.recv:
             self._is_taken_back()  # it never begins
         else:
@@ -490,12 +494,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         Raises:
             asyncio.InvalidStateError: the operation has not ended yet.
         """
+        if self._state == _PENDING:
+            raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
         self._take_back = None
         if self._state == _DONE:
             self._awaited = True
             return cast("T", self._result)
-        if self._state == _PENDING:
-            raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
         raise self._told().with_traceback(None)
 
     def exception(self) -> BaseException | None:
@@ -519,6 +523,15 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """The same for no caller: one may ask later."""
         return self._result, self._error
 
+    def _is_held(self) -> None:
+        """Note that a caller waits for it, in whatever way: then it is not taken back."""
+        self._awaited, self._take_back, self._unheld = True, None, False
+
+    def _is_not_asked(self, take_back: tuple[Callable[[Any], None], Any]) -> None:
+        """Note that a caller that had asked has not got the outcome, and what takes the receive back again."""
+        self._asked = self._awaited = False
+        self._take_back = take_back
+
     def _is_asked(self) -> None:
         """Note that a caller has the outcome of a Work that is done."""
         self._asked = self._awaited = True
@@ -539,8 +552,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
         It runs in the context (`contextvars`) of this call, as callbacks of futures do.
         """
-        self._take_back = None
-        self._when_done(fn)
+        self._when_done(partial(_tell, fn))
 
     def _when_done(self, fn: Callable[[Work[T]], object]) -> None:
         """The same for a caller that may give a receive up."""
@@ -664,7 +676,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _taken_back_by(self, take_back: Callable[[Any], None], receive: Any) -> None:
         """Note what takes a receive back, whose message goes to another one then: called with it if the one
         await of it is cancelled, unless the caller holds the handle."""
-        if not self._awaited:
+        if self._unheld:
             self._take_back = take_back, receive
 
     def _may_be_given_up(self) -> bool:
@@ -744,6 +756,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         callbacks, self._callbacks = self._callbacks, None
         for fn, context in callbacks or ():
             self._issuer.loop.call_soon(fn, self, context=context)
+
+
+def _tell(fn: Callable[[Work[T]], object], work: Work[T]) -> None:
+    """Call a callback: it has the message of a receive, which goes to nobody else then."""
+    work._take_back = None
+    fn(work)
 
 
 def _raised(kind: Any, value: Any = None, trace: Any = None) -> BaseException:

@@ -1245,6 +1245,91 @@ def test_what_another_thread_has_of_a_block_is_not_taken_back() -> None:
         assert got == [1] and [pg.recv_object(0) for _ in range(2)] == [0, 2]
 
 
+def test_closing_raises_for_a_receive_whose_handle_was_dropped() -> None:
+    """Of a subgroup by the end of the world at the latest."""
+    pg = dist.portal.init_process_group(world_size=1)
+    pg.recv_object(0, async_op=True)
+    with pytest.raises(dist.GroupClosed, match="while this receive waited"):
+        pg.close()
+    raised: list[str] = []
+    with note_errors(raised), dist.portal.init_process_group(world_size=1) as pg:
+        group = pg.new_group()
+        assert group is not None
+        group.recv_object(0, async_op=True)
+        group.close()
+    assert raised == ["GroupClosed"]
+
+
+def test_what_another_thread_waits_for_is_not_taken_back() -> None:
+    with dist.portal.init_process_group(world_size=1) as pg:
+        got, waits = list[Any](), threading.Event()
+        with contextlib.suppress(KeyError), pg.coalesce():
+            work = pg.recv_object(0)
+            pg.agree(True)
+
+            def other() -> None:
+                waits.set()
+                got.append(work.wait(100))
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            assert waits.wait(60)
+            while not work._work._awaited:
+                pg.portal.call(asyncio.sleep, 0)
+            raise KeyError
+        for number in range(2):
+            pg.send_object(number, 0)
+        thread.join()
+        assert got == [0] and pg.recv_object(0) == 1
+
+
+@pytest.mark.parametrize("ran", [True, False], ids=["the loop had answered", "the loop was blocked"])
+def test_an_interrupted_question_takes_no_message(ran: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, left = loop_thread.Reply.wait, [KeyboardInterrupt()]
+
+    def waits(self: Any, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread() and timeout is None and left:
+            if ran:
+                wait(self)
+            raise left.pop()
+        return wait(self, timeout)
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        pg.send_object("first", 0)
+        with contextlib.suppress(KeyboardInterrupt), pg.coalesce():
+            work = pg.recv_object(0)
+            pg.agree(True)
+            while not work.done():
+                pg.portal.call(asyncio.sleep, 0)
+            with contextlib.nullcontext() if ran else blocked_loop(pg), monkeypatch.context() as patch:
+                patch.setattr(facade, "PATIENCE", 0.01)
+                patch.setattr(loop_thread.Reply, "wait", waits)
+                work.result()
+        assert pg.recv_object(0) == "first"
+
+
+def test_the_failure_of_an_interrupted_call_is_raised_where_the_group_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait, left = loop_thread.Reply.wait, [KeyboardInterrupt()]
+
+    def waits(self: Any, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread() and timeout is None and left:
+            raise left.pop()
+        return wait(self, timeout)
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        group = pg.new_group()
+        assert group is not None
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(loop_thread.Reply, "wait", waits)
+            group.send(np.zeros(9000), 0)  # which waits for its receive
+        lost = dist.PeerLost([0], "a test has cut it off")
+        pg.portal.call(group._group._core.break_group, lost)
+        with pytest.raises(dist.PeerLost, match="cut it off"):
+            group.close()
+
+
 def test_a_handle_that_is_done_needs_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do other threads wait for what one has to have taken back."""
     wait, left = loop_thread.Reply.wait, [KeyboardInterrupt()]
@@ -1256,6 +1341,9 @@ def test_a_handle_that_is_done_needs_no_loop(monkeypatch: pytest.MonkeyPatch) ->
 
     with dist.portal.init_process_group(world_size=1) as pg:
         done = pg.send_object("x", 0, async_op=True)
+        pg.send_object("had", 0, tag=2)
+        with pg.coalesce():
+            had = pg.recv_object(0, tag=2)
         done.wait()
         with blocked_loop(pg) as go_on:
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -1263,6 +1351,7 @@ def test_a_handle_that_is_done_needs_no_loop(monkeypatch: pytest.MonkeyPatch) ->
                 patch.setattr(loop_thread.Reply, "wait", waits)
                 pg.recv_object(0, tag=1)
             done.wait(100)
+            assert had.wait(100) == had.result() == "had"
             thread = threading.Thread(target=pg.portal._give_up_interrupted)
             thread.start()
             thread.join()

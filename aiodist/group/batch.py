@@ -79,14 +79,16 @@ class Batches:
     def follow(self, first: Work[Any], work: Work[Any], start: Callable[[], None]) -> None:
         """Start what is made of several operations: held back if the first of them is."""
         batch = next((held.batch for held in reversed(self._line) if held.work is first), None)
-        if batch is None:
+        if batch is not None:
+            self._add(Held(batch, work, start, None))
+        else:
             start()
-            return
-        self._add(Held(batch, work, start, None))
-        batch.works[-1 - batch.works[::-1].index(first)] = work  # leaving waits for the whole
+            batch = self.open.get(issuer())
+        if batch is not None and first in batch.works:
+            batch.works[-1 - batch.works[::-1].index(first)] = work  # leaving waits for the whole
 
     def include(self, work: Work[Any]) -> None:
-        """Have the caller's block, if it is in one, wait for an operation that begins at once."""
+        """Have the caller's block, if it is in one, wait for an operation that is not held back."""
         batch = self.open.get(issuer())
         if batch is not None:
             batch.works.append(work)
@@ -159,7 +161,7 @@ class Batch:
         self._batches.open.pop(self._issuer, None)
         waited = [work for work in self.works if not work._awaited]
         if kind is not None:
-            for work in waited:
+            for work in reversed(waited):
                 work._ends_unbegun()  # nobody awaits them: the receives among them never begin
         self._batches.begin(self)
         if kind is None:
@@ -168,25 +170,20 @@ class Batch:
     async def _all(self, works: list[Work[Any]]) -> None:
         """Wait for operations. The block is the one await of them all: where that ends by an error, receives
         are taken back, also those of which the messages have come. One that another task awaits is not."""
-        mine = []
+        for work in works:
+            work._let_be_dropped()  # from here on another task's await is a second one
         try:
             for work in works:
-                if work._awaited or work._take_back is None:
-                    await work
-                else:
-                    mine.append(work)
-                    await work._with_others()
-            self._taken = [(work, work._take_back) for work in mine if work._take_back is not None]
+                await (work if work._take_back is None else work._with_others())
+            self._taken = [(work, work._take_back) for work in works if work._take_back is not None]
         except BaseException:  # cancelled, or one of them failed
-            for work in mine:
+            # From the last on: else each message would go to the next receive of the block first.
+            for work in reversed(works):
                 work._give_up()
-            for work in works:
-                work._ends_unbegun()
             raise
         finally:
             for work in works:
                 work._goes_on_to_be_awaited(None)
-                work._let_be_dropped()
 
     def give_back(self) -> None:
         """Take the receives back, of which all messages have come: the caller was interrupted as they did."""

@@ -533,6 +533,8 @@ class GroupCore:
         if self.error is not None:
             work: Work[Any] = Work(self.issuer, call, async_op)
             self._refuse(work)
+            if self.batches.open and reserved is None and not at_once:
+                self.batches.include(work)  # whose end raises its error
             return work
         frame = sys._getframe(2)  # the program's, most often
         work = Work(self.issuer, call, async_op)

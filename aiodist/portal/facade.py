@@ -9,7 +9,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -33,7 +33,7 @@ from aiodist.portal.blocks import Block, Seat, SyncContext, caller, surely
 from aiodist.portal.calling import Calling
 from aiodist.portal.loop_thread import LoopThread, Reply
 from aiodist.portal.steps import Steps
-from aiodist.portal.taking import SyncIterator, source_of
+from aiodist.portal.taking import Ask, SyncIterator, source_of
 from aiodist.runtime import init, joining
 from aiodist.runtime.elsewhere import refuse_elsewhere
 from aiodist.services.stream import Stream
@@ -264,7 +264,7 @@ class Portal(LoopThread):
     ) -> None:
         try:
             if self._world is not None:
-                with contextlib.suppress(GroupClosed):
+                with self.passing_over_end():
                     try:
                         if error is None:
                             self.end_steps()
@@ -302,6 +302,8 @@ class Portal(LoopThread):
                 self.settle(reply, None)
                 return
             asked = still
+        if type(asked.func) is Ask:
+            reply.question = asked.func
         if seat is None:
             awaited = self._issue(calling, asked, reply)
             if awaited is not None:
@@ -353,7 +355,8 @@ class Portal(LoopThread):
             work._when_done(functools.partial(self._work_ended, reply, told))
 
     def _work_ended(self, reply: Reply, told: bool, work: Work[Any]) -> None:
-        self._wrap_up(reply, *(work._outcome() if told else work._peek()))
+        left = reply.left or reply in self._interrupted
+        self._wrap_up(reply, *(work._outcome() if told and not left else work._peek()))
 
     def note_asked(self, work: Work[Any]) -> None:
         """Note that a caller has the error of a Work, which it has not been told of before."""
@@ -363,18 +366,20 @@ class Portal(LoopThread):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(work._is_asked)
 
-    def ask(self, work: Work[Any]) -> Any:
-        """The result of a Work that is done, from the loop, which may take a receive back; or its error."""
+    def note_held(self, work: Work[Any]) -> None:
+        """Note that a caller outside of its block waits for a Work."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(work._is_held)
 
-        def answer() -> Any:
-            if work.done():
-                work._is_asked()
-            return work.result()
-
-        if not self.inside():
-            with contextlib.suppress(GroupClosed):  # the loop has ended, or the Work by this
-                return self.call(answer)
-        return answer()
+    @contextlib.contextmanager
+    def passing_over_end(self) -> Iterator[None]:
+        """Pass over a GroupClosed that says that this portal is closed, and not a group's own."""
+        try:
+            yield
+        except GroupClosed:
+            if not self.has_ended():
+                raise
 
     def _end_block(self, block: Block, calling: Calling, given_up: Reply, reply: Reply) -> None:
         """Leave a block; a batch whose end goes on is cancelled, and `reply` waits for that."""
@@ -402,6 +407,9 @@ class Portal(LoopThread):
 
     def _take_back(self, given_up: Reply, reply: Reply) -> None:
         source, task, work = given_up.taken_from, given_up.task, given_up.work
+        given_up.left = True
+        if given_up.question is not None:
+            given_up.question.take_back()
         if task is not None and source is not None:
             task.cancel()
             task.add_done_callback(functools.partial(self._took_back, given_up, reply))
@@ -507,6 +515,9 @@ class SyncWork(Generic[T]):
                 )
             if self._portal.inside():
                 raise UsageError("waiting on the portal's own loop would wait for itself")
+            self._portal.check_process()
+            if self._of_block and caller() not in self._portal._seats:
+                self._portal.note_held(self._work)
         if not self._reply.wait(limit):
             raise TimeoutError(f"{self.op} #{self.seq} has not ended within {limit:g} s; it goes on")
         if not ended:
@@ -542,13 +553,18 @@ class SyncWork(Generic[T]):
         return None
 
     def _outcome(self) -> T:
-        if self._of_block:
-            result: T = self._portal.ask(self._work)
-            return result
-        if self._reply.error is not None and not self._asked:
+        work, portal = self._work, self._portal
+        if self._of_block and work._take_back is not None and not portal.inside():
+            with portal.passing_over_end():
+                result: T = portal.call(Ask(work))  # the block may take it back
+                return result
+        error = work._error  # not the reply's: it may have been taken back since
+        if error is None:
+            return cast("T", self._reply.get())
+        if not self._asked:
             self._asked = True
-            self._portal.note_asked(self._work)
-        return cast("T", self._reply.get())
+            portal.note_asked(work)
+        raise error
 
     def add_done_callback(self, fn: Callable[[SyncWork[T]], object]) -> None:
         """Call `fn(work)` in the loop's thread once the operation has ended. It must not block."""
@@ -580,6 +596,8 @@ def _without_receives(asked: functools.partial[Any]) -> functools.partial[Any] |
     which the caller would have waited, by itself or at the end of a block. None: nothing."""
     owner, name = getattr(asked.func, "__self__", None), getattr(asked.func, "__name__", "")
     if isinstance(owner, ProcessGroup) and name in RECEIVES and not asked.keywords.get("async_op"):
+        return None
+    if type(asked.func) is Ask:
         return None
     if isinstance(owner, Batch) and name == "__aexit__":
         return functools.partial(asked.func, KeyboardInterrupt, KeyboardInterrupt(), None)
@@ -689,7 +707,7 @@ class SyncProcessGroup:
         if self.portal.is_world(self._group):
             self.portal._leave(kind, error, trace)
         else:
-            with contextlib.suppress(GroupClosed):  # with its world
+            with self.portal.passing_over_end():  # with its world
                 self.portal.call(self._group.__aexit__, kind, error, trace)
 
     @property

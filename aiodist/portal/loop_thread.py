@@ -42,6 +42,13 @@ class Source(Protocol):
         """Have it taken again, first of all."""
 
 
+class Question(Protocol):
+    """A question by which a caller gets the outcome of a Work."""
+
+    def take_back(self) -> None:
+        """Note that the caller has not got it."""
+
+
 class Reply:
     """The reply that comes back from the loop's thread, once.
 
@@ -56,9 +63,14 @@ class Reply:
         work: whose end settles it, for a thread that blocks; None: another awaitable's, or not issued yet.
         task: likewise, of another awaitable.
         taken_from: from which the task takes something; None: from nothing.
+        question: what the call asks of a Work; None: nothing.
+        left: the caller was interrupted, and gets nothing.
     """
 
-    __slots__ = ("_news", "_trace", "_value", "error", "settled", "taken_from", "task", "waited_for", "work")
+    __slots__ = (
+        *("_news", "_trace", "_value", "error", "left", "question", "settled", "taken_from", "task"),
+        *("waited_for", "work"),
+    )
 
     def __init__(self) -> None:
         self.settled = False
@@ -67,6 +79,8 @@ class Reply:
         self.work: Work[Any] | None = None
         self.task: asyncio.Future[Any] | None = None
         self.taken_from: Source | None = None
+        self.question: Question | None = None
+        self.left = False
         self._value: Any = None
         self._trace: TracebackType | None = None
         self._news: list[Callable[[], object]] = []
@@ -141,6 +155,18 @@ class LoopThread:
         """Whether this is the loop's thread, which must not wait for itself."""
         return threading.get_ident() == self._thread.ident
 
+    def check_process(self) -> None:
+        """Refuse a forked child, in which there is no loop."""
+        if os.getpid() != self._pid:
+            raise GroupClosed(
+                "the portal belongs to the parent of this forked process",
+                hint="Call init_process_group in the child",
+            )
+
+    def has_ended(self) -> bool:
+        """Whether the loop has, or is the parent process's."""
+        return os.getpid() != self._pid or self._loop is None or self._loop.is_closed()
+
     def post(
         self, answer: Callable[[Reply], None], reply: Reply | None = None, *, anywhere: bool = False
     ) -> Reply:
@@ -154,11 +180,7 @@ class LoopThread:
             GroupClosed: the loop has ended, or is the parent process's.
             UsageError: called on the loop itself.
         """
-        if os.getpid() != self._pid:
-            raise GroupClosed(
-                "the portal belongs to the parent of this forked process",
-                hint="Call init_process_group in the child",
-            )
+        self.check_process()
         if self.inside() and not anywhere:
             raise UsageError(
                 "a blocking call on the portal's own loop would wait for itself",

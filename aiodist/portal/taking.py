@@ -10,6 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 from aiodist.group.calls import Messages
 from aiodist.portal.loop_thread import Source
 from aiodist.services.stream import Stream
+from aiodist.work import Work
 
 T = TypeVar("T")
 
@@ -25,6 +26,32 @@ def source_of(awaitable: Awaitable[Any]) -> Source | None:
         return None
     find = SOURCES.get(awaitable.cr_code)
     return None if find is None else find(inspect.getcoroutinelocals(awaitable)["self"])
+
+
+class Ask:
+    """A function that gives the outcome of a Work that is done, on the loop, which may take a receive back.
+
+    Args:
+        work: of a block that has not ended.
+    """
+
+    __slots__ = ("_take_back", "_work")
+
+    def __init__(self, work: Work[Any]) -> None:
+        self._work = work
+        self._take_back: Any = None
+
+    def __call__(self) -> Any:
+        work = self._work
+        if work.done():
+            self._take_back = work._take_back
+            work._is_asked()
+        return work.result()
+
+    def take_back(self) -> None:
+        """Note that the caller was interrupted, and has no outcome."""
+        if self._take_back is not None:
+            self._work._is_not_asked(self._take_back)
 
 
 class SyncIterator(Generic[T]):

@@ -716,6 +716,131 @@ async def test_an_end_that_is_cancelled_leaves_what_another_task_awaits(cluster:
     await cluster(2, main)
 
 
+@pytest.mark.parametrize("what", ["collective", "objects", "message", "receive", "quantised"])
+async def test_a_block_in_a_group_that_has_broken_raises(cluster: Cluster, what: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        group = await pg.new_group()
+        assert group is not None
+        if pg.rank == 1:
+            group.abort("enough")
+        else:
+            await broken(group)
+            calls: dict[str, Callable[[], Any]] = {
+                "collective": lambda: group.all_reduce(mine(pg)),
+                "objects": lambda: group.all_gather_object(pg.rank),
+                "message": lambda: group.send(mine(pg), 1),
+                "receive": lambda: group.recv(mine(pg), 1),
+                "quantised": lambda: group.all_reduce_quantized(np.ones(4, np.float32)),
+            }
+            for _ in range(2):
+                with pytest.raises(dist.GroupAborted, match="enough"):
+                    async with group.coalesce():
+                        calls[what]()
+        await check_works(pg)
+
+    await cluster(2, main)
+
+
+@pytest.mark.parametrize("way", ["block", "gather", "task group"])
+async def test_receives_of_several_sizes_that_are_given_up_together_fit_later(
+    cluster: Cluster, way: str
+) -> None:
+    """No message goes from one to the next of them meanwhile: it would not fit."""
+
+    async def main(pg: ProcessGroup) -> None:
+        for turns in range(12):
+            if pg.rank == 1:
+                await pg.recv_object(0)
+                for size in (3, 5):
+                    await pg.send(np.arange(size) + turns, 0)
+            else:
+                task = asyncio.create_task(receive(pg))
+                await asyncio.sleep(0)
+                send = pg.send_object("now", 1, async_op=True)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                await send
+                for size in (3, 5)[len(got) :]:
+                    await one(pg, size)
+                for into in got:
+                    assert np.array_equal(into, np.arange(len(into)) + turns)
+                assert [len(into) for into in got] == [3, 5]
+                got.clear()
+
+    async def one(pg: ProcessGroup, size: int) -> None:
+        into = np.zeros(size, int)
+        await pg.recv(into, 1)
+        got.append(into)
+
+    async def receive(pg: ProcessGroup) -> None:
+        if way == "block":
+            places = [np.zeros(size, int) for size in (3, 5)]
+            async with pg.coalesce():
+                for place in places:
+                    pg.recv(place, 1)
+            got.extend(places)
+        elif way == "gather":
+            await asyncio.gather(one(pg, 3), one(pg, 5))
+        else:
+            async with asyncio.TaskGroup() as tasks:
+                for size in (3, 5):
+                    tasks.create_task(one(pg, size))
+
+    got: list[Any] = []
+
+    await cluster(2, main)
+
+
+@pytest.mark.parametrize("way", ["wait in the block", "callback", "asked too early"])
+async def test_a_receive_that_is_given_up_once_is_taken_back(way: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            await pg.recv_object(0)
+            for number in range(2):
+                await pg.send(mine(pg, number), 0)
+            return
+        into, other = np.full(5, -1), np.zeros(5, int)
+        if way == "wait in the block":
+            async with pg.coalesce():
+                waiting = pg.recv(into, 1).wait(0.05)
+        else:
+            work = pg.recv(into, 1)
+            if way == "callback":
+                work.add_done_callback(lambda _: None)
+            else:
+                with pytest.raises(asyncio.InvalidStateError):
+                    work.result()
+            waiting = work.wait(0.05)
+        with pytest.raises(TimeoutError):
+            await waiting
+        await pg.send_object("go on", 1)
+        for number in range(2):
+            await pg.recv(other, 1)
+            assert np.array_equal(other, mine(pg, number) + 1000)
+        assert np.array_equal(into, np.full(5, -1))
+
+    await by_messages(2, main)
+
+
+async def test_a_receive_that_a_callback_has_is_not_taken_back() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        had: list[Any] = []
+        await pg.send_object("first", 0)
+        await pg.send_object("second", 0)
+        work = pg.recv_object(0)
+        work.add_done_callback(lambda work: had.append(work.result()))
+        while not had:  # noqa: ASYNC110 - to await it would be to hold it
+            await asyncio.sleep(0)
+        task = asyncio.ensure_future(work)
+        task.cancel()
+        await asyncio.wait([task])
+        assert [*had, await pg.recv_object(0)] == ["first", "second"]
+
+    await by_messages(1, main)
+
+
 async def test_a_block_waits_for_a_quantized_all_reduce(cluster: Cluster) -> None:
     """It begins at once, since it is made of many steps."""
 

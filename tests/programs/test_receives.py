@@ -172,15 +172,6 @@ def blocks_whose_other_receives_go_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Batch, "_all", waits)
 
 
-def cancels_on_their_way(patch: pytest.MonkeyPatch) -> None:
-    """A receive does not wait for one before it in whose await a task is suspended."""
-
-    def may_be(self: dist.Work[Any]) -> bool:
-        return self._take_back is not None and (self.done() or not self._waiters)
-
-    patch.setattr(dist.Work, "_may_be_given_up", may_be)
-
-
 MUTATIONS: dict[Mutation, int] = {
     claims_that_end_before_the_copy: 0,
     copies_that_go_on: 0,
@@ -191,7 +182,6 @@ MUTATIONS: dict[Mutation, int] = {
     sends_that_wait_for_who_has_left: 0,
     parts_that_overtake: 2,
     blocks_whose_other_receives_go_on: 0,
-    cancels_on_their_way: 2,
 }
 """Each with the seed to begin with, which says the place."""
 

@@ -80,6 +80,7 @@ class Messages:
         self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
         self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
         self.held_up = HeldUp()
+        self._gaps: dict[tuple[int, int], None] = {}  # source and tag of receives that were given up just now
 
     def quiet(self, tag: int) -> bool:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
@@ -239,6 +240,7 @@ class Messages:
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
         self.settle(operation.tag)
+        self._close_gaps()
         if type(operation) is Operation:  # a part of another engine's goes on with that
             operation.work._taken_back_by(self.given_up, operation)
         if self.quiet(operation.tag) and operation.peer != ANY and operation.target is not None:
@@ -252,6 +254,7 @@ class Messages:
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
         """Take a message that came in or was offered."""
+        self._close_gaps()
         self._count(source)
         self.settle(tag)
         claim = self._claims.find(source, tag, number)
@@ -294,6 +297,7 @@ class Messages:
         self._dead = True
         self._awaited.clear()
         self.held_up.take()
+        self._gaps.clear()
 
     def forget(self) -> None:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
@@ -306,11 +310,13 @@ class Messages:
     def waiting(self) -> list[Operation]:
         """The receives for which nothing has come."""
         self.settle()
+        self._close_gaps()
         queued = [operation for queue in self._queues.values() for operation in queue]
         return [*self._claims.waiting(), *queued]
 
     def unfinished(self, source: int) -> bool:
         """Whether receives wait for the rest of messages of a member."""
+        self._close_gaps()
         return bool(self._claims.unfinished(source))
 
     # ── matching ─────────────────────────────────────────────────────────────────────────────────────
@@ -591,10 +597,10 @@ class Messages:
             return
         if claim is None:
             self._remove(operation)
-            self._advance(tag)
+            self._leave_gap(ANY, tag)
         else:
             claim.receiver = None
-            self._move_up(claim.source, tag)
+            self._leave_gap(claim.source, tag)
 
     def drop(self, operation: Operation) -> None:
         """Take back a receive for which nothing has come, since the group closes. Its message goes to no
@@ -629,7 +635,7 @@ class Messages:
             return
         claim.sever()
         self._claims.restore(claim)
-        self._move_up(claim.source, claim.tag)
+        self._leave_gap(claim.source, claim.tag)
 
     def _leave(self, claim: Claim) -> None:
         """Have a message go on in memory of its own, wherever it is: it does not go to its receiver, whose
@@ -639,6 +645,24 @@ class Messages:
             own = Into(claim.sever())
             if not claim.complete:
                 self._channel(claim).redirect(self._key(claim), own, moves)
+
+    def _leave_gap(self, source: int, tag: int) -> None:
+        """Have the receives behind one that was given up move up, when all have been that are in this step:
+        else a message would go to one that is given up next, and may not fit it."""
+        if source != ANY:
+            self._claims.count(source, tag)
+        first = not self._gaps
+        self._gaps[source, tag] = None
+        if first:
+            self._channels.loop.call_soon(self._close_gaps)
+
+    def _close_gaps(self) -> None:
+        while self._gaps and not self._dead:
+            (source, tag), _ = self._gaps.popitem()
+            if source == ANY:
+                self._channels.guard(self._advance, tag)
+            else:
+                self._channels.guard(self._move_up, source, tag)
 
     def _move_up(self, source: int, tag: int) -> None:
         """Have the receives of a source and tag move up, now that one of them is gone."""

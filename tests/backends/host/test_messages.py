@@ -46,6 +46,10 @@ class Bench:
         self.jobs: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.slow = False
         self.reports: Any = SimpleNamespace(peer_mismatch=self.mismatches.append)
+        self.turn: list[Callable[[], None]] | None = (
+            None  # what the next turn calls; None: it is called at once
+        )
+        self.loop: Any = SimpleNamespace(call_soon=self._soon)
         self.off_loop = self._run
         self.drive = lambda work, channel: None
         self.take_back: dict[int, Callable[[], None]] = {}
@@ -57,6 +61,12 @@ class Bench:
         self.shut: set[int] = set()
         self.asked: list[tuple[int, Key]] = []
         self.messages = Messages(self)  # type: ignore[arg-type]
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        if self.turn is None:
+            call()
+        else:
+            self.turn.append(call)
 
     def _run(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
         if self.slow:

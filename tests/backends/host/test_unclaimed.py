@@ -35,6 +35,7 @@ class Group:
         self.results: list[Any] = []
         self.posted: list[Unclaimed] = []
         channels: Any = SimpleNamespace(
+            loop=SimpleNamespace(call_soon=lambda call: call()),
             context=7,
             size=4,
             crowded=set(),
