@@ -528,7 +528,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._awaited, self._take_back, self._unheld = True, None, False
 
     def _is_not_asked(self, take_back: tuple[Callable[[Any], None], Any]) -> None:
-        """Note that a caller that had asked has not got the outcome, and what takes the receive back again."""
+        """Note that a caller that had asked has not got the outcome, and what takes the receive back."""
         self._asked = self._awaited = False
         self._take_back = take_back
 
