@@ -564,7 +564,10 @@ class SyncWork(Generic[T]):
         if not self._asked:
             self._asked = True
             portal.note_asked(work)
-        raise error
+        try:
+            raise error.with_traceback(None)
+        finally:
+            del error, self, work  # the traceback holds this frame
 
     def add_done_callback(self, fn: Callable[[SyncWork[T]], object]) -> None:
         """Call `fn(work)` in the loop's thread once the operation has ended. It must not block."""
