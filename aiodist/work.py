@@ -206,7 +206,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     __slots__ = (
         "__weakref__",
-        "_asked",
         "_awaited",
         "_call",
         "_callbacks",
@@ -266,7 +265,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._take_back: tuple[Callable[[Any], None], Any] | None = None
         self._unheld = not held  # an await that ends without the result takes a receive back
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
-        self._asked = False  # a caller has the outcome
         self._followed = False  # by a callback: likewise, but a block waits for it all the same
 
     @property
@@ -376,7 +374,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def _suspend(self, as_step: bool = False) -> Generator[Any, None, None]:
-        """Wait for the end. `as_step`: whoever awaits several Works takes them back together."""
+        """Wait for the end. `as_step`: the awaiter of several Works takes their receives back together."""
         # The private accessor does not raise, and is 3 times cheaper than get_running_loop with a try.
         if asyncio._get_running_loop() is not self._issuer.loop:
             raise UsageError(
@@ -418,7 +416,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
         first, self._awaited = not self._awaited, True
         if not first:
-            self._take_back, self._unheld = None, False  # the caller holds it
+            self._is_held()
         return _Waiting(self, limit, first)
 
     async def _wait(self, limit: float | None, first: bool) -> T:
@@ -478,7 +476,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Note that an await was given up before it began."""
         held, self._awaited = self._awaited, True
         if held:
-            self._take_back, self._unheld = None, False  # the caller holds it
+            self._is_held()
         elif self._held_back and self._call.kind is Kind.recv:
             self._is_taken_back()  # it never begins
         else:
@@ -520,22 +518,16 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return (self._result, None) if self._state == _DONE else (None, self._told())
 
     def _peek(self) -> tuple[T | None, BaseException | None]:
-        """The same for no caller: one may ask later."""
+        """The result or the error of a Work that is done, without noting that a caller has it."""
         return self._result, self._error
 
     def _is_held(self) -> None:
-        """Note that a caller waits for it, in whatever way: then it is not taken back."""
+        """Note that a caller holds it: it is not taken back."""
         self._awaited, self._take_back, self._unheld = True, None, False
-
-    def _is_not_asked(self, take_back: tuple[Callable[[Any], None], Any]) -> None:
-        """Note that a caller that had asked has not got the outcome, and what takes the receive back."""
-        self._asked = self._awaited = False
-        self._take_back = take_back
 
     def _is_asked(self) -> None:
         """Note that a caller has the outcome of a Work that is done."""
-        self._asked = self._awaited = True
-        self._take_back = None
+        self._awaited, self._take_back = True, None
         if self._state == _FAILED:
             self._told()
 

@@ -188,9 +188,8 @@ class Batch:
     def give_back(self) -> None:
         """Take the receives back, of which all messages have come: the caller was interrupted as they did."""
         for work, take_back in self._taken:
-            if not work._asked:
-                work._goes_on_to_be_awaited(take_back)
-                work._give_up()
+            work._goes_on_to_be_awaited(take_back)
+            work._give_up()
 
 
 class Held(NamedTuple):

@@ -452,12 +452,17 @@ class Portal(LoopThread):
 
 
 Interrupted = tuple[Callable[..., object], int]
-"""What has the loop take a call back whose caller was interrupted, and the thread of that one."""
+"""The function that has the loop take back an interrupted call, and the caller's thread."""
 
 
 class GivenUp(NamedTuple):
-    """What is taken back: the reply that says the end, whether only this library's code leads there, and the
-    thread whose call it was."""
+    """A call that the loop takes back now, since its caller was interrupted.
+
+    Attributes:
+        reply: settled when it has been taken back.
+        ours: only this library's code runs until then.
+        thread: the caller's.
+    """
 
     reply: Reply
     ours: bool

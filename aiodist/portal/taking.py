@@ -51,7 +51,8 @@ class Ask:
     def take_back(self) -> None:
         """Note that the caller was interrupted, and has no outcome."""
         if self._take_back is not None:
-            self._work._is_not_asked(self._take_back)
+            self._work._goes_on_to_be_awaited(self._take_back)
+            self._work._let_be_dropped(False)
 
 
 class SyncIterator(Generic[T]):

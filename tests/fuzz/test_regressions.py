@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from aiodist.backends.base import Operation
-from aiodist.backends.host.messages import ANY, Messages
+from aiodist.backends.host.held_up import ANY
+from aiodist.backends.host.messages import Messages
 from aiodist.control import messages as control
 from aiodist.control.messages import EVERYBODY, MAX_BYTES, Message, Say
 from aiodist.errors import AiodistError, GroupBroken, RendezvousError, UsageError, WireError

@@ -18,7 +18,8 @@ from typing import Any
 from aiodist.backends.base import Operation
 from aiodist.work import Work
 
-_ANY = -1
+ANY = -1
+"""The source of a receive from any member."""
 
 _MANY = 64  # receives that are remembered of a tag before those are dropped whose results are known
 
@@ -113,9 +114,9 @@ class HeldUp:
 
 def _of(by_source: dict[int, _Untold], source: int) -> Iterable[_Untold]:
     """The receives that may get a message which one from a source may get."""
-    if source == _ANY:
+    if source == ANY:
         return by_source.values()
-    mine, anybody = by_source.get(source), by_source.get(_ANY)
+    mine, anybody = by_source.get(source), by_source.get(ANY)
     return [untold for untold in (mine, anybody) if untold]
 
 

@@ -24,15 +24,12 @@ from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.claims import Claim, Claims, Decoded, move_up
 from aiodist.backends.host.copies import TensorCopy
-from aiodist.backends.host.held_up import HeldUp
+from aiodist.backends.host.held_up import ANY, HeldUp
 from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.errors import PeerClosed, PeerLost, WireError
 from aiodist.recorder.layout import FIRST
 from aiodist.transport import Incoming, Into, Key, Taken
 from aiodist.types import agree, message_signature
-
-ANY = -1
-
 
 _NOTHING: Mapping[tuple[int, int], Arrival] = {}
 _NO, _NOW, _KEPT = map(int, Taken)
@@ -240,7 +237,8 @@ class Messages:
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
         self.settle(operation.tag)
-        self._close_gaps()
+        if self._gaps:
+            self._close_gaps()
         if type(operation) is Operation:  # a part of another engine's goes on with that
             operation.work._taken_back_by(self.given_up, operation)
         if self.quiet(operation.tag) and operation.peer != ANY and operation.target is not None:
@@ -254,7 +252,8 @@ class Messages:
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
         """Take a message that came in or was offered."""
-        self._close_gaps()
+        if self._gaps:
+            self._close_gaps()
         self._count(source)
         self.settle(tag)
         claim = self._claims.find(source, tag, number)
@@ -647,8 +646,8 @@ class Messages:
                 self._channel(claim).redirect(self._key(claim), own, moves)
 
     def _leave_gap(self, source: int, tag: int) -> None:
-        """Have the receives behind one that was given up move up, when all have been that are in this step:
-        else a message would go to one that is given up next, and may not fit it."""
+        """Have the receives behind one that was given up move up in the next turn. Others may be given up in
+        this step, too: a message must not go to one of them, which it may not fit."""
         if source != ANY:
             self._claims.count(source, tag)
         first = not self._gaps

@@ -20,7 +20,8 @@ import numpy as np
 
 from aiodist.backends.base import Array, Numbers, Operation, contents
 from aiodist.backends.host.channels import Channels
-from aiodist.backends.host.messages import ANY, Messages
+from aiodist.backends.host.held_up import ANY
+from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.recorder import Sort
 from aiodist.roles import OBJECT_TAGS, Kind

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from aiodist.backends.base import Operation
 from aiodist.backends.host.channels import Channels
-from aiodist.backends.host.messages import ANY, Messages
+from aiodist.backends.host.held_up import ANY
+from aiodist.backends.host.messages import Messages
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster

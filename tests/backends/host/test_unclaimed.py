@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist as dist
-from aiodist.backends.host.messages import ANY, Messages
+from aiodist.backends.host.held_up import ANY
+from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.errors import WireError
 from aiodist.group import ProcessGroup
