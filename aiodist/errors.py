@@ -525,3 +525,9 @@ class Tampered(GroupBroken, WireError):
 
 class BackendUnavailable(AiodistError):
     """The backend's library or hardware is not on this machine; the hint names the one thing to install."""
+
+
+for _error in list(globals().values()):
+    if isinstance(_error, type) and issubclass(_error, AiodistError):
+        _error.__module__ = "aiodist"  # where programs import it from: a traceback says aiodist.PeerLost
+del _error

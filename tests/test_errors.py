@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import traceback
 from typing import Any
 
 import pytest
@@ -288,3 +289,9 @@ def test_a_receive_that_others_waited_for_says_that_nothing_has_come() -> None:
     assert "Nothing that fits has come" in str(told.during("recv_object", 0, "world"))
     assert "Nothing that fits has come" not in str(told.during("all_reduce", 0, "world"))
     assert "this one" in str(told.during("recv", 0, "world"))
+
+
+def test_a_traceback_names_an_error_as_programs_import_it() -> None:
+    error = PeerLost([1], "gone")
+    assert traceback.format_exception_only(error)[0].startswith("aiodist.PeerLost: ")
+    assert type(pickle.loads(pickle.dumps(error))) is PeerLost

@@ -23,7 +23,7 @@ def test_a_full_disk_is_one_typed_error() -> None:
         done = subprocess.run([sys.executable, "-c", PROGRAM], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last == "aiodist.errors.AiodistError: cannot write to standard output: No space left on device"
+    assert last == "aiodist.AiodistError: cannot write to standard output: No space left on device"
 
 
 def test_a_reader_that_has_gone_is_told_nothing() -> None:

@@ -203,9 +203,7 @@ def after_first(inner: Mutator) -> Mutator:
 
 def outputs() -> list[bytes]:
     """What a worker writes, in pieces."""
-    trace = (
-        b'Traceback (most recent call last):\n  File "x.py", line 1\naiodist.errors.PeerLost: lost rank 1\n'
-    )
+    trace = b'Traceback (most recent call last):\n  File "x.py", line 1\naiodist.PeerLost: lost rank 1\n'
     texts_ = [b"hello\nworld", b"\r 40%\r 50%\n", b"a\r\n", b"b\r", b"\n", trace, b"\xff\xfe\n", b"x" * 5000]
     return [join(texts_), join([trace, trace]), join([b"no end"]), join([bytes([c]) for c in trace])]
 

@@ -423,7 +423,7 @@ class _Program:
             _refused(ask, value, error)
             self.not_run.append(number)
         except (asyncio.CancelledError, TimeoutError, dist.CallError) as error:
-            not_sent = isinstance(error, dist.RemoteError) and error.type_name == "aiodist.errors.UsageError"
+            not_sent = isinstance(error, dist.RemoteError) and error.type_name == "aiodist.UsageError"
             if there or not not_sent:
                 self._failed(ask, number, error)
             else:
@@ -521,7 +521,7 @@ class _Program:
         """Calls may wait for each other: those that hold all places call back, and find all places held."""
         asks = (ask for rank in self.plan.users for user in rank for ask in user)
         enough = sum(ask.what == "back" for ask in asks) >= 2 * self.plan.limits.calls
-        return enough and error.type_name == "aiodist.errors.CallTooLate"
+        return enough and error.type_name == "aiodist.CallTooLate"
 
 
 def _refused(ask: Ask, value: Any, error: BaseException) -> None:

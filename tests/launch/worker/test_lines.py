@@ -121,10 +121,10 @@ def test_excerpt_is_shortened_in_the_middle() -> None:
 @pytest.mark.parametrize(
     ("error", "symptom"),
     [
-        ("aiodist.errors.PeerLost: lost rank 1: gone (in all_reduce #3 of group 'world')", True),
-        ("aiodist.errors.PeerLost: lost rank 1: gone", True),
-        ("aiodist.errors.GroupAborted: rank 1 aborted the group: boom", True),
-        ("aiodist.errors.CollectiveMismatch: ranks disagree", False),
+        ("aiodist.PeerLost: lost rank 1: gone (in all_reduce #3 of group 'world')", True),
+        ("aiodist.PeerLost: lost rank 1: gone", True),
+        ("aiodist.GroupAborted: rank 1 aborted the group: boom", True),
+        ("aiodist.CollectiveMismatch: ranks disagree", False),
         ("ValueError: PeerLost is only in the text", False),
         ("KeyboardInterrupt", False),
         ("PeerLost", True),
@@ -133,7 +133,7 @@ def test_excerpt_is_shortened_in_the_middle() -> None:
 def test_symptoms(error: str, symptom: bool) -> None:
     words = words_of(TRACE.format(error=error))
     assert words.symptom is symptom
-    assert words.error == error.removeprefix("aiodist.errors.")
+    assert words.error == error.removeprefix("aiodist.")
 
 
 def test_symptoms_as_torch_tells_them() -> None:
@@ -162,7 +162,7 @@ def test_a_group_of_exceptions_ends_in_its_innermost() -> None:
         "  +-+---------------- 1 ----------------\n"
         "    | Traceback (most recent call last):\n"
         '    |   File "a.py", line 1, in f\n'
-        "    | aiodist.errors.PeerLost: lost rank 1: gone\n"
+        "    | aiodist.PeerLost: lost rank 1: gone\n"
         "    +------------------------------------\n"
     )
     assert words_of(text).error == "PeerLost: lost rank 1: gone"
@@ -189,9 +189,7 @@ def test_a_timeout_of_the_rank_that_was_waited_for_is_its_own() -> None:
     words = LastWords()
     trace = [b"Traceback (most recent call last):", b'  File "train.py", line 3, in main']
     told = b"no completion within 2 s on rank 0: it waited for rank 2, this one (in"
-    words.add(*trace, b"aiodist.errors.CollectiveTimeout: " + told)
+    words.add(*trace, b"aiodist.CollectiveTimeout: " + told)
     assert not words.symptom
-    words.add(
-        *trace, b"aiodist.errors.CollectiveTimeout: no completion within 2 s: rank 2 had not arrived (in"
-    )
+    words.add(*trace, b"aiodist.CollectiveTimeout: no completion within 2 s: rank 2 had not arrived (in")
     assert words.symptom
