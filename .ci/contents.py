@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ADDED = {"PKG-INFO", "pyproject.toml", "LICENSE", ".gitignore"}  # to a source distribution, by its builder
-NEEDED = {"aiodist/py.typed", "aiodist/__init__.pyi", "aiodist/dashboard/static/index.html"}
+NEEDED = {"aiodist/py.typed", "aiodist/__init__.pyi", "aiodist/observe/dashboard/static/index.html"}
 
 
 def tracked(*folders: str) -> set[str]:

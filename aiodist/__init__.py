@@ -27,41 +27,41 @@ _HOME = {
     "aiodist.ddp": """
         Checkpoint Checkpoints DiLoCo GradientSync LocalSGD PerRank Saving ShardedOptimizer
     """,
-    "aiodist.errors": """
+    "aiodist.base.errors": """
         AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallTooLate
         CallUnknown CheckpointError CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted
         GroupBroken GroupClosed LeaseLost NonFiniteValues PeerClosed PeerLost QuorumLost RemoteError
         RendezvousError RendezvousTimeout StateLost StoreFull StoreReplaced Tampered UsageError WireError
     """,
-    "aiodist.functional.collectives": """
+    "aiodist.group.functional.collectives": """
         all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single
         barrier broadcast gather monitored_barrier reduce reduce_scatter reduce_scatter_single
         reduce_scatter_tensor scatter
     """,
-    "aiodist.functional.groups": """
+    "aiodist.group.functional.groups": """
         get_backend get_global_rank get_group_rank get_pg_count get_process_group_ranks get_rank
         get_world_size new_group new_subgroups new_subgroups_by_enumeration split_group
     """,
-    "aiodist.functional.handles": "GroupMember",
-    "aiodist.functional.objects": """
+    "aiodist.group.functional.handles": "GroupMember",
+    "aiodist.group.functional.objects": """
         all_gather_object broadcast_object_list gather_object recv_object_list scatter_object_list
         send_object_list
     """,
-    "aiodist.functional.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
+    "aiodist.group.functional.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
     "aiodist.group": "ErrorFeedback ProcessGroup",
     "aiodist.integrations.torch.data_parallel": "DistributedDataParallel",
     "aiodist.portal": "Portal SyncProcessGroup SyncWork",
     "aiodist.rendezvous": """
         FileStore HashStore Lease PrefixStore Store StoreServer TcpStore register_rendezvous_handler
     """,
-    "aiodist.runtime.init": """
+    "aiodist.group.runtime.init": """
         destroy_process_group get_node_local_rank init_process_group is_available is_backend_available
         is_initialized is_torchelastic_launched
     """,
-    "aiodist.runtime.joining": "join",
-    "aiodist.runtime.running": "run",
-    "aiodist.types": "ReduceOp premul_sum",
-    "aiodist.work": "Work",
+    "aiodist.group.runtime.joining": "join",
+    "aiodist.group.runtime.running": "run",
+    "aiodist.base.types": "ReduceOp premul_sum",
+    "aiodist.backends.work": "Work",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
@@ -74,8 +74,9 @@ def __getattr__(name: str) -> object:
         return import_module(f"aiodist.{name}")
     module = _MODULE_OF.get(name)
     if module is None:
-        torchs = "" if name.startswith("_") else import_module("aiodist.torch_names").hint(name, _MODULE_OF)
-        raise AttributeError(f"module 'aiodist' has no attribute {name!r}{torchs}")
+        names = import_module("aiodist.base.torch_names")
+        hint = "" if name.startswith("_") else names.hint(name, _MODULE_OF)
+        raise AttributeError(f"module 'aiodist' has no attribute {name!r}{hint}")
     found: object = getattr(import_module(module), name)
     globals()[name] = found
     return found

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from aiodist.bench.measures import parse_size
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
+from aiodist.cli.bench.measures import parse_size
 from benchmarks import peers
 from benchmarks.bars import bars_table, evaluate
 from benchmarks.curves import draw

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aiodist.bench.measures import show_size, show_value
-from aiodist.bench.table import table
+from aiodist.cli.bench.measures import show_size, show_value
+from aiodist.cli.bench.table import table
 from benchmarks.results import Record, Results
 
 ALL = (0, 1 << 62)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aiodist.bench.cases import SWEPT
-from aiodist.bench.measures import show_size
+from aiodist.cli.bench.cases import SWEPT
+from aiodist.cli.bench.measures import show_size
 from benchmarks.report import groups
 from benchmarks.results import Record, Results
 

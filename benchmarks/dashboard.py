@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import aiohttp
 
-from aiodist.dashboard.auth import Sessions
-from aiodist.dashboard.feed import Feed
-from aiodist.dashboard.logs import Logs
-from aiodist.dashboard.server import Server
+from aiodist.observe.dashboard.auth import Sessions
+from aiodist.observe.dashboard.feed import Feed
+from aiodist.observe.dashboard.logs import Logs
+from aiodist.observe.dashboard.server import Server
+from aiodist.observe.recorder.reading import Group, Line, Record, Recording, Sum, Vitals
 from aiodist.observe.view import JobView, RankView
-from aiodist.recorder.reading import Group, Line, Record, Recording, Sum, Vitals
 
 OPERATIONS = 64  # of each rank that are told, as by a job's store
 SORTS = 10

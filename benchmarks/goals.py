@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.bench.cases import COLLECTIVES
+from aiodist.cli.bench.cases import COLLECTIVES
 from benchmarks.bars import ALL, Above, Bar, Compared, Floor, Limited
 
 _KIB, _MIB = 1 << 10, 1 << 20

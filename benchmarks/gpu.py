@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
-from aiodist.bench.lateness import Ticker
+from aiodist.cli.bench.lateness import Ticker
 
 SIZES = [8, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30]
 TURNS = 5

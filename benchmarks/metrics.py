@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 
 from aiodist.observe.metrics import Tally, exposition
+from aiodist.observe.recorder.reading import Group, Link, Record, Recording, Sum, Vitals
 from aiodist.observe.summary import summary
 from aiodist.observe.view import JobView, RankView
-from aiodist.recorder.reading import Group, Link, Record, Recording, Sum, Vitals
 
 LOOKS = 7
 LAST = 64  # operations that a look shows of each rank, as `observe.source.FEW`

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aiodist.bench.cases import SWEPT, Case
-from aiodist.bench.measures import show_size
+from aiodist.cli.bench.cases import SWEPT, Case
+from aiodist.cli.bench.measures import show_size
 from benchmarks.ending import run_main
 from benchmarks.machine import facts
 from benchmarks.peers import AIODIST_CALLS, ROOT, Found, Peer, environment
@@ -87,7 +87,7 @@ def peers(old: Path) -> Iterator[tuple[Peer, Peer]]:
 
 def library(peer: Peer) -> Path:
     """The folder from which a peer's processes load aiodist."""
-    where = "import aiodist.errors; print(aiodist.errors.__file__)"
+    where = "import aiodist.base.errors; print(aiodist.base.errors.__file__)"
     found = subprocess.check_output([sys.executable, "-c", where], env=environment(peer), text=True)
     return Path(found.strip()).parent
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.bench.cases import FIVE
-from aiodist.bench.measures import show_bandwidth, show_seconds, show_size, show_value
-from aiodist.bench.table import table
+from aiodist.cli.bench.cases import FIVE
+from aiodist.cli.bench.measures import show_bandwidth, show_seconds, show_size, show_value
+from aiodist.cli.bench.table import table
 from benchmarks.bars import bars_table, evaluate
 from benchmarks.goals import BARS
 from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, RING, SOCKETS, STREAMS, Peer

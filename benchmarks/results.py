@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from aiodist.bench.measures import busbw, spread
+from aiodist.cli.bench.measures import busbw, spread
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.bench.cases import Case
-from aiodist.bench.measures import show_seconds, show_size
-from aiodist.bench.table import table
-from aiodist.roles import ROLES
+from aiodist.base.operations import ROLES
+from aiodist.base.types import Kind
+from aiodist.cli.bench.cases import Case
+from aiodist.cli.bench.measures import show_seconds, show_size
+from aiodist.cli.bench.table import table
 from aiodist.sim.collectives import Collectives, Wanted
 from aiodist.sim.constants import Constants, load
 from aiodist.sim.cost import Fabric
 from aiodist.sim.network import Link, Network
 from aiodist.testing.hosts import Hosts
-from aiodist.types import Kind
 from benchmarks.crew import Crew, free_port
 from benchmarks.ending import run_main
 from benchmarks.machine import facts

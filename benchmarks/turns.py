@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
-from aiodist.bench.calls import per_operation
-from aiodist.bench.cases import Case
-from aiodist.bench.measures import repeats, show_size
+from aiodist.cli.bench.calls import per_operation
+from aiodist.cli.bench.cases import Case
+from aiodist.cli.bench.measures import repeats, show_size
 from benchmarks.crew import AbsentError, Crew, CrewError
 from benchmarks.machine import memory_available
 from benchmarks.peers import Peer

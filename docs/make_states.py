@@ -9,10 +9,10 @@ import enum
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from aiodist.control.liveness import CHANGES
-from aiodist.control.liveness import State as Running
+from aiodist.group.control.liveness import CHANGES
+from aiodist.group.control.liveness import State as Running
+from aiodist.group.membership import drafts
 from aiodist.launch import supervisor
-from aiodist.membership import drafts
 from aiodist.transport import ending
 
 PAGE = Path(__file__).parent / "states.md"
@@ -38,8 +38,8 @@ DRAFTS = """\
 ## A draft of the next epoch
 
 A *draft* is a proposed next epoch. Each member of the old epoch has this machine for it
-(`membership/drafts.py`). News comes by several ways, and in any order. The member's next step follows from
-this state, from who is ready or gone, and from the time (`membership/assembly.py`).
+(`group/membership/drafts.py`). News comes by several ways, and in any order. The member's next step
+follows from this state, from who is ready or gone, and from the time (`group/membership/assembly.py`).
 """
 
 LINKS = """\
@@ -52,8 +52,8 @@ Every link has this machine: links of channels and of the control plane, over so
 LOOPS = """\
 ## What all ranks are told of a blocked event loop
 
-Ranks that see more than the others know tell it to all (`control/liveness.py`). They tell it again, as they
-see it then, after each doubling of its time. When the loop runs again, all ranks forget the state.
+Ranks that see more than the others know tell it to all (`group/control/liveness.py`). They tell it again,
+as they see it then, after each doubling of its time. When the loop runs again, all ranks forget the state.
 """
 
 Edge = tuple[str, str, str]

@@ -22,7 +22,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from aiodist.environment import Tls, tls
+from aiodist.base.environment import Tls, tls
 from aiodist.testing.forkserver import servers
 
 # `tests` is not part of the wheel: what tests share is found from the repository's root.

@@ -6,11 +6,11 @@ import os
 from collections.abc import Awaitable
 from typing import Any
 
-from aiodist.errors import AiodistError
-from aiodist.shm.arena import NONCE_BYTES, PAGE
-from aiodist.shm.segment import HEAD, PeerSegment, Segment
+from aiodist.base.errors import AiodistError
 from aiodist.transport.base import FRAGMENT
 from aiodist.transport.mapped import BLOCKS
+from aiodist.transport.shm.arena import NONCE_BYTES, PAGE
+from aiodist.transport.shm.segment import HEAD, PeerSegment, Segment
 
 BLOCKS_AT = -(-HEAD // PAGE) * PAGE
 """Where a link's blocks may begin."""

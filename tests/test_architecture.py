@@ -17,43 +17,33 @@ import aiodist
 
 PACKAGE = Path(aiodist.__file__).parent
 
-# From the top down. Names on one floor do not import each other, except along ALLOWED.
+# From the top down. Districts on one floor do not import each other.
 FLOORS: list[set[str]] = [
-    {"__main__", "cli", "integrations"},
+    {"__main__"},
+    {"cli", "integrations"},
     {"portal"},
-    {"launch", "ddp", "functional", "bench", "doctor", "dashboard", "sim"},
-    {"runtime"},
-    {"observe"},
+    {"launch", "ddp", "sim"},
     {"group"},
-    {"membership", "backends", "services"},
-    {"control", "transport", "work"},
-    {"shm", "kernels", "tensors", "rendezvous"},
-    {"recorder"},
+    {"backends"},
+    {"observe"},
+    {"transport", "rendezvous"},
     {"net"},
-    {"environment", "wire", "schedules"},
-    {"types"},
-    {"roles"},
-    {"timeouts", "callers", "forgotten", "torch_names"},
-    {"errors"},
-    {"sanitize", "terminal", "recent"},
+    {"base"},
 ]
-ALLOWED = {("__main__", "cli")}
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-OUTSIDE = {"__init__", "testing"}  # the shop window, which loads lazily; and what may see everything
+OUTSIDE = {
+    "__init__",
+    "testing",
+}  # the public names, loaded lazily; and what may import everything
 # The codec of objects pickles where both sides ask for it, and makes tensors of tensors. A command writes
 # pickles, and reads none, for torch's analyzer. A test hands its arguments to its own ranks, by a private
 # folder.
 GUESTS = {
-    ("wire/objects.py", "pickle"),
-    ("wire/objects.py", "torch"),
-    ("cli/trace.py", "pickle"),
+    ("net/wire/objects.py", "pickle"),
+    ("net/wire/objects.py", "torch"),
+    ("cli/commands/trace.py", "pickle"),
     ("testing/parcel.py", "pickle"),
 }
-
-
-def room(path: Path) -> str:
-    """The top-level module or package that a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 @functools.cache
@@ -69,7 +59,7 @@ def nodes(path: Path) -> tuple[list[ast.Import | ast.ImportFrom], list[ast.Attri
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """(room, line) of each import of aiodist in a file, also inside functions and under TYPE_CHECKING."""
+    """(district, line) of each import of aiodist in a file, also inside functions and under TYPE_CHECKING."""
     for node in nodes(path)[0]:
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -97,7 +87,7 @@ def violations(package: Path) -> list[str]:
             continue
         for there, line in imports(path):
             where = f"{path.relative_to(package)}:{line}: {here} imports {there}"
-            if there == here or (here, there) in ALLOWED:
+            if there == here:
                 continue
             if there in OUTSIDE or there not in FLOOR or FLOOR[there] <= FLOOR[here]:
                 found.append(where)
@@ -111,10 +101,10 @@ def test_imports_go_one_way_down() -> None:
 @pytest.mark.parametrize(
     ("room", "line"),
     [
-        ("wire", "from aiodist.rendezvous import Store"),
-        ("types.py", "import aiodist.group"),
-        ("shm", "def f():\n    from aiodist.kernels import copy_into"),
-        ("errors.py", "from aiodist import types"),
+        ("net", "from aiodist.rendezvous import Store"),
+        ("base", "import aiodist.group"),
+        ("transport", "def f():\n    from aiodist.backends.arrays.kernels import copy_into"),
+        ("rendezvous", "from aiodist import transport"),
         ("group", "import aiodist.testing"),
         ("attic", "x = 1"),
     ],
@@ -183,6 +173,43 @@ def test_the_check_sees_a_circle(tmp_path: Path, line: str, circle: bool) -> Non
         assert found[0] == found[-1]
 
 
+def rooms(package: Path) -> dict[str, set[str]]:
+    """Each folder of a district, and each file beside these folders, with the others that it imports."""
+    graph: dict[str, set[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        if len(parts) < 2 or parts[0] in OUTSIDE or parts[1] == "__init__":
+            continue  # what a district offers by its own name may come from any of its folders
+        here = ".".join(parts[:2])
+        graph.setdefault(here, set())
+        for node in nodes(path)[0]:
+            inside = node.module if isinstance(node, ast.ImportFrom) else None
+            for alias in node.names:
+                names = f"{inside}.{alias.name}" if inside else alias.name
+                there = names.split(".")
+                if there[:2] == ["aiodist", parts[0]] and len(there) > 2 and there[2] != parts[1]:
+                    graph[here].add(".".join(there[1:3]))
+    return graph
+
+
+def test_folders_of_a_district_do_not_import_each_other_in_a_circle() -> None:
+    graphlib.TopologicalSorter(rooms(PACKAGE)).prepare()
+
+
+def test_the_check_sees_a_circle_of_folders(tmp_path: Path) -> None:
+    for name, text in {
+        "group/control/a": "from aiodist.group.services import x",
+        "group/services/b": "import aiodist.group.control.c",
+        "group/control/c": "x = 1",
+    }.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert cycle(tmp_path) == []
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(rooms(tmp_path)).prepare()
+
+
 def others_fields(path: Path) -> list[str]:
     """Every place that sets a private field of an object whose class is in another file, in words."""
     private = [node for node in nodes(path)[1] if node.attr.startswith("_") and not node.attr.endswith("__")]
@@ -205,8 +232,13 @@ def test_the_check_sees_a_private_field_of_another(tmp_path: Path) -> None:
     assert others_fields(file) == ["file.py:4: b._y"]
 
 
-def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
-    segments = {"cupy": "backends", "mpi4py": "backends", "uvloop": "runtime", "torch": "tensors"}
+def test_what_is_heavy_or_foreign_is_imported_in_one_place() -> None:
+    places = {
+        "cupy": "backends/",
+        "mpi4py": "backends/mpi/",
+        "uvloop": "group/runtime/",
+        "torch": "backends/arrays/",
+    }
     for path in PACKAGE.rglob("*.py"):
         for node in nodes(path)[0]:
             names: list[str] = []
@@ -216,17 +248,18 @@ def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
                 names = [node.module]
             for name in names:
                 top = name.split(".")[0]
-                if (path.relative_to(PACKAGE).as_posix(), top) in GUESTS:
+                here = path.relative_to(PACKAGE).as_posix()
+                if (here, top) in GUESTS:
                     continue
                 assert top != "pickle", f"{path}: pickle has no place here (law 8)"
-                if top in segments:
-                    allowed = (segments[top], "cli", "doctor", "testing", "integrations")
-                    assert room(path) in allowed, f"{path} imports {top}"
+                if top in places:
+                    assert here.startswith((places[top], "cli/", "testing/", "integrations/")), (here, top)
 
 
 def test_importing_aiodist_loads_nothing_heavy() -> None:
     code = (
         "import sys, aiodist, aiodist.cli.main, aiodist.integrations, aiodist.launch\n"
+        "import aiodist.cli.commands.launch, aiodist.cli.commands.run, aiodist.cli.commands.agent\n"
         "heavy = ('numpy', 'torch', 'cupy', 'mpi4py', 'uvloop', 'ml_dtypes', 'pytest')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

@@ -20,7 +20,7 @@ def test_each_test_is_in_one_share(name: str, count: int) -> None:
 
 
 def collected(*share: str) -> set[str]:
-    arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", "tests/wire/test_frame.py"]
+    arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", "tests/net/wire/test_frame.py"]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *share, *arguments],
         cwd=ROOT,

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from aiodist.group import ProcessGroup
+from aiodist.net.wire.frame import parse
 from aiodist.testing import VirtualLoop, run_cluster
 from aiodist.transport.memory import MemoryNetwork
 from aiodist.transport.memory_link import MemoryLink
-from aiodist.wire.frame import parse
 from tests.levels import MORE
 
 TICK = 2.0**-12  # seconds; delays are whole ticks, so that many frames arrive together

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import aiodist
+from aiodist.base.torch_names import HERE
 from aiodist.group import ProcessGroup
 from aiodist.rendezvous import HashStore
 from aiodist.testing import run_cluster
-from aiodist.torch_names import HERE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning")  # torch warns of a mere look
 

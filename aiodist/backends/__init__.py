@@ -1,1 +1,16 @@
-"""The backends, which carry operations out. `base` defines the interface; each folder is one backend."""
+"""How operations are carried out, and on which arrays.
+
+    base            the interface of a backend; `inner`: operations that are parts of a user's
+    work            `Work`, the awaitable handle; `forgotten`: handles that were dropped un-awaited
+    arrays/         tensors of every library as arrays on the same memory; copies and reductions
+    schedules/      collective algorithms as data
+    buffers         which memory an operation works on; `release`: when nothing uses it any more
+    host/           NumPy memory over shared memory and TCP
+    foreign/        what all libraries of others leave to us; `mpi/`, `nccl/` stand on it
+    cuda/           streams, events, kernels; `staged/`: device tensors through the host
+    choice          which backend a group gets, from the `registry`; `dispatch`: by where a tensor lies
+    threads         from a thread back to the loop
+
+A backend knows a group's members and its context, and not the class that users hold. Only `arrays/` imports
+torch; only `cuda/` and `nccl/` import CuPy; only `mpi/` imports mpi4py. Contract: docs/write-a-backend.md.
+"""

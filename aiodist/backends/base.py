@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.errors import GroupBroken
-from aiodist.roles import OBJECT_TAGS
-from aiodist.types import AS, NO_ROOT, Call, Kind, Premultiplied, ReduceOp
-from aiodist.work import Issuer, Work
+from aiodist.backends.work import Issuer, Work
+from aiodist.base.errors import GroupBroken
+from aiodist.base.operations import OBJECT_TAGS
+from aiodist.base.types import AS, NO_ROOT, Call, Kind, Premultiplied, ReduceOp
 
 Array = npt.NDArray[Any]
 Given = Array | list[Array] | None

@@ -13,10 +13,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from aiodist.backends.arrays.kernels import copy_cost_ns, copy_into, cost_ns, finish, scale
 from aiodist.backends.base import Array, Given, Operation, flat
-from aiodist.kernels import copy_cost_ns, copy_into, cost_ns, finish, scale
-from aiodist.roles import ROLES, Parts
-from aiodist.types import ReduceOp
+from aiodist.base.operations import ROLES, Parts
+from aiodist.base.types import ReduceOp
 
 Allocate = Callable[[int, "np.dtype[np.generic]"], Array]
 """Maker of an uninitialised contiguous array of so many elements."""

@@ -18,7 +18,7 @@ from aiodist.backends.foreign import Engine, ForeignBackend
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.registry import HOST, find_engine
 from aiodist.backends.staged import StagedBackend
-from aiodist.errors import BackendUnavailable, RendezvousError, UsageError, name_ranks
+from aiodist.base.errors import BackendUnavailable, RendezvousError, UsageError, name_ranks
 
 logger = logging.getLogger("aiodist")
 

@@ -25,7 +25,7 @@ from aiodist.backends.base import (
 from aiodist.backends.foreign import ForeignBackend
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.staged import StagedBackend
-from aiodist.work import Issuer, Work
+from aiodist.backends.work import Issuer, Work
 
 Part = ForeignBackend | StagedBackend
 """A backend that stands on the host backend of the same group."""

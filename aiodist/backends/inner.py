@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aiodist.backends.base import Given, Operation
-from aiodist.types import Call
-from aiodist.work import Driver, Work
+from aiodist.backends.work import Driver, Work
+from aiodist.base.types import Call
 
 
 class InnerOperation(Operation):

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 
 from aiodist.backends.base import CAPABILITIES
 from aiodist.backends.foreign.engine import Engine
-from aiodist.errors import BackendUnavailable, UsageError
+from aiodist.base.errors import BackendUnavailable, UsageError
 
 HOST = ("host", "gloo")
 """The host engine, and torch's name for what it does."""

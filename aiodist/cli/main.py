@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from aiodist.base.errors import AiodistError, UsageError
+from aiodist.base.sanitize import one_line
 from aiodist.cli.show import show
 from aiodist.cli.version import installed_version
-from aiodist.errors import AiodistError, UsageError
-from aiodist.sanitize import one_line
 
 _LONGEST = 4000  # characters of an error; what another host said may be in it
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args[0]
     if name not in COMMANDS:
         return _fail("aiodist", _no_command(name), 2)
-    command: Callable[[list[str]], int] = import_module(f"aiodist.cli.{name}").main
+    command: Callable[[list[str]], int] = import_module(f"aiodist.cli.commands.{name}").main
     try:
         return command(args[1:])
     except UsageError as error:

@@ -7,9 +7,9 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from aiodist.base.environment import switch
+from aiodist.base.errors import UsageError
 from aiodist.cli.show import show
-from aiodist.environment import switch
-from aiodist.errors import UsageError
 
 # mpirun's words for it, and those of other launchers and of torch.
 _WORKERS = (

@@ -8,8 +8,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from aiodist.base.errors import UsageError
 from aiodist.cli.parser import Parser
-from aiodist.errors import UsageError
 
 if TYPE_CHECKING:
     from aiodist.observe import JobView

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from aiodist.errors import AiodistError
+from aiodist.base.errors import AiodistError
 
 
 def show(text: str) -> None:

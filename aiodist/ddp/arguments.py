@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from aiodist.errors import UsageError, shown
-from aiodist.tensors import overlaps
+from aiodist.backends.arrays import overlaps
+from aiodist.base.errors import UsageError, shown
 
 Array = npt.NDArray[Any]
 

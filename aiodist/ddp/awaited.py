@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 
 S = TypeVar("S")
 P = ParamSpec("P")

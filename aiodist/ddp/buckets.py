@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.errors import UsageError, shown
+from aiodist.base.errors import UsageError, shown
 
 MIB = 1 << 20
 FIRST_NBYTES = MIB  # the first bucket is small, so that communication starts early in the backward pass

@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.ddp.arguments import listed, number
-from aiodist.ddp.awaited import each_awaited
-from aiodist.ddp.holders import first_holder, is_newcomer
-from aiodist.ddp.outer import Common, Outer
-from aiodist.ddp.rhythm import Rhythm, parts
-from aiodist.errors import (
+from aiodist.backends.arrays import renewal, view
+from aiodist.backends.arrays.kernels import copy_into
+from aiodist.backends.work import Work
+from aiodist.base.errors import (
     CheckpointError,
     Evicted,
     GroupBroken,
@@ -31,13 +29,15 @@ from aiodist.errors import (
     UsageError,
     shown,
 )
+from aiodist.base.types import FLOATS, ReduceOp
+from aiodist.ddp.arguments import listed, number
+from aiodist.ddp.awaited import each_awaited
+from aiodist.ddp.holders import first_holder, is_newcomer
+from aiodist.ddp.outer import Common, Outer
+from aiodist.ddp.rhythm import Rhythm, parts
 from aiodist.group import ErrorFeedback, ProcessGroup
 from aiodist.group.arguments import at_least_1, integer
 from aiodist.group.quantized import codec_named
-from aiodist.kernels import copy_into
-from aiodist.tensors import renewal, view
-from aiodist.types import FLOATS, ReduceOp
-from aiodist.work import Work
 
 logger = logging.getLogger("aiodist.ddp.diloco")
 

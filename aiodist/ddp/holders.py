@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.errors import QuorumLost
+from aiodist.base.errors import QuorumLost
 from aiodist.group import ProcessGroup
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 
 
 @dataclass(frozen=True)

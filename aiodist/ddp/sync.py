@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.backends.arrays import view, wrap
+from aiodist.backends.arrays.kernels import copy_into
+from aiodist.base.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, UsageError, shown
+from aiodist.base.types import FLOATS, ReduceOp, check_reduction
 from aiodist.ddp.arguments import listed
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import Bucket, cap_of, digest, plan
 from aiodist.ddp.holders import first_holder, is_newcomer
-from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, UsageError, shown
 from aiodist.group import ErrorFeedback, ProcessGroup
 from aiodist.group.quantized import codec_named
-from aiodist.kernels import copy_into
-from aiodist.tensors import view, wrap
-from aiodist.types import FLOATS, ReduceOp, check_reduction
 
 Array = npt.NDArray[Any]
 

@@ -1,15 +1,22 @@
-"""The process group: checks a call, takes its number, hands it to the backend.
+"""Process groups: the calls, the members, their life, and services between members.
 
-    numbers, roster, family, flight, batch, composed, watch ─▶ core
-        ─▶ collectives, point_to_point, objects, subgroups, changes ─▶ process_group ─▶ default, epochs
+    process_group   the class that users hold; it hands its calls to the parts below
+    core            submits operations, keeps the group's life, breaks it
+    requests        what a call asks for, checked; `arguments`, `lists`, `misspelled`: what users pass
+    objects, subgroups, changes, calls, quantized, shapes    calls of one kind each
+    numbers, flight the one counter of operations; operations in flight and their deadlines
+    batch, composed what begins later: `coalesce()` blocks, operations made of others
+    roster, seats   the members, and which of them share a node; `family`: groups that end together
+    watch, breakage which rank is missing or disagrees; how the end of a group is reported
+    control/        connections without bulk: losses, aborts, heartbeats
+    membership/     which processes make the next epoch
+    epochs/         makes a job's groups, epoch by epoch
+    services/       calls, streams and messages between two processes
+    runtime/        `init_process_group`, `join`, `run`
+    functional/     the module-level calls with torch's signatures
 
-`process_group` is the public class. It hands its calls to parts, and those stand on `core`: numbers,
-submits, life and the break. Imports go one way: no part knows the class that it is part of. `shapes` are
-torch's other forms of the calls, and `arguments` checks what users pass. `numbers` counts operations;
-`flight` holds those that are in flight, and their deadlines; `batch` and `composed` have what begins later.
-`roster` says who is a member, `family` which groups end together. `watch` listens to the control plane and
-finds out who is missing or disagrees; `breakage` says how the end of a group is told. `epochs` makes the
-groups that no other group makes, `default` remembers one for its loop.
+No part knows the class that it is part of, and the folders do not import each other in a circle. Contract:
+docs/work.md, docs/services.md, docs/failures.md; laws 1 to 13 in docs/architecture.md.
 """
 
 from typing import Final

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.backends.arrays import check_shape, like, overlaps, view
 from aiodist.backends.base import Array, Given, arrays_in
-from aiodist.errors import UsageError, shown
-from aiodist.tensors import check_shape, like, overlaps, view
-from aiodist.types import check_dtype
+from aiodist.base.errors import UsageError, shown
+from aiodist.base.types import check_dtype
 
 MAX_TAG = 2**31 - 1  # as many again are those of objects
 

@@ -15,10 +15,10 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from aiodist.backends.base import Backend, Operation
-from aiodist.errors import UsageError
+from aiodist.backends.work import Work
+from aiodist.base.errors import UsageError
+from aiodist.base.types import Kind
 from aiodist.group.numbers import Numbers
-from aiodist.types import Kind
-from aiodist.work import Work
 
 _stands_for: weakref.WeakKeyDictionary[asyncio.Future[Any], object] = weakref.WeakKeyDictionary()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from reprlib import repr as short
 from typing import Any
 
-from aiodist.errors import (
+from aiodist.base.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     GroupAborted,
@@ -16,7 +16,7 @@ from aiodist.errors import (
     Tampered,
     WireError,
 )
-from aiodist.sanitize import one_line
+from aiodist.base.sanitize import one_line
 
 _TEXT = 400  # bytes of any one statement: the whole message has to fit a control frame
 _SAID = 100  # members whose statements are passed on

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 
-from aiodist.errors import UsageError, shown
+from aiodist.base.errors import UsageError, shown
+from aiodist.base.timeouts import Timeout
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
-from aiodist.services import records
-from aiodist.services.handlers import known
-from aiodist.services.stream import Stream
-from aiodist.services.switchboard import Switchboard
-from aiodist.timeouts import Timeout
+from aiodist.group.services import records
+from aiodist.group.services.handlers import known
+from aiodist.group.services.stream import Stream
+from aiodist.group.services.switchboard import Switchboard
 
 
 class Calls:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.base.errors import RendezvousError, UsageError
+from aiodist.base.timeouts import Timeout
+from aiodist.base.types import AS, Call, Kind
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
 from aiodist.group.family import Regrouping
+from aiodist.group.membership.motions import Ready
 from aiodist.group.requests import internal
-from aiodist.membership.motions import Ready
-from aiodist.timeouts import Timeout
-from aiodist.types import AS, Call, Kind
 
 _PENDING_JOINS = f"{AS}pending_joins()"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from aiodist.work import Work
+from aiodist.backends.work import Work
 
 
 class Steps:

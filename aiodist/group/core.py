@@ -20,8 +20,9 @@ from types import FrameType
 from typing import Any
 
 from aiodist.backends.base import Backend, Operation, Reports, ShortMessages, ShortWay
-from aiodist.control.plane import ControlPlane
-from aiodist.errors import (
+from aiodist.backends.forgotten import Forgotten, Origin, error_of, never_closed, warn
+from aiodist.backends.work import Failures, Issuer, Work
+from aiodist.base.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     GroupAborted,
@@ -30,10 +31,13 @@ from aiodist.errors import (
     PeerLost,
     UsageError,
 )
-from aiodist.forgotten import Forgotten, Origin, error_of, never_closed, warn
+from aiodist.base.operations import ROLES, Kind
+from aiodist.base.timeouts import Timeout, seconds
+from aiodist.base.types import Call
 from aiodist.group import arguments as check
 from aiodist.group.batch import Batches
 from aiodist.group.composed import Steps
+from aiodist.group.control.plane import ControlPlane
 from aiodist.group.family import Family, Lineage
 from aiodist.group.flight import Flight
 from aiodist.group.misspelled import note_what_was_meant
@@ -43,11 +47,7 @@ from aiodist.group.requests import Request
 from aiodist.group.roster import Roster
 from aiodist.group.watch import Watch
 from aiodist.net.forks import own_loop
-from aiodist.recorder import Recorder
-from aiodist.roles import ROLES, Kind
-from aiodist.timeouts import Timeout, seconds
-from aiodist.types import Call
-from aiodist.work import Failures, Issuer, Work
+from aiodist.observe.recorder import Recorder
 
 logger = logging.getLogger("aiodist.group.core")
 

@@ -10,7 +10,7 @@ import asyncio
 import weakref
 from contextvars import ContextVar
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.group.process_group import ProcessGroup
 
 _by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ProcessGroup] = weakref.WeakKeyDictionary()

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from aiodist.errors import UsageError
-from aiodist.torch_names import argument_hint
+from aiodist.base.errors import UsageError
+from aiodist.base.torch_names import argument_hint
 
 G = TypeVar("G")
 P = ParamSpec("P")

@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from aiodist.forgotten import Forgotten, never_closed
-from aiodist.membership.motions import Ready
-from aiodist.services.switchboard import Switchboard
-from aiodist.work import Failures
+from aiodist.backends.forgotten import Forgotten, never_closed
+from aiodist.backends.work import Failures
+from aiodist.group.membership.motions import Ready
+from aiodist.group.services.switchboard import Switchboard
 
 G = TypeVar("G")
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.errors import UsageError, shown
+from aiodist.base.errors import UsageError, shown
 
 
 class ErrorFeedback:

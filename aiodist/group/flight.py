@@ -21,7 +21,7 @@ from time import thread_time
 from typing import ClassVar
 
 from aiodist.backends.base import Operation, ShortMessages, ShortWay
-from aiodist.types import Call
+from aiodist.base.types import Call
 
 STALL = 0.1  # seconds without progress after which an operation asks which ranks are missing (law 4)
 MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall

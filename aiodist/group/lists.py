@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiodist.roles import Kind
+from aiodist.base.operations import Kind
 
 _ONE_ARRAY = {
     Kind.all_gather: "Write pg.all_gather(tensor{sizes}){differ}, for one array of all parts; "

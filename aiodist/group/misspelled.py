@@ -11,7 +11,7 @@ import re
 from types import ModuleType
 from typing import Any
 
-from aiodist.torch_names import call_hint
+from aiodist.base.torch_names import call_hint
 
 _REFUSED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 

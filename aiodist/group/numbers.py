@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from aiodist.roles import Kind
+from aiodist.base.operations import Kind
 
 _RECV = Kind.recv
 _KEPT = 4096

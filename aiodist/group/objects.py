@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array, Decoding
-from aiodist.errors import GroupBroken, UsageError
+from aiodist.backends.work import Work
+from aiodist.base.errors import GroupBroken, UsageError
+from aiodist.base.operations import OBJECT_TAGS, ROLES, Parts
+from aiodist.base.timeouts import Timeout
+from aiodist.base.types import AS, NO_ROOT, Kind
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
 from aiodist.group.requests import Request, internal, source_rank
-from aiodist.roles import OBJECT_TAGS, ROLES, Parts
-from aiodist.timeouts import Timeout
-from aiodist.types import AS, NO_ROOT, Kind
-from aiodist.wire.objects import decode, encode, is_slow
-from aiodist.work import Work
+from aiodist.net.wire.objects import decode, encode, is_slow
 
 _BYTES = np.dtype(np.uint8)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from aiodist.kernels.blockwise import Blockwise
+from aiodist.backends.arrays.kernels.blockwise import Blockwise
 
 AT_ONCE = 1 << 20
 """Elements of a piece. At 1 Gbit/s it is 8 ms on its way, and takes about 3 ms to encode."""

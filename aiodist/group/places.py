@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.backends.arrays.device import DeviceArray
 from aiodist.backends.base import Backend, arrays_in
 from aiodist.backends.choice import CPU as HOST_PLACE
 from aiodist.backends.choice import CUDA
-from aiodist.errors import UsageError
-from aiodist.tensors.device import DeviceArray
+from aiodist.base.errors import UsageError
 
 __all__ = ["HOST_PLACE", "check_device", "common_place", "misplaced", "place_of"]
 

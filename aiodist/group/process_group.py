@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from aiodist.backends.base import Array
+from aiodist.backends.work import Work
+from aiodist.base.timeouts import Timeout
+from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from aiodist.group import arguments as check
 from aiodist.group.batch import Batch
 from aiodist.group.calls import Calls, by_position
@@ -24,12 +27,9 @@ from aiodist.group.feedback import ErrorFeedback
 from aiodist.group.objects import Objects
 from aiodist.group.quantized import Quantized, codec_named
 from aiodist.group.requests import Op, exchange, receiving, request, sending
+from aiodist.group.services.stream import Stream
 from aiodist.group.subgroups import Subgroups
 from aiodist.group.together import together
-from aiodist.services.stream import Stream
-from aiodist.timeouts import Timeout
-from aiodist.types import NO_ROOT, Kind, ReduceOp
-from aiodist.work import Work
 
 # In Python 3.11 a member of an enum takes 0.1 µs wherever it is named.
 _ALL_REDUCE, _BROADCAST, _REDUCE, _BARRIER = Kind.all_reduce, Kind.broadcast, Kind.reduce, Kind.barrier

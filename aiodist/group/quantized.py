@@ -24,18 +24,18 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.backends.arrays.kernels import copy_into, quiet
+from aiodist.backends.arrays.kernels.blockwise import Blockwise
 from aiodist.backends.base import Array
-from aiodist.errors import NonFiniteValues, UsageError, WireError, shown
+from aiodist.backends.work import Work
+from aiodist.base.errors import NonFiniteValues, UsageError, WireError, shown
+from aiodist.base.timeouts import Timeout
+from aiodist.base.types import AS, FLOATS, Call, Kind, ReduceOp
 from aiodist.group.core import GroupCore
 from aiodist.group.feedback import ErrorFeedback
 from aiodist.group.pieces import NOTE, Piece, pieces
 from aiodist.group.places import HOST_PLACE, common_place
 from aiodist.group.requests import Op, Request, request
-from aiodist.kernels import copy_into, quiet
-from aiodist.kernels.blockwise import Blockwise
-from aiodist.timeouts import Timeout
-from aiodist.types import AS, FLOATS, Call, Kind, ReduceOp
-from aiodist.work import Work
 
 _BYTES = np.dtype(np.uint8)
 _SINGLE = np.dtype(np.float32)

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiodist.backends.arrays import check_shape, renewal
 from aiodist.backends.base import Array, Given
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
+from aiodist.base.operations import ROLES, Kind, Parts, Roles
+from aiodist.base.types import NO_ROOT, Premultiplied, ReduceOp, check_reduction
 from aiodist.group import arguments as check
 from aiodist.group import lists
 from aiodist.group.roster import Roster
-from aiodist.roles import ROLES, Kind, Parts, Roles
-from aiodist.tensors import check_shape, renewal
-from aiodist.types import NO_ROOT, Premultiplied, ReduceOp, check_reduction
 
 Op = ReduceOp | Premultiplied
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from aiodist.base.sanitize import one_line
 from aiodist.group.seats import Place, Seat, place_in
-from aiodist.sanitize import one_line
 
 
 @dataclass(frozen=True)

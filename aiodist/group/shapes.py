@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiodist.backends.work import Work
+from aiodist.base.types import Kind
 from aiodist.group import arguments as check
 from aiodist.group.places import place_of
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.requests import Names, Op, exchange_lists, receiving, request
-from aiodist.types import Kind
-from aiodist.work import Work
 
 _ALL_GATHER = Names("tensor", "tensor_list", listed=True)
 _ALL_GATHER_INTO = Names("input_tensor", "output_tensor")

@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from aiodist.control.messages import Say
-from aiodist.errors import GroupAborted, GroupBroken, UsageError, shown
-from aiodist.forgotten import Origin
+from aiodist.backends.forgotten import Origin
+from aiodist.backends.work import Work
+from aiodist.base.errors import GroupAborted, GroupBroken, UsageError, shown
+from aiodist.base.timeouts import Timeout
+from aiodist.base.types import AS, Kind
 from aiodist.group import arguments as check
 from aiodist.group.breakage import pack
+from aiodist.group.control.messages import Say
 from aiodist.group.core import GroupCore
 from aiodist.group.requests import NO_DATA, Request, internal
 from aiodist.group.roster import context_of
-from aiodist.timeouts import Timeout
-from aiodist.types import AS, Kind
-from aiodist.work import Work
 
 T = TypeVar("T")
 

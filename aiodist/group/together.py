@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from aiodist.errors import UsageError, shown
+from aiodist.base.errors import UsageError, shown
 
 T = TypeVar("T")
 

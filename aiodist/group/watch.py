@@ -15,11 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from aiodist.backends.base import Operation, Sent
-from aiodist.control.inquiry import Absence, Disagreement, Inquiry
-from aiodist.control.liveness import Blocked, State
-from aiodist.control.messages import Message, Say
-from aiodist.control.plane import ControlPlane
-from aiodist.errors import (
+from aiodist.base.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     Evicted,
@@ -29,11 +25,15 @@ from aiodist.errors import (
     WireError,
     name_ranks,
 )
+from aiodist.base.sanitize import one_line
+from aiodist.base.types import describe_signature
 from aiodist.group.breakage import departure, pack, unpack
+from aiodist.group.control.inquiry import Absence, Disagreement, Inquiry
+from aiodist.group.control.liveness import Blocked, State
+from aiodist.group.control.messages import Message, Say
+from aiodist.group.control.plane import ControlPlane
 from aiodist.group.flight import MOST, Flight
 from aiodist.group.roster import Roster
-from aiodist.sanitize import one_line
-from aiodist.types import describe_signature
 
 logger = logging.getLogger("aiodist.group.watch")
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from distributed import Client, Future, as_completed, fire_and_forget, wait
 
-from aiodist.errors import GroupBroken, UsageError
+from aiodist.base.errors import GroupBroken, UsageError
+from aiodist.group.runtime.init import ask, check_can_begin, form
+from aiodist.group.runtime.running import run as run_loop
 from aiodist.integrations.hosted import Host, Place
-from aiodist.runtime.init import ask, check_can_begin, form
-from aiodist.runtime.running import run as run_loop
 
 _PARTING = 5.0  # seconds for the other ranks, once one has failed
 _hosts: dict[str, Host] = {}  # of this worker, by job

@@ -12,7 +12,7 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 
-from aiodist.environment import tls, tuning
+from aiodist.base.environment import tls, tuning
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import StoreServer
 from aiodist.rendezvous.hosting import told_address

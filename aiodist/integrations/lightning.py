@@ -11,7 +11,7 @@ import os
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-from aiodist.environment import Placement, placement
+from aiodist.base.environment import Placement, placement
 
 
 class AiodistEnvironment(ClusterEnvironment):  # type: ignore[misc]

@@ -1,1 +1,18 @@
-"""The per-node launcher: starts workers, relays their output, mends failures, says which came first."""
+"""The launcher: starts workers, relays their output, restarts them, says which failed first.
+
+    config          what the command line asks for; pure
+    agent, crew     one node's part of a job; one attempt on one node
+    place           a node's place in an attempt, and the variables of its workers; pure
+    supervisor      when to stop workers, and by which signal; pure
+    restarts        whether to start again; `verdict`: which failure came first; pure
+    report          the box at the end; `outcome`: the verdict as it is stored
+    plain           JSON of another agent, as a dataclass, checked
+    doing, tasks    what a worker does that others wait for; tasks that end with their parent
+    worker/         one process, its output, and the end of all that it leaves behind
+    nodes/          how the agents of several nodes meet, and the one that decides
+    remote/         `aiodist launch`: agents started over ssh
+    inside, beside  agents that srun or mpirun started; the dashboard's process
+
+`worker/` and `nodes/` do not import each other. Nothing here imports NumPy or torch. Contract:
+docs/launching.md.
+"""

@@ -17,7 +17,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from aiodist.errors import UsageError, name_ranks
+from aiodist.base.errors import UsageError, name_ranks
+from aiodist.base.sanitize import one_line
+from aiodist.base.terminal import takes_colour
 from aiodist.launch.beside import Dashboard
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.crew import Crew
@@ -39,8 +41,6 @@ from aiodist.observe.ended import tell_end
 from aiodist.observe.finding import has_ranks
 from aiodist.observe.leaving import LOG_DIR, forget_dead, keep_dead, keep_outcome
 from aiodist.observe.outcome import Outcome
-from aiodist.sanitize import one_line
-from aiodist.terminal import takes_colour
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _OTHERS = 10.0  # seconds for other nodes to end, beyond their shutdown timeout

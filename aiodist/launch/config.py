@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import Template
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.net.sockets import join_address
 
 DEFAULT_PREFIX = "${host}:${rank}│ "

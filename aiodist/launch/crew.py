@@ -17,7 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
+from aiodist.base.terminal import hue, takes_colour
 from aiodist.launch.doing import doing
 from aiodist.launch.nodes.messages import FAILURE, Elastic, failure, late_in
 from aiodist.launch.nodes.nodes import Nodes
@@ -43,7 +44,6 @@ from aiodist.launch.worker.alike import Alike, ranges
 from aiodist.launch.worker.starting import AgentContext, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker, ask_all
-from aiodist.terminal import hue, takes_colour
 
 logger = logging.getLogger("aiodist.launch.crew")
 _SYMPTOMS_APART = 0.5

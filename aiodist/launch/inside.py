@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aiodist.environment import placement
-from aiodist.errors import UsageError
+from aiodist.base.environment import placement
+from aiodist.base.errors import UsageError
 
 _HOW = {
     "Slurm": "srun --ntasks-per-node=1",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from aiodist.callers import Whose, short_path, whose
+from aiodist.base.callers import Whose, short_path, whose
 from aiodist.launch.plain import shown
 from aiodist.launch.report import (
     headline,

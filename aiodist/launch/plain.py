@@ -8,9 +8,9 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from aiodist.errors import WireError
-from aiodist.sanitize import one_line
-from aiodist.wire.bounded_json import load_json
+from aiodist.base.errors import WireError
+from aiodist.base.sanitize import one_line
+from aiodist.net.wire.bounded_json import load_json
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import signal
 
-from aiodist.errors import name_ranks
+from aiodist.base.errors import name_ranks
+from aiodist.base.terminal import painter
 from aiodist.launch.plain import shown
 from aiodist.launch.verdict import Ending, Verdict, lost_nodes, signal_name
-from aiodist.terminal import painter
 
 _HINTS = {
     signal.SIGKILL: "aiodist did not send it; often the kernel does, out of memory: see dmesg",

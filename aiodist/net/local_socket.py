@@ -14,8 +14,8 @@ import socket
 import struct
 import sys
 
-from aiodist.environment import is_loopback
-from aiodist.environment.user import is_me
+from aiodist.base.environment import is_loopback
+from aiodist.base.environment.user import is_me
 from aiodist.net.sockets import connect, join_address, listen_on, resolve, stream_socket
 
 CREDENTIALS = struct.Struct("3i")

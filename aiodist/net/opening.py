@@ -10,12 +10,12 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from aiodist.environment import Tls
-from aiodist.errors import AiodistError
+from aiodist.base.environment import Tls
+from aiodist.base.errors import AiodistError
 from aiodist.net.records import RecordSocket
 from aiodist.net.sealed import SealedSocket
 from aiodist.net.secure import SecureSocket
-from aiodist.wire.handshake import Handshake
+from aiodist.net.wire.handshake import Handshake
 
 _READ = 4096
 

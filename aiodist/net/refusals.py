@@ -7,10 +7,10 @@ import socket
 import time
 from collections.abc import Callable
 
+from aiodist.base.sanitize import one_line
 from aiodist.net.local_socket import credentials
 from aiodist.net.records import RecordSocket
 from aiodist.net.sockets import join_address
-from aiodist.sanitize import one_line
 
 LINES = 5
 """Lines in a `PERIOD`."""

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.net.records import Bytes, RecordSocket
-from aiodist.wire.seal import Opener, Sealer
+from aiodist.net.wire.seal import Opener, Sealer
 
 _CHUNK = 256 << 10  # bytes that are read at a time
 _QUIET_CHUNK = 16 << 10  # likewise, where it is not busy (`recv` allocates what is asked for), or of headers

@@ -24,10 +24,10 @@ import socket
 import ssl
 from typing import Any
 
-from aiodist.environment import Tls
-from aiodist.errors import AuthenticationError, WireError
+from aiodist.base.environment import Tls
+from aiodist.base.errors import AuthenticationError, WireError
 from aiodist.net.records import Bytes, RecordSocket
-from aiodist.wire.handshake import refuse_plain, refused_plain
+from aiodist.net.wire.handshake import refuse_plain, refused_plain
 
 HELLO_LIMIT = 32 << 10
 """Bytes of TLS handshake that an unauthenticated peer may send."""

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aiodist.environment import is_loopback
-from aiodist.errors import AiodistError, RendezvousError, UsageError
+from aiodist.base.environment import is_loopback
+from aiodist.base.errors import AiodistError, RendezvousError, UsageError
+from aiodist.base.sanitize import one_line
 from aiodist.net import kept
 from aiodist.net.forks import own_socket
 from aiodist.net.shortage import EXHAUSTED, shortage
-from aiodist.sanitize import one_line
 
 BACKLOG = 1024  # asyncio's default of 100 drops connects when a large job starts
 _LISTEN = "0A"  # in /proc/net/tcp

@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from aiodist.environment import switch
-from aiodist.environment.user import is_me
+from aiodist.base.environment import switch
+from aiodist.base.environment.user import is_me
 from aiodist.net import sock_diag
 from aiodist.net.local_socket import is_other_user
 from aiodist.net.records import RecordSocket
-from aiodist.wire.handshake import refuse
+from aiodist.net.wire.handshake import refuse
 
 _TABLES = ("tcp", "tcp6")  # in /proc/self/net
 _LOCAL, _REMOTE, _USER, _INODE = 1, 2, 7, 9  # fields

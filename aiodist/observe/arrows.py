@@ -16,9 +16,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from aiodist.observe.recorder.reading import Group, Record
 from aiodist.observe.spans import Span
 from aiodist.observe.view import RankView
-from aiodist.recorder.reading import Group, Record
 
 LEAST = 1e-6
 """Seconds from the tail of an arrow to its head, at least."""

@@ -14,8 +14,8 @@ from aiodist.observe.fault import catches, parse, send
 from aiodist.observe.frames import Call, beside, telling
 from aiodist.observe.host import host_name
 from aiodist.observe.question import put, put_before
+from aiodist.observe.recorder.records import FAULT, STACKS, Folders, Name, is_alive, name_of, open_folder
 from aiodist.observe.view import Doing, RankView, Stacks
-from aiodist.shm.records import FAULT, STACKS, Folders, Name, is_alive, name_of, open_folder
 
 PATIENCE = 1.5
 """Seconds to wait for an answer: processes look for questions ten times a second."""

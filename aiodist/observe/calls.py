@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aiodist.base.sanitize import one_line
+from aiodist.observe.recorder.reading import sound, sound_number
 from aiodist.observe.view import RankView
-from aiodist.recorder.reading import sound, sound_number
-from aiodist.sanitize import one_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.observe.view import JobView
 
 SHORTEST = 4

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiodist.environment.files import Folder, make_folders, open_file
-from aiodist.errors import UsageError, WireError
+from aiodist.base.environment.files import Folder, make_folders, open_file
+from aiodist.base.errors import UsageError, WireError
+from aiodist.base.sanitize import one_line
 from aiodist.net.forks import Owned
+from aiodist.net.wire.bounded_json import load_json
 from aiodist.observe.finding import OUTCOME, find
 from aiodist.observe.outcome import Outcome
 from aiodist.observe.view import JobView, RankView
-from aiodist.sanitize import one_line
-from aiodist.wire.bounded_json import load_json
 
 KEPT = 10
 """Jobs whose dumps stay in the user's folder, the last ones."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from aiodist.errors import UsageError, WireError
+from aiodist.base.errors import UsageError, WireError
 from aiodist.observe.choice import pick
 from aiodist.observe.dumps import read_dump
 from aiodist.observe.host import look_at_jobs
 from aiodist.observe.outcome import LARGEST, Outcome
+from aiodist.observe.recorder.records import leave_note, notes
 from aiodist.observe.view import JobView
-from aiodist.shm.records import leave_note, notes
 
 _ENDING = ".outcome"
 

@@ -19,13 +19,13 @@ from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as Late
 from typing import Any
 
-from aiodist.errors import AiodistError, WireError
+from aiodist.base.errors import AiodistError, WireError
+from aiodist.base.sanitize import one_line
+from aiodist.net.wire.bounded_json import load_json
 from aiodist.observe.host import host_name, look
 from aiodist.observe.parcel import pack, unpack
 from aiodist.observe.view import RankView
 from aiodist.rendezvous import Store
-from aiodist.sanitize import one_line
-from aiodist.wire.bounded_json import load_json
 
 ASKED, SEEN = "observe/asked/", "observe/seen/"
 LINGER = 10.0  # seconds for which a wish and its answers stay

@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aiodist.errors import name_ranks
+from aiodist.base.errors import name_ranks
+from aiodist.base.sanitize import one_line
 from aiodist.observe.figures import span
 from aiodist.observe.outcome import Outcome
+from aiodist.observe.recorder.reading import Record
 from aiodist.observe.verdict import Verdict
 from aiodist.observe.view import Doing, JobView, RankView
 from aiodist.observe.words import operation, place, told, where
-from aiodist.recorder.reading import Record
-from aiodist.sanitize import one_line
 
 LINES = 10
 FRESH = 0.5

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from aiodist.environment.threads import send_to_thread
+from aiodist.base.environment.threads import send_to_thread
 from aiodist.observe.frames import Call
-from aiodist.shm.records import FAULT, open_folder
+from aiodist.observe.recorder.records import FAULT, open_folder
 
 _MOST = 1 << 20  # bytes of the file that are kept
 _FIRST = 12  # beyond SIGRTMIN: lower ones are used by C libraries

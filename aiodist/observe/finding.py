@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiodist.environment.files import open_file
-from aiodist.errors import WireError
+from aiodist.base.environment.files import open_file
+from aiodist.base.errors import WireError
 from aiodist.observe.outcome import LARGEST, Outcome
 
 OUTCOME = "outcome.json"

@@ -14,10 +14,10 @@ import zlib
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from aiodist.observe.recorder.reading import Group
 from aiodist.observe.spans import Span, present, spans
 from aiodist.observe.view import Doing, JobView, RankView
 from aiodist.observe.words import told
-from aiodist.recorder.reading import Group
 
 VERSION = "2.10"
 """Of the dumps, as torch 2.13 writes them."""

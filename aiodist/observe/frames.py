@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import NamedTuple
 
-from aiodist.callers import Whose, short_path, whose
+from aiodist.base.callers import Whose, short_path, whose
 
 
 class Call(NamedTuple):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aiodist.errors import name_ranks
+from aiodist.base.errors import name_ranks
 from aiodist.observe.view import Doing, JobView, RankView
 
 MOST = 200

@@ -8,14 +8,14 @@ import time
 from functools import cache
 from pathlib import Path
 
-from aiodist.environment.clock import clock_id
-from aiodist.environment.pids import pid_space, proc_is_ours
-from aiodist.environment.user import is_me
-from aiodist.errors import UsageError
+from aiodist.base.environment.clock import clock_id
+from aiodist.base.environment.pids import pid_space, proc_is_ours
+from aiodist.base.environment.user import is_me
+from aiodist.base.errors import UsageError
+from aiodist.observe.recorder import Recording
+from aiodist.observe.recorder.layout import RING_PLACES
+from aiodist.observe.recorder.records import find, open_folder
 from aiodist.observe.view import JobView, RankView, jobs
-from aiodist.recorder import Recording
-from aiodist.recorder.layout import RING_PLACES
-from aiodist.shm.records import find, open_folder
 
 LARGEST = 8 << 20
 """Bytes of an environment that is read: Linux gives a program 6 MiB at most; it may make its own larger."""

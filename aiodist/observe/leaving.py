@@ -18,13 +18,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from aiodist.environment.files import Folder
+from aiodist.base.environment.files import Folder
 from aiodist.observe.dumps import open_given, open_kept, remove_old, write, write_outcome
 from aiodist.observe.finding import has_ranks
 from aiodist.observe.host import look
 from aiodist.observe.outcome import Outcome
+from aiodist.observe.recorder.records import name_of, open_folder, remove
 from aiodist.observe.view import RankView
-from aiodist.shm.records import name_of, open_folder, remove
 
 LOG_DIR = "AIODIST_LOG_DIR"
 """Variable with the folder that gets what ranks of failed jobs did last; a launcher sets it, too."""

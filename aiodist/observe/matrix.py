@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.base.operations import ROLES, Kind, Parts
+from aiodist.observe.recorder.reading import Sum
 from aiodist.observe.view import JobView, RankView
-from aiodist.recorder.reading import Sum
-from aiodist.roles import ROLES, Kind, Parts
 
 LARGEST = 64
 """Rows and columns of what is shown: with more ranks, neighbours are added up."""

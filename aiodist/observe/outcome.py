@@ -10,10 +10,10 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
+from aiodist.base.sanitize import one_line
+from aiodist.observe.recorder.reading import sound
 from aiodist.observe.verdict import Verdict
-from aiodist.recorder.reading import sound
-from aiodist.sanitize import one_line
 
 ENDED = "ended"
 """The kind of a verdict that a launcher has given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from aiodist.sanitize import one_line
+from aiodist.base.sanitize import one_line
 
 LONGEST = 2000
 """Characters of a line that are shown."""

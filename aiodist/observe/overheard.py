@@ -9,10 +9,10 @@ import traceback
 import weakref
 from typing import Any
 
-from aiodist.callers import Whose, whose
+from aiodist.base.callers import Whose, whose
+from aiodist.observe.recorder import Recorder
+from aiodist.observe.recorder.layout import RING_PLACES
 from aiodist.observe.words import told
-from aiodist.recorder import Recorder
-from aiodist.recorder.layout import RING_PLACES
 
 
 class Overheard:

@@ -12,11 +12,11 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any
 
+from aiodist.base.sanitize import one_line
 from aiodist.observe.history import Entry
 from aiodist.observe.rates import News, Row
 from aiodist.observe.summary import Summary
 from aiodist.observe.verdict import Verdict
-from aiodist.sanitize import one_line
 
 COLUMNS = tuple(field.name for field in fields(Row))
 """The cells of a row, in their order; the first is the rank."""

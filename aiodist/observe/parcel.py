@@ -11,10 +11,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
+from aiodist.base.sanitize import one_line
+from aiodist.net.wire.bounded_json import load_json
 from aiodist.observe.view import RankView
-from aiodist.sanitize import one_line
-from aiodist.wire.bounded_json import load_json
 
 LARGEST = 64 << 20
 """Bytes of all lines."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from aiodist.shm.records import ASKED, Folders
+from aiodist.observe.recorder.records import ASKED, Folders
 
 Mark = tuple[int, int]
 """What tells a question from others."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from aiodist.base.sanitize import one_line
 from aiodist.observe.figures import span
 from aiodist.observe.host import host_name
 from aiodist.observe.rates import named, placed
 from aiodist.observe.view import Doing, RankView
-from aiodist.sanitize import one_line
 
 
 def rank_lines(view: RankView) -> Iterator[str]:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from aiodist.observe.calls import Calls, calls_of
+from aiodist.observe.recorder.reading import Line, Record
 from aiodist.observe.view import Doing, JobView, RankView
 from aiodist.observe.words import call, message
-from aiodist.recorder.reading import Line, Record
 
 
 @dataclass(frozen=True, slots=True)

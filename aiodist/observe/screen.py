@@ -13,10 +13,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from aiodist.base.sanitize import one_line
 from aiodist.observe.figures import rate, share, size, span
 from aiodist.observe.rates import Row, Totals, totals, worst_first
 from aiodist.observe.summary import Summary
-from aiodist.sanitize import one_line
 
 _FEW = 30  # columns for the operation: with fewer other columns are left out
 _VERDICT_LINES = 6  # of one verdict

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from aiodist.environment import secret, split_address, tls
-from aiodist.errors import AiodistError, RendezvousError, UsageError
+from aiodist.base.environment import secret, split_address, tls
+from aiodist.base.errors import AiodistError, RendezvousError, UsageError
+from aiodist.base.sanitize import one_line
 from aiodist.observe.ask import ask
 from aiodist.observe.exchange import gather
 from aiodist.observe.host import environ_of, look, look_at_jobs
 from aiodist.observe.view import JobView, RankView, jobs
 from aiodist.rendezvous import PrefixStore, TcpStore
-from aiodist.sanitize import one_line
 
 FEW = 64
 """Operations of each rank that are asked for where only its present state is wanted."""

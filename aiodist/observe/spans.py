@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from aiodist.observe.recorder.reading import Record
 from aiodist.observe.view import RankView
-from aiodist.recorder.reading import Record
 
 BRIEF = 1e-6
 """Seconds for which an operation is drawn that ended before the loop slept: nobody wrote down when."""

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aiodist.observe.recorder.reading import Group, Line, Record
 from aiodist.observe.view import JobView, RankView
 from aiodist.observe.waits import MESSAGES, holds_up
-from aiodist.recorder.reading import Group, Line, Record
 
 ENOUGH = 20  # operations below which nothing is said
 YOUNG = 1.0  # seconds for which nothing is said of a job: ranks do not begin in the same moment

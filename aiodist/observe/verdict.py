@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aiodist.errors import name_ranks
+from aiodist.base.errors import name_ranks
+from aiodist.base.sanitize import one_line
 from aiodist.observe import words
 from aiodist.observe.calls import calls_of, circles, crowds
 from aiodist.observe.figures import size, span
 from aiodist.observe.links import SlowLink, find_slow_link
+from aiodist.observe.recorder.reading import Record
 from aiodist.observe.straggler import find_straggler
 from aiodist.observe.view import Doing, JobView, RankView
 from aiodist.observe.waits import MESSAGES, Wait, Waits, orders
-from aiodist.recorder.reading import Record
-from aiodist.sanitize import one_line
 
 AFTER = 30.0
 """Seconds for which an operation is pending before a job counts as standing still."""

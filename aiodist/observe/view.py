@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from aiodist.errors import WireError
-from aiodist.recorder.dump import from_json, to_json
-from aiodist.recorder.reading import MOST_DRIFT, Record, Recording, sound, sound_number
+from aiodist.base.errors import WireError
+from aiodist.observe.recorder.dump import from_json, to_json
+from aiodist.observe.recorder.reading import MOST_DRIFT, Record, Recording, sound, sound_number
 
 SIGN = 2.0
 """Seconds after which a loop that has not turned counts as blocked, and a process that has not written

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from aiodist.base.operations import ROLES, Kind
+from aiodist.observe.recorder.reading import Group, Record
 from aiodist.observe.view import Doing, RankView
-from aiodist.recorder.reading import Group, Record
-from aiodist.roles import ROLES, Kind
 
 MESSAGES = {"send": "recv", "recv": "send"}
 """The operations of two ranks, and the other side of each. All others are collective."""

@@ -24,11 +24,11 @@ from aiodist.observe.box import render
 from aiodist.observe.clocks import place
 from aiodist.observe.exchange import Exchange
 from aiodist.observe.host import look
+from aiodist.observe.recorder import Recorder
+from aiodist.observe.recorder.reading import Glance, glance
+from aiodist.observe.recorder.records import Memory, glance_at, glances, open_folder
 from aiodist.observe.verdict import Verdict, judge, judge_quickly
 from aiodist.observe.view import SIGN, Doing, RankView, jobs
-from aiodist.recorder import Recorder
-from aiodist.recorder.reading import Glance, glance
-from aiodist.shm.records import Memory, glance_at, glances, open_folder
 
 EVERY = 1.0  # seconds from look to look at the others
 SLOWLY = 60.0  # seconds from look to look for a rank that is always late, and for other ranks' calls

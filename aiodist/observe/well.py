@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from aiodist.errors import name_ranks
+from aiodist.base.errors import name_ranks
 from aiodist.observe.figures import rate, share, size, span
 from aiodist.observe.rates import Row, age, rows, totals
 from aiodist.observe.view import JobView, RankView

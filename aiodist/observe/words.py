@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from aiodist.base.operations import OBJECT_TAGS
+from aiodist.base.sanitize import one_line
 from aiodist.observe.figures import size, span
+from aiodist.observe.recorder.reading import Line, Record
 from aiodist.observe.view import Doing, RankView
-from aiodist.recorder.reading import Line, Record
-from aiodist.roles import OBJECT_TAGS
-from aiodist.sanitize import one_line
 
 _LONGEST = 120  # characters of a name that a rank told
 _LONGEST_PATH = 60  # of a file, and of a function

@@ -24,21 +24,21 @@ from typing import (
     overload,
 )
 
+from aiodist.backends.work import Work
+from aiodist.base.errors import GroupClosed, UsageError
+from aiodist.base.timeouts import Timeout, seconds
 from aiodist.ddp.awaited import Once
-from aiodist.errors import GroupClosed, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.batch import Batch, stand_for
 from aiodist.group.calls import Messages
+from aiodist.group.runtime import init, joining
+from aiodist.group.runtime.elsewhere import refuse_elsewhere
+from aiodist.group.services.stream import Stream
 from aiodist.portal.blocks import Block, Seat, SyncContext, caller, surely
 from aiodist.portal.calling import Calling
 from aiodist.portal.loop_thread import LoopThread, Reply
 from aiodist.portal.steps import Steps
 from aiodist.portal.taking import Ask, SyncIterator, source_of
-from aiodist.runtime import init, joining
-from aiodist.runtime.elsewhere import refuse_elsewhere
-from aiodist.services.stream import Stream
-from aiodist.timeouts import Timeout, seconds
-from aiodist.work import Work
 
 COLLECTIVES = frozenset(
     {

@@ -16,9 +16,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
-from aiodist.errors import GroupClosed, UsageError
-from aiodist.runtime.running import loop_factory
-from aiodist.work import Work
+from aiodist.backends.work import Work
+from aiodist.base.errors import GroupClosed, UsageError
+from aiodist.group.runtime.running import loop_factory
 
 EXIT_PATIENCE = 10.0
 """Seconds for closing what was left open when the interpreter exits."""

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import CodeType
 from typing import Any, Generic, Self, TypeVar
 
+from aiodist.backends.work import Work
 from aiodist.group.calls import Messages
+from aiodist.group.services.stream import Stream
 from aiodist.portal.loop_thread import Source
-from aiodist.services.stream import Stream
-from aiodist.work import Work
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiodist import ddp
-from aiodist.errors import UsageError, shown
+from aiodist.base.errors import UsageError, shown
 from aiodist.portal.facade import SyncProcessGroup
 from aiodist.portal.taking import SOURCES
 

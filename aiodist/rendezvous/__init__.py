@@ -1,4 +1,17 @@
-"""The rendezvous of processes: stores, the server behind them, and the schemes that lead there."""
+"""Where the processes of a job meet: stores, the server behind them, and the ways that lead there.
+
+    methods, shapes, rules      the table of the store's methods, their arguments, what is refused
+    machine/                    the store as a pure state machine
+    server, client, connection  the machine behind sockets, and `TcpStore`
+    durable/                    the log and snapshots of a server that survives its host
+    *_store, lease, watch       the other stores; leases; watches
+    meeting_point               where a job meets and which process hosts the store: one pure table
+    handlers, hosting           one function for each way; the store hosted by rank 0
+    announcement, meeting_place which job a store belongs to, so that no process enters another one
+    launchers/, etcd/           formats of others: torchrun, mpirun, srun, horovodrun, etcd
+
+Only `launchers/` and `etcd/` know formats of others. Contract: docs/store.md.
+"""
 
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore

@@ -14,12 +14,12 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass, field
 
-from aiodist.environment import split_address
-from aiodist.errors import AuthenticationError
+from aiodist.base.environment import split_address
+from aiodist.base.errors import AuthenticationError
+from aiodist.base.sanitize import one_line
 from aiodist.net.sockets import join_address
+from aiodist.net.wire.handshake import SAME_SECRET
 from aiodist.rendezvous.store_card import INSTANCE_BYTES
-from aiodist.sanitize import one_line
-from aiodist.wire.handshake import SAME_SECRET
 
 _PROOF_BYTES = 32
 

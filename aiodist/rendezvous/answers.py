@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiodist.errors import WireError
-from aiodist.sanitize import one_line
+from aiodist.base.errors import WireError
+from aiodist.base.sanitize import one_line
 
 _LONGEST = 4000  # characters of a failure
 

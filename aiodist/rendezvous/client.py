@@ -11,8 +11,8 @@ import random
 import socket
 from typing import Any
 
-from aiodist.environment import Tls
-from aiodist.errors import (
+from aiodist.base.environment import Tls
+from aiodist.base.errors import (
     AiodistError,
     AuthenticationError,
     RendezvousError,
@@ -22,8 +22,12 @@ from aiodist.errors import (
     UsageError,
     WireError,
 )
+from aiodist.base.sanitize import says
+from aiodist.base.timeouts import Timeout, spoken
 from aiodist.net.local_socket import connect_to_store
 from aiodist.net.sockets import describe, join_address
+from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
+from aiodist.net.wire.messages import Encoder, Status, split_response
 from aiodist.rendezvous.answers import check_failure, check_news, words_of
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
@@ -35,10 +39,6 @@ from aiodist.rendezvous.shapes import check_key
 from aiodist.rendezvous.store import Store
 from aiodist.rendezvous.store_card import StoreCard
 from aiodist.rendezvous.watch import Watch
-from aiodist.sanitize import says
-from aiodist.timeouts import Timeout, spoken
-from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
-from aiodist.wire.messages import Encoder, Status, split_response
 
 RECONNECT_SECONDS = 10.0  # less than the server keeps a session (`SESSION_GRACE`)
 REFUSED_SECONDS = 2.0  # a store listens as long as it lives: who is refused for so long has lost it

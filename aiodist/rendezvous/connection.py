@@ -11,16 +11,16 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from aiodist.environment import Tls
-from aiodist.errors import AiodistError, RendezvousError, WireError
+from aiodist.base.environment import Tls
+from aiodist.base.errors import AiodistError, RendezvousError, WireError
 from aiodist.net.buffered import BufferedSocket
 from aiodist.net.opening import HungUp, Opening
 from aiodist.net.polling import Poller
 from aiodist.net.records import RecordSocket
 from aiodist.net.refusals import address_of
 from aiodist.net.users import why_not
-from aiodist.wire.handshake import Handshake
-from aiodist.wire.messages import FrameParser
+from aiodist.net.wire.handshake import Handshake
+from aiodist.net.wire.messages import FrameParser
 
 HANDSHAKE_SECONDS = 5.0
 MAX_UNREAD = 64 << 20  # bytes that may wait for a peer that does not read, before it is cut off

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from aiodist.errors import (
+from aiodist.base.errors import (
     AiodistError,
     LeaseLost,
     RendezvousError,

@@ -26,10 +26,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from aiodist.environment import Tls, is_loopback
-from aiodist.environment.files import UntrustedError, open_file, whose
-from aiodist.environment.user import is_me
-from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
+from aiodist.base.environment import Tls, is_loopback
+from aiodist.base.environment.files import UntrustedError, open_file, whose
+from aiodist.base.environment.user import is_me
+from aiodist.base.errors import AuthenticationError, RendezvousTimeout, UsageError
+from aiodist.base.timeouts import Timeout, seconds, spoken
 from aiodist.net.forks import Owned
 from aiodist.net.sockets import connect, join_address
 from aiodist.rendezvous.client import TcpStore
@@ -37,7 +38,6 @@ from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.store import DEFAULT_TIMEOUT, Store
 from aiodist.rendezvous.watch import Watch
-from aiodist.timeouts import Timeout, seconds, spoken
 
 LINGER_SECONDS = 5.0
 _NOBODY = 65534  # whom root's files belong to on a network file system that does not trust root

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import cast
 
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.base.errors import RendezvousError, UsageError
 from aiodist.net.sockets import is_in_use
+from aiodist.net.wire.handshake import TORCH_TOO
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.hosting import host_or_join, join, meet_by_file, told_address
@@ -18,7 +19,6 @@ from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.rendezvous.meeting_point import SCHEMES, MeetingPoint, Way, meeting_point
 from aiodist.rendezvous.store import Store
-from aiodist.wire.handshake import TORCH_TOO
 
 Handler = Callable[[Invitation], Awaitable[Meeting]]
 _handlers: dict[str, Handler] = {}  # of schemes that were registered

@@ -7,14 +7,14 @@ import itertools
 import os
 from typing import Any
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
+from aiodist.base.timeouts import Timeout
 from aiodist.rendezvous.events import Connected, Event, Failure, Push, Reply, Request, Tick, Wake
 from aiodist.rendezvous.failures import closed_error, error_of
 from aiodist.rendezvous.machine import StoreMachine
 from aiodist.rendezvous.shapes import check_key
 from aiodist.rendezvous.store import Store
 from aiodist.rendezvous.watch import Watch
-from aiodist.timeouts import Timeout
 
 _CLIENT = b"here"
 

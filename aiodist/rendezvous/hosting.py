@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from aiodist.environment import Placement, Tuning, check_open_port, is_loopback
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.environment import Placement, Tuning, check_open_port, is_loopback
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import connect, describe, interface_address, join_address, outward, resolve, towards
 from aiodist.rendezvous.announcement import Announcement
 from aiodist.rendezvous.client import TcpStore
@@ -23,7 +24,6 @@ from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.store import Store
-from aiodist.timeouts import spoken
 
 _log = logging.getLogger("aiodist.rendezvous")
 _EVERYWHERE = ("0.0.0.0", "::")

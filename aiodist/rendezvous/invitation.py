@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from aiodist.environment import Placement, Tls, Tuning, job_id, placement, tls, tuning
-from aiodist.errors import UsageError
+from aiodist.base.environment import Placement, Tls, Tuning, job_id, placement, tls, tuning
+from aiodist.base.errors import UsageError
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import LINGER_SECONDS, FileStore
 from aiodist.rendezvous.met import remember

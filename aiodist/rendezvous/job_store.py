@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from aiodist.errors import AiodistError, WireError
+from aiodist.base.errors import AiodistError, WireError
+from aiodist.base.sanitize import one_line
+from aiodist.net.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack, split_request
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.durable import Committer
 from aiodist.rendezvous.events import (
@@ -28,8 +30,6 @@ from aiodist.rendezvous.events import (
     Wake,
 )
 from aiodist.rendezvous.machine import StoreMachine
-from aiodist.sanitize import one_line
-from aiodist.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack, split_request
 
 MAX_SLOW = 256 << 20  # bytes that may wait for all clients that do not read; the slowest go first
 MAX_HELD = 256 << 20  # bytes of answers that may wait for the disk; who asks for more is listened to later

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from aiodist.environment.files import UntrustedError, check_private, open_file, others_may_write
-from aiodist.environment.secret import check_secret, warn_if_short
-from aiodist.environment.user import is_me
-from aiodist.errors import RendezvousError, UsageError
-from aiodist.wire.handshake import MAX_JOB
+from aiodist.base.environment.files import UntrustedError, check_private, open_file, others_may_write
+from aiodist.base.environment.secret import check_secret, warn_if_short
+from aiodist.base.environment.user import is_me
+from aiodist.base.errors import RendezvousError, UsageError
+from aiodist.net.wire.handshake import MAX_JOB
 
 T = TypeVar("T")
 

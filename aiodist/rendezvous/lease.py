@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
-from aiodist.errors import AiodistError, LeaseLost, RendezvousTimeout, UsageError
+from aiodist.base.errors import AiodistError, LeaseLost, RendezvousTimeout, UsageError
+from aiodist.base.timeouts import seconds
 from aiodist.rendezvous.shapes import Value, check_key, check_value
-from aiodist.timeouts import seconds
 
 _RENEWALS = 3  # in one ttl
 _RETRY = 0.1  # of a ttl, after a renewal that failed

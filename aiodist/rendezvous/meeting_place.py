@@ -12,9 +12,9 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, replace
 
-from aiodist.environment import is_loopback
-from aiodist.environment.process import host_key
-from aiodist.errors import AuthenticationError
+from aiodist.base.environment import is_loopback
+from aiodist.base.environment.process import host_key
+from aiodist.base.errors import AuthenticationError
 from aiodist.net.sockets import join_address
 
 _HOST = " on host "

@@ -34,10 +34,10 @@ from enum import Enum
 from typing import Literal
 from urllib.parse import unquote
 
-from aiodist.environment import Placement, plain_host, split_address
-from aiodist.environment.company import chosen, company_of_rank, company_of_script
-from aiodist.environment.sharing import shares_port
-from aiodist.errors import UsageError
+from aiodist.base.environment import Placement, plain_host, split_address
+from aiodist.base.environment.company import chosen, company_of_rank, company_of_script
+from aiodist.base.environment.sharing import shares_port
+from aiodist.base.errors import UsageError
 from aiodist.rendezvous.invitation import Invitation
 
 _log = logging.getLogger("aiodist.rendezvous")

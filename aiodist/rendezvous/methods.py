@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.rendezvous.shapes import (
     FLAG,

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist.errors import AiodistError
+from aiodist.base.errors import AiodistError
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.base.errors import RendezvousError, UsageError
+from aiodist.base.sanitize import one_line
 from aiodist.rendezvous.store import Store
-from aiodist.sanitize import one_line
 
 _RANKS = "aiodist/rank"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.errors import name_ranks
+from aiodist.base.errors import name_ranks
+from aiodist.base.timeouts import spoken
 from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.rendezvous.shapes import MAX_KEY
-from aiodist.timeouts import spoken
 
 
 class RefusedError(Exception):

@@ -11,14 +11,17 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Self
 
-from aiodist.environment import Tls
-from aiodist.errors import AiodistError, Tampered, WireError
+from aiodist.base.environment import Tls
+from aiodist.base.errors import AiodistError, Tampered, WireError
+from aiodist.base.sanitize import one_line
 from aiodist.net.admission import places
 from aiodist.net.listener import Listener
 from aiodist.net.local_socket import listen_local
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.sockets import describe, join_address, listen
 from aiodist.net.users import send_away, why_not
+from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
+from aiodist.net.wire.messages import Status, encode_response, pack
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.durable import DataFolder, Disk
 from aiodist.rendezvous.job_store import JobStore
@@ -27,9 +30,6 @@ from aiodist.rendezvous.machine import DEFAULT_LIMIT, StoreMachine
 from aiodist.rendezvous.meeting_place import NOWHERE
 from aiodist.rendezvous.quota import clients_of_each, descriptors
 from aiodist.rendezvous.store_card import StoreCard, instance_of
-from aiodist.sanitize import one_line
-from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
-from aiodist.wire.messages import Status, encode_response, pack
 
 CLIENT_ID_BYTES = 16
 _log = logging.getLogger("aiodist.store")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 
 MAX_KEY = 4096
 """Characters of a key, a name or a prefix."""

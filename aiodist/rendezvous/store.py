@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
-from aiodist.errors import RendezvousTimeout, UsageError
+from aiodist.base.errors import RendezvousTimeout, UsageError
+from aiodist.base.timeouts import Timeout, seconds
 from aiodist.rendezvous.lease import Lease
 from aiodist.rendezvous.shapes import Value, check_key, check_keys, check_value
 from aiodist.rendezvous.watch import Watch
-from aiodist.timeouts import Timeout, seconds
 
 DEFAULT_TIMEOUT = 300.0
 

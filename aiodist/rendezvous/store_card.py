@@ -6,7 +6,7 @@ import hmac
 import struct
 from dataclasses import dataclass
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 
 INSTANCE_BYTES = 16

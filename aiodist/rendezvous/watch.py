@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 
 MANY = 4096
 """Changes that wait for a watch's reader, until those of one key become one."""

@@ -18,11 +18,11 @@ from aiodist.backends.base import (
     ShortMessages,
     ShortWay,
 )
-from aiodist.errors import GroupAborted
+from aiodist.backends.work import Issuer, Work
+from aiodist.base.errors import GroupAborted
+from aiodist.base.types import Kind
 from aiodist.sim.board import Board
 from aiodist.sim.engine import RankLoop
-from aiodist.types import Kind
-from aiodist.work import Issuer, Work
 
 DONE_NS = 33_000.0
 """Nanoseconds up to which jobs on buffers are done: of 16,384 quantised elements. All of them are carried."""

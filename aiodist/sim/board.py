@@ -14,16 +14,16 @@ import numpy as np
 
 from aiodist.backends.base import Array, Operation, Reports
 from aiodist.backends.host.backend import agreed_bytes
-from aiodist.errors import CollectiveMismatch, GroupBroken, name_ranks
-from aiodist.recorder.reading import Group
-from aiodist.roles import ROLES, Uneven
+from aiodist.base.errors import CollectiveMismatch, GroupBroken, name_ranks
+from aiodist.base.operations import ROLES, Uneven
+from aiodist.base.types import Call, agree
+from aiodist.observe.recorder.reading import Group
 from aiodist.sim.collectives import Collectives, Wanted
 from aiodist.sim.cost import Fabric
 from aiodist.sim.engine import Engine, RankLoop, event, handle
 from aiodist.sim.ledger import Ledger
 from aiodist.sim.network import Floats
 from aiodist.sim.values import Values, copy_message, write_message
-from aiodist.types import Call, agree
 
 CARRIED = 64 * 1024
 """Bytes up to which tensors have values; larger ones are sizes."""

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from aiodist.group import ProcessGroup
-from aiodist.runtime.init import init_process_group
-from aiodist.runtime.running import run
+from aiodist.group.runtime.init import init_process_group
+from aiodist.group.runtime.running import run
 from aiodist.sim.constants import Constants, save
 
 _OFTEN, _SOME = 500, 15  # samples of what is short, and of what is long

@@ -16,14 +16,14 @@ from aiodist.backends.host.grid import table_of
 from aiodist.backends.host.hierarchy import piece_size
 from aiodist.backends.host.stages import CROSSING
 from aiodist.backends.host.steps import goes_by_hosts, pieces
-from aiodist.environment.thresholds import DEFAULTS, Thresholds
-from aiodist.roles import ROLES
-from aiodist.schedules.select import UNKNOWN, algorithm
+from aiodist.backends.schedules.select import UNKNOWN, algorithm
+from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
+from aiodist.base.operations import ROLES
+from aiodist.base.types import Kind
 from aiodist.sim.cost import Ends, Fabric, Wires, parts
 from aiodist.sim.network import Floats, Ints, table
 from aiodist.sim.rounds import PLAYED, plan
 from aiodist.transport.base import EAGER_MESSAGE
-from aiodist.types import Kind
 
 REMEMBERED = 1024  # results of operations to which all come alike
 

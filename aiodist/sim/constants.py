@@ -12,8 +12,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from aiodist.environment.files import write_file
-from aiodist.errors import AiodistError, UsageError
+from aiodist.base.environment.files import write_file
+from aiodist.base.errors import AiodistError, UsageError
 
 FORMAT = "aiodist sim constants 2"
 

@@ -18,7 +18,7 @@ from contextvars import Context
 from time import thread_time
 from typing import Any, TypeVarTuple
 
-from aiodist.errors import AiodistError, GroupBroken, UsageError
+from aiodist.base.errors import AiodistError, GroupBroken, UsageError
 
 _Ts = TypeVarTuple("_Ts")
 

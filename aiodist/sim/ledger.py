@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiodist.base.types import Call
+from aiodist.observe.recorder.lines import UNKNOWN, Lines
+from aiodist.observe.recorder.reading import Event, Group, Line, Record, Recording
 from aiodist.observe.view import JobView, RankView
-from aiodist.recorder.lines import UNKNOWN, Lines
-from aiodist.recorder.reading import Event, Group, Line, Record, Recording
-from aiodist.types import Call
 
 BEGIN = 1.0
 """Seconds of a trace's clock at which a simulation begins: to a recording 0.0 means that nobody knows."""

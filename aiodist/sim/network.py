@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.errors import UsageError, shown
+from aiodist.base.errors import UsageError, shown
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

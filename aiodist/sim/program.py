@@ -22,11 +22,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from aiodist.errors import AiodistError, GroupBroken
-from aiodist.runtime.elsewhere import current
-from aiodist.shm.heap import Heap
+from aiodist.base.errors import AiodistError, GroupBroken
+from aiodist.group.runtime.elsewhere import current
 from aiodist.sim.engine import RankThread, StuckError
 from aiodist.sim.world import Place, World
+from aiodist.transport.shm.heap import Heap
 
 SHARED = 1 << 20
 """Bytes from which an array lies where the other ranks' arrays lie."""

@@ -13,11 +13,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from aiodist.schedules import binomial, chain
-from aiodist.schedules.select import ALGORITHMS
-from aiodist.schedules.steps import Send
+from aiodist.backends.schedules import binomial, chain
+from aiodist.backends.schedules.select import ALGORITHMS
+from aiodist.backends.schedules.steps import Send
+from aiodist.base.types import Kind
 from aiodist.sim.network import Ints
-from aiodist.types import Kind
 
 PLAYED = 64
 """Ranks of a group up to which schedules are played step by step."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.backends.arrays.kernels import combine, finish, scale
 from aiodist.backends.base import Array, Given, Operation
 from aiodist.backends.buffers import bounds_of
-from aiodist.kernels import combine, finish, scale
-from aiodist.roles import ROLES, Parts
-from aiodist.types import Call, ReduceOp
+from aiodist.base.operations import ROLES, Parts
+from aiodist.base.types import Call, ReduceOp
 
 
 class Values:

@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 from aiodist.backends.base import Operation
-from aiodist.control.plane import ControlPlane, Listener
-from aiodist.environment.thresholds import DEFAULTS, Thresholds
+from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
+from aiodist.group.control.plane import ControlPlane, Listener
 from aiodist.group.core import GroupCore
 from aiodist.group.default import set_default
 from aiodist.group.flight import Entry, Flight
 from aiodist.group.roster import Roster, context_of
 from aiodist.group.seats import Seat
-from aiodist.recorder import Recorder
-from aiodist.recorder.layout import SIZE
+from aiodist.observe.recorder import Recorder
+from aiodist.observe.recorder.layout import SIZE
 from aiodist.sim.backend import SimBackend
 from aiodist.sim.board import Board
 from aiodist.sim.collectives import Collectives

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable
 from typing import TypeVar
 
-from aiodist.errors import GroupBroken, Tampered
+from aiodist.base.errors import GroupBroken, Tampered
 from aiodist.transport import Endpoint, Into, Key, Sink
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.links import Links
 from aiodist.group.epochs.world import Settings
-from aiodist.membership.record import UID_BYTES
+from aiodist.group.membership.record import UID_BYTES
 from aiodist.rendezvous import Store
 from aiodist.testing.chaos_links import ChaosEndpoint, ChaosPipe, Process
 from aiodist.testing.chaos_store import REFUSED_AFTER, STORE, Shelf

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from aiodist.errors import PeerLost
+from aiodist.base.errors import PeerLost
 from aiodist.group.epochs.job import Job
 from aiodist.transport import ControlLink
 from aiodist.transport.control_link import MemoryControl

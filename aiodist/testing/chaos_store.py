@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiodist.errors import RendezvousError
+from aiodist.base.errors import RendezvousError
 from aiodist.rendezvous import HashStore, Store, Watch
 from aiodist.testing.chaos_links import Faults, Process
 

@@ -74,7 +74,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._clock)
 
     def _told(self) -> tuple[str, ...]:
-        from aiodist.observe.tasks import task_lines  # only for what is stuck
+        from aiodist.group.runtime.tasks import task_lines  # only for what is stuck
 
         return (*task_lines(self), *self.told_more())
 

@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from aiodist.backends.choice import parse
-from aiodist.environment.thresholds import DEFAULTS, Thresholds
+from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.default import override
 from aiodist.group.epochs.beginning import first_epoch
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.newcomer import join_running
 from aiodist.group.epochs.world import Settings, World
-from aiodist.membership.record import UID_BYTES
+from aiodist.group.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
 from aiodist.testing.chaos import Chaos, Crashed, leave
 from aiodist.testing.clock import VirtualLoop

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.errors import UsageError
+from aiodist.backends.work import Work
+from aiodist.base.errors import UsageError
+from aiodist.base.types import ReduceOp, premul_sum
 from aiodist.group import ProcessGroup
 from aiodist.testing.issued import perform
 from aiodist.testing.programs import program, same_bits
-from aiodist.types import ReduceOp, premul_sum
-from aiodist.work import Work
 
 
 @contextmanager

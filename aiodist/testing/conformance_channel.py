@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from aiodist.environment.tuning import EAGER_BUDGET
+from aiodist.base.environment.tuning import EAGER_BUDGET
 from aiodist.testing.channel_pair import Pair, Recorder, content, signature, turn_until
 from aiodist.transport import (
     CONTROL_MESSAGE,

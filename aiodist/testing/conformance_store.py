@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous import Store, WatchEvent, claim_rank, release_rank
 
 MakeStore = Callable[[], Awaitable[Store]]

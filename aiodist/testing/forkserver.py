@@ -49,7 +49,7 @@ _IMPORTED = (
     "aiodist.backends.host",
     "aiodist.group",
     "aiodist.rendezvous",
-    "aiodist.runtime.joining",
+    "aiodist.group.runtime.joining",
     "aiodist.testing.cluster",
     "aiodist.testing.conformance_backend",
     "aiodist.testing.conformance_channel",

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.errors import UsageError
+from aiodist.backends.work import Work
+from aiodist.base.errors import UsageError
+from aiodist.base.operations import ROLES, Kind, Parts, Uneven
 from aiodist.group import ProcessGroup
-from aiodist.roles import ROLES, Kind, Parts, Uneven
 from aiodist.testing.programs import (
     Array,
     Step,
@@ -23,7 +24,6 @@ from aiodist.testing.programs import (
     tensor,
     value,
 )
-from aiodist.work import Work
 
 
 @dataclass(frozen=True, slots=True)

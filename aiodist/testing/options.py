@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
 
-from aiodist.errors import UsageError, shown
+from aiodist.base.errors import UsageError, shown
 
 __tracebackhide__ = True  # pytest shows the decorator's line
 _TRANSPORTS = ("auto", "shm", "tcp")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.testing.parcel import pack, unpack
 
 MAIN = "__main__"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiodist.errors import AiodistError, UsageError
+from aiodist.base.errors import AiodistError, UsageError
 from aiodist.testing.outcome import RanksFailed
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.roles import ROLES, Kind, Parts, Uneven, origins
-from aiodist.types import DTYPES, ReduceOp
+from aiodist.base.operations import ROLES, Kind, Parts, Uneven, origins
+from aiodist.base.types import DTYPES, ReduceOp
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from aiodist.environment import tls
+from aiodist.base.environment import tls
 from aiodist.rendezvous import StoreServer
 from aiodist.testing.forkserver import SERVERS, Forked, Request, servers
 from aiodist.testing.hosts import entering

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiodist.callers import Whose, short_path, whose
-from aiodist.errors import ForgottenAwait, GroupAborted, PeerClosed, PeerLost, name_ranks
+from aiodist.base.callers import Whose, short_path, whose
+from aiodist.base.errors import ForgottenAwait, GroupAborted, PeerClosed, PeerLost, name_ranks
 from aiodist.testing.parcel import pack, unpack
 
 _CHECKS = tuple(str(Path(__file__).with_name(name)) for name in ("conformance_", "issued.py", "programs.py"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.testing import measuring, terminal, warned
 from aiodist.testing.hosts import Hosts
 from aiodist.testing.options import Options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aiodist.errors import name_ranks
+from aiodist.base.errors import name_ranks
 from aiodist.observe.ask import ask
 from aiodist.observe.host import look
 from aiodist.observe.rank_lines import rank_lines

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 
 BREAKS = "AIODIST_BREAKPOINT"
 """Variable with the one rank that stops at `breakpoint()`; the others pass it."""

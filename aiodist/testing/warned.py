@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from aiodist.callers import short_path
-from aiodist.errors import name_ranks
+from aiodist.base.callers import short_path
+from aiodist.base.errors import name_ranks
 from aiodist.testing.outcome import RanksFailed
 from aiodist.testing.parcel import pack, unpack
 from aiodist.testing.report import line_of

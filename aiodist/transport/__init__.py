@@ -1,11 +1,22 @@
 """Channels: directed message paths between processes, over memory, TCP or shared memory.
 
-`base` says what a channel is; `sending` and `receiving` match messages over any `link`; `stream` (TCP,
-Unix), `mapped` (shared memory) and `memory_link` (in one process) move the frames; the endpoints in
-`endpoint` and `memory` make the links.
+    base                what a channel is
+    sending, receiving  matching and flow control, pure, over any `link`
+    stream              frames over TCP or a Unix socket
+    mapped              frames through `rings` in shared memory, bulk in blocks of the sender's segment
+    lending             bulk that the receiver reads in the sender's own memory
+    memory, memory_link both ends in one process, over a `pipe`, for tests and simulation
+    ending              how a link ends, as a table of states
+    endpoint, peers     makes channels: `dialing`, `listening`, `greeting` (the handshake)
+    local_peers         which peers are on this host; `local_handshake` proves it by shared memory
+    control_link, line  connections for the control plane; connections that outlive an epoch
+    shm/                shared memory: segments, rings, other processes' memory
+
+It knows processes by number, not groups or operations. Contract: docs/architecture.md, "The life of one
+await", and docs/states.md for `ending`.
 """
 
-from aiodist.environment.tuning import EAGER_BUDGET
+from aiodist.base.environment.tuning import EAGER_BUDGET
 from aiodist.transport.base import (
     CONTROL_MESSAGE,
     EAGER_MESSAGE,

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from aiodist.errors import GroupBroken, Tampered
+from aiodist.base.errors import GroupBroken, Tampered
 
 FRAGMENT = 256 * 1024
 """Bytes of the largest piece in which a message travels, and of the largest piece a `Fold` is given."""

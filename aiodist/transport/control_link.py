@@ -16,7 +16,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from aiodist.errors import Tampered, UsageError, WireError
+from aiodist.base.errors import Tampered, UsageError, WireError
 from aiodist.net.buffered import PostedSocket
 from aiodist.transport.base import CONTROL_MESSAGE
 from aiodist.transport.ending import Ending, Event, Stage

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from aiodist.errors import GroupBroken
+from aiodist.base.errors import GroupBroken
 from aiodist.net.admission import PATIENCE
 from aiodist.net.local_socket import connect_unix, is_other_user
 from aiodist.net.sockets import describe

@@ -16,10 +16,10 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from aiodist.environment import Tls, is_loopback
-from aiodist.environment.process import host_id
-from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import (
+from aiodist.base.environment import Tls, is_loopback
+from aiodist.base.environment.process import host_id
+from aiodist.base.environment.tuning import EAGER_BUDGET
+from aiodist.base.errors import (
     AiodistError,
     AuthenticationError,
     BackendUnavailable,
@@ -36,8 +36,7 @@ from aiodist.net.shortage import shortage
 from aiodist.net.sockets import connect, resolve
 from aiodist.net.traffic import Traffic
 from aiodist.net.users import send_away, why_not
-from aiodist.shm.arena import available
-from aiodist.shm.segment import PeerSegment, Segment
+from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.transport import dialing
 from aiodist.transport.base import Route
 from aiodist.transport.control_link import ControlLink, SocketControl
@@ -49,8 +48,9 @@ from aiodist.transport.local_handshake import Me
 from aiodist.transport.local_peers import ANSWER_DEADLINE, LocalPeers
 from aiodist.transport.mapped import MappedLink
 from aiodist.transport.peers import Endpoint, Peer
+from aiodist.transport.shm.arena import available
+from aiodist.transport.shm.segment import PeerSegment, Segment
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 
 Mode = Literal["tcp", "shm", "auto"]
 AnyLink = StreamLink | SocketControl | SocketLine

@@ -9,14 +9,14 @@ import asyncio
 import socket
 from typing import cast
 
-from aiodist.environment import Tls
-from aiodist.errors import WireError
+from aiodist.base.environment import Tls
+from aiodist.base.errors import WireError
 from aiodist.net.local_socket import credentials
 from aiodist.net.opening import Opening
 from aiodist.net.records import RecordSocket
 from aiodist.net.refusals import address_of
 from aiodist.net.users import why_not
-from aiodist.wire.handshake import Handshake, Identity
+from aiodist.net.wire.handshake import Handshake, Identity
 
 
 class Greeting:

@@ -18,11 +18,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from aiodist.errors import WireError
-from aiodist.shm.remote import Own, Remote, address_of
-from aiodist.shm.ring import WORDS
+from aiodist.base.errors import WireError
+from aiodist.net.wire.frame import PAYLOAD_LIMIT, Frame
 from aiodist.transport.link import LinkUser, Message
-from aiodist.wire.frame import PAYLOAD_LIMIT, Frame
+from aiodist.transport.shm.remote import Own, Remote, address_of
+from aiodist.transport.shm.ring import WORDS
 
 LEND = 128 * 1024
 """Bytes from which on a fragment is lent: what a call to the system costs is little then."""

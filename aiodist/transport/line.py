@@ -12,7 +12,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from aiodist.errors import Tampered, WireError
+from aiodist.base.errors import Tampered, WireError
 from aiodist.net.buffered import BufferedSocket
 from aiodist.net.records import RecordSocket
 from aiodist.transport.pipe import Delay, Pipe

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from aiodist.errors import Tampered
+from aiodist.base.errors import Tampered
+from aiodist.net.wire.frame import NO_SIGNATURE, Frame, pack
 from aiodist.transport.base import FRAGMENT, Done, Key
-from aiodist.wire.frame import NO_SIGNATURE, Frame, pack
 
 BURST = 1 << 20
 """Bytes that a link moves in one direction before it lets the loop turn."""

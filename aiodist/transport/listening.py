@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 
-from aiodist.errors import RendezvousError
+from aiodist.base.errors import RendezvousError
 from aiodist.net.shortage import EXHAUSTED, shortage
 from aiodist.net.sockets import listen_on
 

@@ -19,11 +19,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from aiodist.errors import AiodistError, WireError
+from aiodist.base.errors import AiodistError, WireError
 from aiodist.net.descriptors import receive
 from aiodist.net.local_socket import credentials
-from aiodist.shm.segment import PeerSegment, Segment
-from aiodist.wire.local_message import MESSAGE_BYTES, TOKEN_BYTES, LocalMessage, seal, unseal
+from aiodist.net.wire.local_message import MESSAGE_BYTES, TOKEN_BYTES, LocalMessage, seal, unseal
+from aiodist.transport.shm.segment import PeerSegment, Segment
 
 FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 """The kernel takes no more for a moment: too many wait to be accepted, or too many descriptors travel."""

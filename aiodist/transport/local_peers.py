@@ -21,16 +21,16 @@ import socket
 from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any
 
-from aiodist.environment.user import is_me
-from aiodist.errors import BackendUnavailable
+from aiodist.base.environment.user import is_me
+from aiodist.base.errors import BackendUnavailable
 from aiodist.net.listener import Listener
 from aiodist.net.local_socket import connect_unix, credentials
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.shortage import shortage
-from aiodist.shm.arena import NONCE_BYTES
-from aiodist.shm.segment import PeerSegment, Segment, segment_bytes
 from aiodist.transport.listening import listen_unix, unix_address
 from aiodist.transport.local_handshake import FULL, LocalHandshake, Me
+from aiodist.transport.shm.arena import NONCE_BYTES
+from aiodist.transport.shm.segment import PeerSegment, Segment, segment_bytes
 
 ANSWER_DEADLINE = 5.0
 """Seconds in which a local peer must have answered."""

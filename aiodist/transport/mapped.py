@@ -18,17 +18,17 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from aiodist.errors import Tampered, WireError
-from aiodist.shm.arena import PAGE
-from aiodist.shm.blocks import BlockPool
-from aiodist.shm.heap import ALIGN
-from aiodist.shm.segment import PeerSegment, Segment
+from aiodist.base.errors import Tampered, WireError
+from aiodist.net.wire.frame import Frame, Type, pack, parse, payload_bytes
 from aiodist.transport.base import FRAGMENT
 from aiodist.transport.ending import Event
 from aiodist.transport.link import Handed, Message, Waking
 from aiodist.transport.rings import Rings
+from aiodist.transport.shm.arena import PAGE
+from aiodist.transport.shm.blocks import BlockPool
+from aiodist.transport.shm.heap import ALIGN
+from aiodist.transport.shm.segment import PeerSegment, Segment
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.frame import Frame, Type, pack, parse, payload_bytes
 
 BLOCKS = 8
 """Blocks of FRAGMENT bytes of a link."""

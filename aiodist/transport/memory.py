@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import PeerLost
+from aiodist.base.environment.tuning import EAGER_BUDGET
+from aiodist.base.errors import PeerLost
 from aiodist.transport.control_link import ControlLink, MemoryControl
 from aiodist.transport.line import Line, MemoryLine
 from aiodist.transport.memory_link import MemoryLink

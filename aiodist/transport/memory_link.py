@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
+from aiodist.net.wire.frame import Type, pack, parse
 from aiodist.transport.ending import Ending, Event, Stage
 from aiodist.transport.link import NO_GOODBYE, Handed, Link, LinkUser, Message
 from aiodist.transport.pipe import Delay, Pipe
-from aiodist.wire.frame import Type, pack, parse
 
 WINDOW = 1 << 20
 _NOTHING = memoryview(b"")

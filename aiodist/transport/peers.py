@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import GroupBroken, Tampered, UsageError
+from aiodist.base.environment.tuning import EAGER_BUDGET
+from aiodist.base.errors import GroupBroken, Tampered, UsageError
+from aiodist.base.recent import Recent
 from aiodist.net.traffic import Traffic
-from aiodist.recent import Recent
-from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import Key, Observer, Route, Taker
 from aiodist.transport.control_link import ControlLink
 from aiodist.transport.line import Line
@@ -20,6 +19,7 @@ from aiodist.transport.link import Waking
 from aiodist.transport.memory_link import MemoryLink
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.sending import Outgoing
+from aiodist.transport.shm.segment import PeerSegment, Segment
 
 LINGER = 5.0
 """Seconds that closing waits for peers to take what was sent and to answer goodbye."""

@@ -26,9 +26,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import Tampered, UsageError, WireError
-from aiodist.recent import Recent
+from aiodist.base.environment.tuning import EAGER_BUDGET
+from aiodist.base.errors import Tampered, UsageError, WireError
+from aiodist.base.recent import Recent
+from aiodist.net.wire.frame import HEADER, MESSAGE_LIMIT, PAYLOAD_LIMIT, Frame, Type, Word, pack, parse_eager
 from aiodist.transport.base import (
     EAGER_MESSAGE,
     EAGER_SHARES,
@@ -42,7 +43,6 @@ from aiodist.transport.base import (
     Taker,
 )
 from aiodist.transport.link import Link, Message
-from aiodist.wire.frame import HEADER, MESSAGE_LIMIT, PAYLOAD_LIMIT, Frame, Type, Word, pack, parse_eager
 
 _EAGER, _OFFER, _DATA = int(Type.EAGER), int(Type.OFFER), int(Type.DATA)
 _NOW, _KEPT = int(Taken.NOW), int(Taken.KEPT)

@@ -26,15 +26,15 @@ import threading
 from collections import deque
 from typing import Protocol
 
-from aiodist.errors import WireError
-from aiodist.shm.arena import PAGE
-from aiodist.shm.heap import ALIGN
-from aiodist.shm.remote import Remote, address_of, pays
-from aiodist.shm.ring import RING, Consumer, Producer, address_in, area_bytes, clear, words_of
-from aiodist.shm.segment import PeerSegment, Segment
+from aiodist.base.errors import WireError
+from aiodist.net.wire.frame import HEADER, Frame, Type, pack, parse, payload_bytes
 from aiodist.transport.lending import Borrower, Lender
 from aiodist.transport.link import BURST, Waiting, Waking
-from aiodist.wire.frame import HEADER, Frame, Type, pack, parse, payload_bytes
+from aiodist.transport.shm.arena import PAGE
+from aiodist.transport.shm.heap import ALIGN
+from aiodist.transport.shm.remote import Remote, address_of, pays
+from aiodist.transport.shm.ring import RING, Consumer, Producer, address_in, area_bytes, clear, words_of
+from aiodist.transport.shm.segment import PeerSegment, Segment
 
 ANSWERS = 16 * 1024
 """Bytes of the ring of an end that sends no messages, only answers."""

@@ -32,12 +32,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import Tampered, WireError
-from aiodist.recent import Recent
+from aiodist.base.environment.tuning import EAGER_BUDGET
+from aiodist.base.errors import Tampered, WireError
+from aiodist.base.recent import Recent
+from aiodist.net.wire.frame import HEADER, Frame, Type, Word, pack
 from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, FRAGMENT, REMEMBERED, Done, Key
 from aiodist.transport.link import Handed, Link, Message
-from aiodist.wire.frame import HEADER, Frame, Type, Word, pack
 
 _CREDIT, _READY = int(Type.CREDIT), int(Type.READY)
 _TAKEN, _LENT = int(Handed.TAKEN), int(Handed.LENT)

@@ -18,13 +18,13 @@ import socket
 import sys
 from collections.abc import Callable
 
-from aiodist.errors import Tampered, WireError
+from aiodist.base.errors import Tampered, WireError
 from aiodist.net.buffered import NOSIGNAL, BufferedSocket, may_be_offered_again
 from aiodist.net.traffic import Traffic, traffic_of
+from aiodist.net.wire.frame import HEADER, PAYLOAD_LIMIT, Frame, Type, pack, parse
 from aiodist.transport.base import EAGER_MESSAGE
 from aiodist.transport.ending import Ending, Event, Stage
 from aiodist.transport.link import BURST, NO_GOODBYE, Handed, Link, LinkUser, Message
-from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Frame, Type, pack, parse
 
 _STAGING = 64 * 1024
 _OVERFLOW = 2 * 1024  # staging offered behind a large payload: some headers, not much of the next payload

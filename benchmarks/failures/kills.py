@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterable
 
-from aiodist.bench.measures import show_size
+from aiodist.cli.bench.measures import show_size
 from aiodist.testing.faults import Said, Victims
 from benchmarks.failures.figures import Figures, milliseconds, percentile
 from benchmarks.failures.ranks import endless

@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from aiodist.environment.cores import affinity
+from aiodist.base.environment.cores import affinity
 
 
 @dataclass

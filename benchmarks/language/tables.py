@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from aiodist.bench.measures import show_seconds
-from aiodist.bench.table import table
+from aiodist.cli.bench.measures import show_seconds
+from aiodist.cli.bench.table import table
 from benchmarks.language.ways import WAYS
 
 BUSY = 0.1

@@ -43,7 +43,7 @@ def main() -> None:
     if kind == "torch-store":
         importlib.import_module("torch.distributed")
     if kind in ON_A_LOOP:
-        importlib.import_module("aiodist.runtime.running")
+        importlib.import_module("aiodist.group.runtime.running")
     if rank == "all":
         for number in range(int(size)):
             if not os.fork():
@@ -61,7 +61,7 @@ def main() -> None:
         pack({"rank": peer.rank, "size": peer.size, "pid": os.getpid(), "versions": peer.versions()})
     )
     if kind in ON_A_LOOP:
-        from aiodist.runtime.running import run
+        from aiodist.group.runtime.running import run
 
         sock.setblocking(False)
         run(_serve(peer, sock))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.bench.cases import IN_FLIGHT, Array, Case, WrongResultError, check, fill
+from aiodist.cli.bench.cases import IN_FLIGHT, Array, Case, WrongResultError, check, fill
 
 Call = Callable[[], Any]
 

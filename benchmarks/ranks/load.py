@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 import aiodist as dist
-from aiodist.bench.lateness import Ticker
+from aiodist.cli.bench.lateness import Ticker
 
 _ELEMENTS = 256  # 1 KiB
 

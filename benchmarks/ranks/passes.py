@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.bench.cases import Array, Case
+from aiodist.cli.bench.cases import Array, Case
 from benchmarks.ranks.base import AbsentError, Peer
 from benchmarks.ranks.moves import KNOWN, Place, phases, staging
 

@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 
 import aiodist as dist
-from aiodist.bench.cases import WrongResultError
+from aiodist.cli.bench.cases import WrongResultError
 
 KINDS = ("objects", "tensors", "calls")
 _LENGTH = 64  # elements of a tensor

@@ -8,8 +8,8 @@ import time
 from functools import partial
 from typing import Any
 
-from aiodist.bench.calls import timed
-from aiodist.bench.cases import Case
+from aiodist.cli.bench.calls import timed
+from aiodist.cli.bench.cases import Case
 from benchmarks.ranks.base import AbsentError, Call, Peer, more_descriptors
 
 _VALUE = b"x" * 64

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aiodist.bench.cases import Array, Case
+from aiodist.cli.bench.cases import Array, Case
 from benchmarks.ranks.base import LOOPBACK, AbsentError, Call, Peer
 from benchmarks.ranks.objects import OBJECTS, there_and_back
 from benchmarks.ranks.service import StreamService, measured

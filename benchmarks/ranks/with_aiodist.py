@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
-from aiodist.bench.calls import Bound, UnavailableError, timed
-from aiodist.bench.cases import Case
-from aiodist.bench.lateness import Ticker
-from aiodist.bench.measures import quantile
-from aiodist.bench.sweep import lateness
+from aiodist.cli.bench.calls import Bound, UnavailableError, timed
+from aiodist.cli.bench.cases import Case
+from aiodist.cli.bench.lateness import Ticker
+from aiodist.cli.bench.measures import quantile
+from aiodist.cli.bench.sweep import lateness
 from benchmarks.ranks.base import LOOPBACK, Peer
 from benchmarks.ranks.load import load
 from benchmarks.ranks.objects import OBJECTS, there_and_back

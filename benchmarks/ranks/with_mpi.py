@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from aiodist.bench.cases import IN_FLIGHT, Array, Case, five
+from aiodist.cli.bench.cases import IN_FLIGHT, Array, Case, five
 from benchmarks.ranks.base import AbsentError, Call, Peer, in_a_row
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from aiodist.bench.measures import show_size
+from aiodist.cli.bench.measures import show_size
 from benchmarks.peers import AIODIST
 from benchmarks.run import Run, Step
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiodist.bench.cases import Case
+from aiodist.cli.bench.cases import Case
 from aiodist.testing.hosts import Hosts
 from benchmarks.crew import AbsentError, Crew, CrewError, free_port
 from benchmarks.peers import AIODIST, RING, Peer

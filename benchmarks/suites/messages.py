@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from aiodist.bench.cases import Case
+from aiodist.cli.bench.cases import Case
 from benchmarks.crew import Crew, CrewError
 from benchmarks.peers import AIODIST, STREAMS
 from benchmarks.ranks.objects import OBJECTS

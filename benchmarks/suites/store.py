@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiodist.bench.cases import Case
-from aiodist.bench.measures import show_seconds
+from aiodist.cli.bench.cases import Case
+from aiodist.cli.bench.measures import show_seconds
 from benchmarks.crew import AbsentError, Crew, CrewError, free_port
 from benchmarks.peers import AIODIST_STORE, TORCH_STORE, Peer
 from benchmarks.run import Run, Step

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aiodist.bench.cases import COLLECTIVES, SWEPT, Case
-from aiodist.bench.measures import SIZES, show_size
+from aiodist.cli.bench.cases import COLLECTIVES, SWEPT, Case
+from aiodist.cli.bench.measures import SIZES, show_size
 from benchmarks.peers import (
     AIODIST,
     AIODIST_EMPTY,

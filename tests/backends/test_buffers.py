@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiodist.backends.base import Operation
 from aiodist.backends.buffers import Buffers, bounds_of, buffers, cut
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
 
 def operation(

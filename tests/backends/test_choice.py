@@ -12,7 +12,7 @@ import aiodist as dist
 from aiodist.backends import registry
 from aiodist.backends.choice import BackendChoice, parse
 from aiodist.backends.foreign import Engine
-from aiodist.errors import BackendUnavailable, RendezvousError
+from aiodist.base.errors import BackendUnavailable, RendezvousError
 
 CUDA_ONLY, CPU_ONLY = frozenset({"cuda"}), frozenset({"cpu"})
 

@@ -14,10 +14,10 @@ import aiodist as dist
 from aiodist.backends.dispatch import Dispatch
 from aiodist.backends.foreign import ForeignBackend
 from aiodist.backends.host.local import board
+from aiodist.base.types import Call, Kind
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
 from aiodist.transport import SocketEndpoint
-from aiodist.types import Call, Kind
 from tests.backends.foreign.device_box import DeviceBox, OnDevice
 from tests.backends.foreign.postbox import PostboxEngine
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiodist.bench.cases import Case
+from aiodist.cli.bench.cases import Case
 from benchmarks.crew import free_port
 from benchmarks.peers import Found
 from benchmarks.ranks.ring import RingPeer, carried

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiodist.bench.cases import COLLECTIVES, Array, Case, check, fill
+from aiodist.cli.bench.cases import COLLECTIVES, Array, Case, check, fill
 from benchmarks.ranks.moves import KNOWN, Place, phases, staging
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import aiodist.errors
+import aiodist.base.errors
 from benchmarks.pairs import interval, library, main, peers
 from benchmarks.peers import ROOT as HERE
 
-ROOT = Path(aiodist.errors.__file__).parents[1]
+ROOT = Path(aiodist.__file__).parents[1]
 
 
 def test_the_interval_of_twenty() -> None:

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from aiodist.bench.cases import Case
-from aiodist.bench.measures import SIZES
-from aiodist.environment.busy import Look, Taken
+from aiodist.base.environment.busy import Look, Taken
+from aiodist.cli.bench.cases import Case
+from aiodist.cli.bench.measures import SIZES
 from benchmarks import run as running
 from benchmarks.crew import AbsentError, Crew, CrewError
 from benchmarks.peers import PASSES, SOCKETS, Found

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiodist as dist
-from aiodist.bench.cases import WrongResultError
+from aiodist.cli.bench.cases import WrongResultError
 from aiodist.testing import run_cluster
 from benchmarks.ranks.objects import OBJECTS, there_and_back
 from benchmarks.ranks.service import KINDS, StreamService, answer, check, group_service, measured, request

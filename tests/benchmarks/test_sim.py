@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.bench.cases import Case
+from aiodist.cli.bench.cases import Case
 from aiodist.sim.constants import Constants
 from aiodist.sim.network import Link, Network
 from benchmarks import sim

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from aiodist.base.errors import UsageError
 from aiodist.cli.follow import leave, leaving, looks
-from aiodist.errors import UsageError
 from aiodist.observe import JobView, sight
 from tests.observe.made import a_job, a_rank
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-import aiodist.errors
+import aiodist.base.errors
 from aiodist.cli.main import COMMANDS, main
 from tests.levels import MORE, few
 
-ROOT = Path(aiodist.errors.__file__).parents[1]
+ROOT = Path(aiodist.__file__).parents[1]
 
 
 def test_usage_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +206,7 @@ def test_reader_that_has_gone_is_told_nothing(argv: list[str], unbuffered: str) 
 def test_the_launcher_needs_no_numpy() -> None:
     """Its start-up time is the job's start-up time."""
     code = (
-        "import sys, aiodist.launch.agent, aiodist.cli.run, aiodist.rendezvous.client\n"
+        "import sys, aiodist.launch.agent, aiodist.cli.commands.run, aiodist.rendezvous.client\n"
         "print([m for m in ('numpy', 'ml_dtypes', 'torch', 'uvloop') if m in sys.modules])"
     )
     done = subprocess.run(

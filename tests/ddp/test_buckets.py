@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.base.types import BFLOAT16
 from aiodist.ddp.buckets import MIB, plan
-from aiodist.types import BFLOAT16
 
 F32 = np.dtype(np.float32)
 F64 = np.dtype(np.float64)

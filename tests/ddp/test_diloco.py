@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.base.errors import NonFiniteValues, UsageError
 from aiodist.ddp import DiLoCo, LocalSGD
 from aiodist.ddp.diloco import source_of
-from aiodist.errors import NonFiniteValues, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster

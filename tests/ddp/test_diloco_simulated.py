@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist.base.errors import PeerLost
 from aiodist.ddp import DiLoCo, LocalSGD
-from aiodist.errors import PeerLost
 from aiodist.group import ProcessGroup
 from aiodist.testing import Chaos, run_cluster, run_virtual
 from aiodist.testing.chaos import Crashed

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.base.errors import UsageError
 from aiodist.ddp.rhythm import Rhythm, parts
-from aiodist.errors import UsageError
 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.data())

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiodist.base.errors import GroupClosed, PeerLost, UsageError
+from aiodist.base.types import ReduceOp
 from aiodist.ddp import GradientSync
-from aiodist.errors import GroupClosed, PeerLost, UsageError
-from aiodist.types import ReduceOp
 
 Array = npt.NDArray[Any]
 TINY_CAP = 64 / (1 << 20)  # MiB: 64 bytes

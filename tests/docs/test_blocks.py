@@ -128,7 +128,7 @@ def test_blocks_that_are_not_run_are_well_formed(block: Block, monkeypatch: pyte
             words = [word for word in words if not word.startswith("[")]
             assert words[0] in COMMANDS
             with pytest.raises(_Parsed):
-                import_module(f"aiodist.cli.{words[0]}").main(words[1:])
+                import_module(f"aiodist.cli.commands.{words[0]}").main(words[1:])
 
 
 def scripts(page: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from aiodist.errors import AiodistError
+from aiodist.base.errors import AiodistError
 from tests.fuzz.mutate import Mutator
 
 Run = Callable[[bytes], str]

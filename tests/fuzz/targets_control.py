@@ -10,11 +10,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aiodist.control.clocks import Stamp
-from aiodist.control.liveness import State
-from aiodist.control.messages import EVERYBODY, MAX_BYTES, PING, Message, Say, decode
-from aiodist.control.plane import ControlPlane
-from aiodist.errors import (
+from aiodist.base.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     GroupAborted,
@@ -22,13 +18,17 @@ from aiodist.errors import (
     PeerLost,
     WireError,
 )
+from aiodist.base.types import Call, Kind
 from aiodist.group.breakage import pack, unpack
+from aiodist.group.control.clocks import Stamp
+from aiodist.group.control.liveness import State
+from aiodist.group.control.messages import EVERYBODY, MAX_BYTES, PING, Message, Say, decode
+from aiodist.group.control.plane import ControlPlane
 from aiodist.group.roster import Roster
 from aiodist.group.seats import Seat
 from aiodist.group.watch import Watch
+from aiodist.net.wire import bounded
 from aiodist.transport.control_link import SocketControl
-from aiodist.types import Call, Kind
-from aiodist.wire import bounded
 from tests.fuzz.engine import Judgement
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.mutate import framed, join, packed, raw, split

@@ -15,8 +15,10 @@ import msgpack
 from aiodist.backends.choice import BackendChoice
 from aiodist.backends.nccl.engine import NcclEngine
 from aiodist.backends.nccl.sharing import Told
-from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
+from aiodist.base.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
+from aiodist.group.membership import motions
+from aiodist.group.membership.record import Record, decode_record
 from aiodist.launch.nodes.admission import Answer, Card
 from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.roster import Member, Roster
@@ -24,8 +26,6 @@ from aiodist.launch.plain import read
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
 from aiodist.launch.worker.lines import LastWords, LineSplitter
-from aiodist.membership import motions
-from aiodist.membership.record import Record, decode_record
 from aiodist.rendezvous.file_store import _read
 from aiodist.rendezvous.store_card import StoreCard
 from tests.fuzz.engine import Judgement

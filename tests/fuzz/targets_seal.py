@@ -7,12 +7,12 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aiodist.errors import Tampered, WireError
+from aiodist.base.errors import Tampered, WireError
 from aiodist.net.sealed import SealedSocket
+from aiodist.net.wire import seal
+from aiodist.net.wire.frame import HEADER
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.stream import StreamLink
-from aiodist.wire import seal
-from aiodist.wire.frame import HEADER
 from tests.fuzz.engine import Judgement
 from tests.fuzz.mutate import headers, raw
 from tests.fuzz.target import Run, Target

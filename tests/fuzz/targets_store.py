@@ -7,15 +7,9 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aiodist.errors import AiodistError, WireError
-from aiodist.rendezvous.client import TcpStore
-from aiodist.rendezvous.failures import closed_error
-from aiodist.rendezvous.job_store import JobStore
-from aiodist.rendezvous.machine import StoreMachine
-from aiodist.rendezvous.store_card import StoreCard
-from aiodist.rendezvous.watch import WatchEvent
-from aiodist.wire.handshake import Identity, Purpose
-from aiodist.wire.messages import (
+from aiodist.base.errors import AiodistError, WireError
+from aiodist.net.wire.handshake import Identity, Purpose
+from aiodist.net.wire.messages import (
     Encoder,
     FrameParser,
     Status,
@@ -24,6 +18,12 @@ from aiodist.wire.messages import (
     split_request,
     split_response,
 )
+from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.failures import closed_error
+from aiodist.rendezvous.job_store import JobStore
+from aiodist.rendezvous.machine import StoreMachine
+from aiodist.rendezvous.store_card import StoreCard
+from aiodist.rendezvous.watch import WatchEvent
 from tests.fuzz.engine import Judgement
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.mutate import framed, join, packed, raw, split

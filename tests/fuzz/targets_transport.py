@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aiodist.errors import Tampered, WireError
-from aiodist.shm.heap import Heap
+from aiodist.base.errors import Tampered, WireError
+from aiodist.net.wire import frame
+from aiodist.net.wire.frame import HEADER, Type, pack
 from aiodist.transport.base import FRAGMENT, Fold, Into, Key
 from aiodist.transport.mapped import MappedLink
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.sending import Outgoing
+from aiodist.transport.shm.heap import Heap
 from aiodist.transport.stream import StreamLink
-from aiodist.wire import frame
-from aiodist.wire.frame import HEADER, Type, pack
 from tests.fuzz.engine import Judgement
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.mutate import headers, raw

@@ -13,14 +13,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aiodist.errors import AuthenticationError, WireError
-from aiodist.shm.arena import Arena
+from aiodist.base.errors import AuthenticationError, WireError
+from aiodist.net.wire.frame import HEADER, Type, pack
+from aiodist.net.wire.handshake import Handshake
+from aiodist.net.wire.local_message import MESSAGE_BYTES, LocalMessage, seal
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.local_handshake import LocalHandshake, Me
 from aiodist.transport.local_peers import LocalPeers
-from aiodist.wire.frame import HEADER, Type, pack
-from aiodist.wire.handshake import Handshake
-from aiodist.wire.local_message import MESSAGE_BYTES, LocalMessage, seal
+from aiodist.transport.shm.arena import Arena
 from tests.fuzz.engine import Judgement
 from tests.fuzz.mutate import Corpus, headers, raw
 from tests.fuzz.target import Run, Target

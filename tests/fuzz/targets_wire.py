@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from aiodist.errors import AuthenticationError, UsageError, WireError
-from aiodist.types import BFLOAT16, DTYPES, Call, Kind, ReduceOp
-from aiodist.wire import frame, local_message, messages, objects
-from aiodist.wire.handshake import MAX_CARD, MAX_JOB, Handshake, Identity, Purpose
+from aiodist.base.errors import AuthenticationError, UsageError, WireError
+from aiodist.base.types import BFLOAT16, DTYPES, Call, Kind, ReduceOp
+from aiodist.net.wire import frame, local_message, messages, objects
+from aiodist.net.wire.handshake import MAX_CARD, MAX_JOB, Handshake, Identity, Purpose
 from tests.fuzz.engine import Judgement
 from tests.fuzz.mutate import Corpus, framed, headers, packed, raw
 from tests.fuzz.target import Run, Target

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from tests.fuzz import __main__ as command
 from tests.fuzz import engine, with_atheris
 from tests.fuzz.mutate import framed, headers, join, packed, raw, split, texts

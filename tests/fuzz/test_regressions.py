@@ -19,24 +19,24 @@ import pytest
 from aiodist.backends.base import Operation
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
-from aiodist.control import messages as control
-from aiodist.control.messages import EVERYBODY, MAX_BYTES, Message, Say
-from aiodist.errors import AiodistError, GroupBroken, RendezvousError, UsageError, WireError
+from aiodist.base.errors import AiodistError, GroupBroken, RendezvousError, UsageError, WireError
+from aiodist.base.types import Call, Kind
 from aiodist.group.breakage import pack as pack_verdict
 from aiodist.group.breakage import unpack as unpack_verdict
-from aiodist.membership import motions
-from aiodist.membership.record import decode_record
+from aiodist.group.control import messages as control
+from aiodist.group.control.messages import EVERYBODY, MAX_BYTES, Message, Say
+from aiodist.group.membership import motions
+from aiodist.group.membership.record import decode_record
+from aiodist.net.wire import bounded, messages, objects
+from aiodist.net.wire.frame import Type, parse
+from aiodist.net.wire.frame import pack as pack_frame
+from aiodist.net.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.failures import closed_error
 from aiodist.rendezvous.file_store import _read
-from aiodist.shm.arena import PAGE, Window, available
 from aiodist.transport.base import Into, Key
 from aiodist.transport.receiving import Incoming
-from aiodist.types import Call, Kind
-from aiodist.wire import bounded, messages, objects
-from aiodist.wire.frame import Type, parse
-from aiodist.wire.frame import pack as pack_frame
-from aiodist.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack
+from aiodist.transport.shm.arena import PAGE, Window, available
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.targets_control import CONTEXT, ERRORS, NEIGHBOUR, process
 from tests.fuzz.targets_store import STORE, Connection, Serving, running

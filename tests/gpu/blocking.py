@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.backends.arrays.device import device_array
 from aiodist.backends.cuda import arrays, kernels
-from aiodist.tensors.device import device_array
 from tests.gpu.tensors import occupy
 
 _WAITED = 0.1  # seconds: the kernel runs for longer, and no call here takes as long by itself

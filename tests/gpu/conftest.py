@@ -14,7 +14,7 @@ import pytest
 
 from aiodist.backends.cuda import library
 from aiodist.backends.nccl import NcclEngine, communicators, sharing
-from aiodist.errors import BackendUnavailable
+from aiodist.base.errors import BackendUnavailable
 
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 STRICT = "AIODIST_TEST_GPU"

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
+from aiodist.base.types import BFLOAT16
 from aiodist.group import ProcessGroup
-from aiodist.types import BFLOAT16
 
 Array = npt.NDArray[Any]
 

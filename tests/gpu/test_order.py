@@ -13,10 +13,10 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.nccl import device
+from aiodist.base.types import BFLOAT16
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.programs import same_bits
-from aiodist.types import BFLOAT16
 from tests.gpu.tensors import library, occupy, until_launched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("several")]

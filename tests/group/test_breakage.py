@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.control.messages import EVERYBODY, Message, Say, decode
-from aiodist.errors import (
+from aiodist.base.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     Evicted,
@@ -21,8 +20,9 @@ from aiodist.errors import (
     Tampered,
     WireError,
 )
+from aiodist.base.sanitize import one_line
 from aiodist.group.breakage import pack, unpack
-from aiodist.sanitize import one_line
+from aiodist.group.control.messages import EVERYBODY, Message, Say, decode
 
 RANKS = st.lists(st.integers(0, 5000), min_size=1, max_size=9, unique=True)
 EVIL = "all is well\x1b[2J\x07\r\nrm -rf"

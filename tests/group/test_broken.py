@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.control.inquiry import Absence
+from aiodist.base.types import AS, Kind
+from aiodist.base.types import Call as Issued
 from aiodist.group import ProcessGroup
+from aiodist.group.control.inquiry import Absence
 from aiodist.group.requests import NO_DATA, internal
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from aiodist.types import AS, Kind
-from aiodist.types import Call as Issued
 from tests.helpers import error_of
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.functional.point_to_point import isend
 from aiodist.group import ProcessGroup
+from aiodist.group.functional.point_to_point import isend
 from aiodist.testing import run_cluster, run_virtual, spmd
 from aiodist.testing.chaos import Chaos
 from aiodist.transport import SocketEndpoint

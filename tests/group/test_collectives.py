@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.errors import CollectiveMismatch
+from aiodist.base.errors import CollectiveMismatch
+from aiodist.base.types import ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
 from aiodist.transport.memory import MemoryNetwork
-from aiodist.types import ReduceOp
 from tests.levels import few
 
 

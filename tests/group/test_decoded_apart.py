@@ -12,9 +12,9 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup, objects
+from aiodist.net.wire.objects import decode
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.clock import VirtualLoop
-from aiodist.wire.objects import decode
 from tests.waiting import until_so
 
 LARGE = 300_000

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from aiodist.backends.base import Operation
-from aiodist.errors import GroupAborted
+from aiodist.backends.work import Issuer, Work
+from aiodist.base.errors import GroupAborted
+from aiodist.base.types import Call, Kind
 from aiodist.group import flight
 from aiodist.group.flight import FEW, MOST, PATIENCE, REMEMBERED, SHARE, STALL, Flight
 from aiodist.testing.clock import run_virtual
-from aiodist.types import Call, Kind
-from aiodist.work import Issuer, Work
-from tests.recorder.made import a_track
+from tests.observe.recorder.made import a_track
 
 
 class Scene:

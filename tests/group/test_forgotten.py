@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist import forgotten
-from aiodist.forgotten import Forgotten, Origin
+from aiodist.backends import forgotten
+from aiodist.backends.forgotten import Forgotten, Origin
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiodist.base.types import ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from aiodist.types import ReduceOp
 
 # Half a unit in the last place, relative: 2^-11 and 2^-8.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -15,7 +15,8 @@ import aiodist as dist
 from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.local.board import SLOTS, TOOK
 from aiodist.backends.host.steps import APART, STEPS, goes_by_hosts
-from aiodist.environment.thresholds import Thresholds
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.types import BFLOAT16, Kind
 from aiodist.group import ProcessGroup
 from aiodist.group.requests import Op
 from aiodist.testing import run_cluster, run_virtual
@@ -24,7 +25,6 @@ from aiodist.testing.issued import perform
 from aiodist.testing.programs import operations, program
 from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
-from aiodist.types import BFLOAT16, Kind
 from tests.levels import MORE, few
 
 Main = Callable[[ProcessGroup], Awaitable[Any]]

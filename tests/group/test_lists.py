@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.base.operations import Kind
 from aiodist.group import ProcessGroup
 from aiodist.group.lists import hint
-from aiodist.roles import Kind
 from aiodist.testing.cluster import run_cluster
 
 UNEVEN = [np.zeros(2), np.zeros(3)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.backends.arrays.kernels.blockwise import Blockwise
 from aiodist.group import pieces as module
 from aiodist.group.pieces import AT_ONCE, pieces
-from aiodist.kernels.blockwise import Blockwise
 
 codecs = st.builds(Blockwise, st.sampled_from([8, 4]), st.integers(1, 600).map(lambda half: 2 * half))
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.backends.arrays.device import DeviceArray, geometry
+from aiodist.base.errors import UsageError
 from aiodist.group.places import common_place, misplaced
-from aiodist.tensors.device import DeviceArray, geometry
 
 HERE = np.zeros(3)
 

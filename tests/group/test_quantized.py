@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist as dist
-from aiodist.errors import CollectiveMismatch, GroupBroken, NonFiniteValues, UsageError
+from aiodist.base.errors import CollectiveMismatch, GroupBroken, NonFiniteValues, UsageError
+from aiodist.base.types import ReduceOp
 from aiodist.group import ErrorFeedback, ProcessGroup, pieces
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from aiodist.types import ReduceOp
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.functional.point_to_point import irecv
 from aiodist.group import ProcessGroup, watch
+from aiodist.group.functional.point_to_point import irecv
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport.memory import MemoryNetwork

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.base.types import ReduceOp
 from aiodist.group import ProcessGroup, shapes
 from aiodist.testing.cluster import run_cluster
-from aiodist.types import ReduceOp
 
 
 def mine(rank: int, *shape: int) -> Any:

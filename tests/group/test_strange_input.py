@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.errors import shown
+from aiodist.base.errors import shown
 from aiodist.group import ProcessGroup
 from aiodist.group import arguments as check
 from aiodist.testing import run_cluster

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.errors import CollectiveMismatch
+from aiodist.base.errors import CollectiveMismatch
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.clock import run_virtual

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.backends.work import Failures
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
-from aiodist.work import Failures
 
 
 def ends(pg: ProcessGroup) -> bool:

@@ -19,11 +19,11 @@ from aiodist.backends.mpi import meeting, process, progress, tables
 from aiodist.backends.mpi.engine import MpiEngine
 from aiodist.backends.mpi.library import load
 from aiodist.backends.mpi.progress import Posted
+from aiodist.base.types import DTYPES, Kind
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend
 from aiodist.testing.conformance_backend import check_concurrent, check_program, check_subgroups
 from aiodist.testing.programs import Step, operations, reduced, same, value
-from aiodist.types import DTYPES, Kind
 
 
 def engine_of(pg: ProcessGroup) -> MpiEngine:

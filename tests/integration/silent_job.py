@@ -15,8 +15,8 @@ import threading
 import pytest
 
 import aiodist as dist
-from aiodist.control.watchdog import ENDED
 from aiodist.group import ProcessGroup
+from aiodist.group.control.watchdog import ENDED
 from aiodist.group.epochs import world
 
 HOW = sys.argv[1]

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aiodist.base.types import ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from aiodist.types import ReduceOp
 from tests.levels import MORE
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="about torch")

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist.backends.work import Work
+from aiodist.base.types import Kind
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual, spmd
 from aiodist.testing.programs import COLLECTIVES, Step, program
 from aiodist.transport.memory import MemoryNetwork
-from aiodist.types import Kind
-from aiodist.work import Work
 from tests.levels import few
 
 MEMBERS = ((0, 1, 2, 3), (0, 1, 2), (1, 2, 3), (0, 3), (0, 1, 2, 3))

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.control.liveness import PATIENCE
 from aiodist.group import ProcessGroup
+from aiodist.group.control.liveness import PATIENCE
 from aiodist.testing import spmd
 from aiodist.testing.channel_pair import turn_until
 from aiodist.testing.ranks import launch

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.backends.work import Work
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, spmd
 from aiodist.transport.memory import MemoryNetwork
-from aiodist.work import Work
 
 Issue = Callable[[ProcessGroup], Work[Any]]
 

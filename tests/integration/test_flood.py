@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from aiodist.group import ProcessGroup
+from aiodist.net.wire.frame import HEADER
 from aiodist.testing import run_cluster, run_virtual, spmd
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import EAGER_BUDGET, EAGER_MESSAGE
 from aiodist.transport.memory import MemoryNetwork
-from aiodist.wire.frame import HEADER
 from tests.levels import few
 
 FLOOD = 600

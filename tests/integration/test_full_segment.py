@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.environment.thresholds import Thresholds
-from aiodist.errors import UsageError
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.errors import UsageError
+from aiodist.base.types import Kind
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
 from aiodist.testing.outcome import check
 from aiodist.testing.ranks import launch
 from aiodist.transport import SocketEndpoint
-from aiodist.types import Kind
 from tests.levels import MORE, few
 
 LIMIT = 2 << 30

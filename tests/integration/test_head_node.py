@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from tests.levels import MORE, few
 from tests.processes import run_to_end
 
@@ -147,7 +147,7 @@ def test_what_is_wrong_with_a_host_is_said_before_anything_starts(host: str, sai
     script.write_text(f"open({str(script.parent / 'started')!r}, 'w')")
     old = (
         "import sys; sys.path.insert(0, sys.argv[1]); "
-        "from aiodist.cli import agent; agent.installed_version = lambda: '0.0.1'; agent.main()"
+        "from aiodist.cli.commands import agent; agent.installed_version = lambda: '0.0.1'; agent.main()"
     )
     agent = shlex.join([sys.executable, "-c", old, str(ROOT)])
     ended = run(f"a,{host}", str(script), OLD_AGENT=agent)

@@ -11,7 +11,7 @@ import signal
 import numpy as np
 import pytest
 
-from aiodist.errors import GroupBroken
+from aiodist.base.errors import GroupBroken
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from tests.levels import few

@@ -13,12 +13,12 @@ import pytest
 import aiodist as dist
 from aiodist.backends.host.local.board import SLOTS
 from aiodist.backends.host.local.hub import _ENTRIES
-from aiodist.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, UsageError
+from aiodist.backends.work import Work
+from aiodist.base.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, UsageError
+from aiodist.base.types import BFLOAT16, ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
-from aiodist.types import BFLOAT16, ReduceOp
-from aiodist.work import Work
 from tests.helpers import error_of
 from tests.levels import few
 

@@ -238,7 +238,7 @@ async def incomplete_world_names_who_is_missing() -> None:
 
 async def other_protocol_version_is_refused_in_one_line() -> None:
     port = free_port()
-    old = "import aiodist.wire.handshake as h; h.PROTOCOL_VERSION = 99"
+    old = "import aiodist.net.wire.handshake as h; h.PROTOCOL_VERSION = 99"
     started = await together(
         *(environment(rank, 2, port, AIODIST_TIMEOUT="10") for rank in range(2)), before=["", old]
     )

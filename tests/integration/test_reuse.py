@@ -19,10 +19,10 @@ import pytest
 
 from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.plan import Plan
-from aiodist.errors import CollectiveTimeout, GroupAborted, GroupBroken, PeerLost
+from aiodist.backends.work import Work
+from aiodist.base.errors import CollectiveTimeout, GroupAborted, GroupBroken, PeerLost
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from aiodist.work import Work
 from tests.levels import few
 
 INLINE, BULK = 100_000, 8_000_000

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.backends.host.local.hub import supported
-from aiodist.shm import available
+from aiodist.transport.shm import available
 from tests.levels import MORE
 from tests.processes import run_to_end
 

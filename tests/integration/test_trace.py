@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-import aiodist.errors
+import aiodist.base.errors
 from aiodist.observe import JobView
 from aiodist.observe.clocks import place
 from aiodist.observe.host import look_at_jobs
 from tests.observe.format import check
 from tests.ports import free_port
 
-ROOT = Path(aiodist.errors.__file__).parents[1]  # of the library, which may be installed
+ROOT = Path(aiodist.__file__).parents[1]  # of the library, which may be installed
 DIGITS = Path(__file__).parents[2] / "examples" / "train_digits.py"
 AHEAD = 5000
 """Seconds by which the second rank's clock is ahead."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.group import ProcessGroup
 
 Load = Callable[[str], Any]

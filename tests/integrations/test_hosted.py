@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, closing
 
 import pytest
 
-from aiodist.environment import split_address
-from aiodist.errors import AuthenticationError, RendezvousError
+from aiodist.base.environment import split_address
+from aiodist.base.errors import AuthenticationError, RendezvousError
 from aiodist.integrations.hosted import Host
 from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import connect

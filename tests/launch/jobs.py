@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import aiodist.errors
+import aiodist.base.errors
 
-ROOT = Path(aiodist.errors.__file__).parents[1]
+ROOT = Path(aiodist.__file__).parents[1]
 
 # In front of every script: `here()` holds the FIFO and says so; `family()` adds a stubborn grandchild.
 PRELUDE = """\

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import aiodist.errors
+import aiodist.base.errors
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
 
-ROOT = Path(aiodist.errors.__file__).parents[1]
+ROOT = Path(aiodist.__file__).parents[1]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.place import Place, worker_environment
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.cli.run import make_config
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
+from aiodist.cli.commands.run import make_config
 from aiodist.launch.inside import Inside, inside
 
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}

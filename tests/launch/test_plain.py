@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.plain import read
 from aiodist.launch.verdict import Ending, NodeReport, judge

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import aiodist.errors
+import aiodist.base.errors
 from tests.levels import MORE
 from tests.ports import free_port
 from tests.processes import run_to_end
 
-ROOT = Path(aiodist.errors.__file__).parents[1]
+ROOT = Path(aiodist.__file__).parents[1]
 PATIENCE = 200.0
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="recorders have files on Linux"),

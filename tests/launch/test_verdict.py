@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.launch.report import render
 from aiodist.launch.verdict import NEVER, Ending, NodeReport, by_its_words, judge, lost_nodes, signal_name
 

@@ -42,7 +42,7 @@ async def main():
 
 dist.run(main())
 """
-_IMPORTS = 'import time, numpy, aiodist, aiodist.runtime.init; print(f"<first {time.monotonic()}>")'
+_IMPORTS = 'import time, numpy, aiodist, aiodist.group.runtime.init; print(f"<first {time.monotonic()}>")'
 
 
 def _bare(ground: Ground, script: list[str]) -> Commands:

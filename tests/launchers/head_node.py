@@ -21,7 +21,7 @@ _INTERPRETERS = {
     "gone": "exec /no/python",
     "bare": 'exec {python} -S "$@"',
     "old": (
-        "exec {python} -c 'from aiodist.cli import agent; "
+        "exec {python} -c 'from aiodist.cli.commands import agent; "
         'agent.installed_version = lambda: "0.0.1"; agent.main()\''
     ),
 }

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from aiodist.errors import AuthenticationError, RendezvousError
+from aiodist.base.errors import AuthenticationError, RendezvousError
 from aiodist.net import local_socket
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.rendezvous import client as client_module

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiodist.errors import AuthenticationError
+from aiodist.base.errors import AuthenticationError
 from aiodist.net.opening import HungUp, Opening
 from aiodist.net.sealed import SealedSocket
-from aiodist.wire.handshake import Handshake, Identity, Purpose
+from aiodist.net.wire.handshake import Handshake, Identity, Purpose
 
 HERE, THERE = Identity("job", Purpose.data, 0), Identity("job", Purpose.data, 1)
 Sockets = tuple[socket.socket, socket.socket]

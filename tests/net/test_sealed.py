@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.errors import Tampered, WireError
+from aiodist.base.errors import Tampered, WireError
 from aiodist.net.sealed import _QUIET_CHUNK, SealedSocket
-from aiodist.wire.seal import Sealer
+from aiodist.net.wire.seal import Sealer
 
 KEYS = (b"a" * 32, b"b" * 32)
 

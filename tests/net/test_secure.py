@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiodist.environment import Tls
-from aiodist.errors import AuthenticationError, WireError
+from aiodist.base.environment import Tls
+from aiodist.base.errors import AuthenticationError, WireError
 from aiodist.net import secure
 from aiodist.net.secure import SecureSocket
 

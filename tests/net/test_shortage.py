@@ -8,7 +8,7 @@ import resource
 
 import pytest
 
-from aiodist.errors import BackendUnavailable
+from aiodist.base.errors import BackendUnavailable
 from aiodist.net.shortage import EXHAUSTED, shortage
 from aiodist.net.sockets import describe
 

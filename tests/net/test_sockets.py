@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from aiodist.doctor.apart.address_probe import probe
-from aiodist.errors import RendezvousError
+from aiodist.base.errors import RendezvousError
+from aiodist.cli.doctor.apart.address_probe import probe
 from aiodist.launch.nodes.ports import bind_address
 from aiodist.net.sockets import is_in_use, listen, port_owner, resolve, towards_most
 from aiodist.transport.endpoint import SocketEndpoint

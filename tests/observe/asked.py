@@ -15,10 +15,9 @@ import threading
 import time
 from pathlib import Path
 
-from aiodist.observe.answer import Answerer
-from aiodist.recorder import Recorder
-from aiodist.shm import records
-from aiodist.shm.records import Memory
+from aiodist.group.runtime.answer import Answerer
+from aiodist.observe.recorder import Recorder, records
+from aiodist.observe.recorder.records import Memory
 
 KEY = "0123456789ab"
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiodist.observe import JobView, RankView
-from aiodist.recorder import Line, Record, Recording
-from aiodist.recorder.reading import Event, Group, Sum, Vitals
+from aiodist.observe.recorder import Line, Record, Recording
+from aiodist.observe.recorder.reading import Event, Group, Sum, Vitals
 
 WORLD = Group("world", 0, range(4))
 LINE = Line("/home/u/train.py", 41, "main")

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aiodist.environment.clock import clock_id
-from aiodist.recorder import Recorder, Track
-from aiodist.recorder.recorder import Pending
-from aiodist.shm import records
-from aiodist.shm.records import Memory
-from tests.recorder.made import a_call
+from aiodist.base.environment.clock import clock_id
+from aiodist.observe.recorder import Recorder, Track, records
+from aiodist.observe.recorder.recorder import Pending
+from aiodist.observe.recorder.records import Memory
+from tests.observe.recorder.made import a_call
 
 KEY = "0123456789ab"
 

@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 from aiodist.observe import JobView, RankView
-from aiodist.recorder import Record
-from aiodist.recorder.layout import PENDING_PLACES, RING_PLACES
-from aiodist.recorder.reading import Group, Sum, Vitals
+from aiodist.observe.recorder import Record
+from aiodist.observe.recorder.layout import PENDING_PLACES, RING_PLACES
+from aiodist.observe.recorder.reading import Group, Sum, Vitals
 from tests.observe.made import a_job, a_rank, a_record
 
 NOW, STALLED, AFTER = 1000.0, 900.0, 30.0

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.observe.arrows import FAR, LEAST, Arrow, collectives, corrections, drawn_out, messages
+from aiodist.observe.recorder.reading import Group
 from aiodist.observe.spans import Span, spans
-from aiodist.recorder.reading import Group
 from tests.observe.made import a_rank, a_record
 
 PAIR = Group("pair", 0, (5, 7))

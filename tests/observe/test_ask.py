@@ -18,8 +18,8 @@ import pytest
 from aiodist.observe import Doing, RankView, Stacks
 from aiodist.observe.ask import ask
 from aiodist.observe.host import look
-from aiodist.shm import records
-from aiodist.shm.records import ASKED, FAULT, STACKS, open_folder
+from aiodist.observe.recorder import records
+from aiodist.observe.recorder.records import ASKED, FAULT, STACKS, open_folder
 from tests.observe.asked import KEY
 
 PATIENCE = 30.0  # seconds: the machine may be busy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.observe import JobView
 from aiodist.observe.choice import SHORTEST, pick, short_keys
 from tests.observe.made import a_rank

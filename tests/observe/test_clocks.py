@@ -10,10 +10,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.environment.clock import clock_id
+from aiodist.base.environment.clock import clock_id
 from aiodist.observe import RankView
 from aiodist.observe.clocks import UNKNOWN, Pair, Shift, align, clock_of, place
-from aiodist.recorder.reading import Clock
+from aiodist.observe.recorder.reading import Clock
 from tests.observe.made import a_job, a_rank
 
 
@@ -115,6 +115,8 @@ def test_the_clock_of_this_process() -> None:
 
 def test_where_the_system_tells_no_clock_each_process_has_its_own() -> None:
     command = "from pathlib import Path; Path.read_text = lambda self: open('')"  # there is no such file
-    command += "; from aiodist.environment.clock import clock_id; print(clock_id(), clock_id() == clock_id())"
+    command += (
+        "; from aiodist.base.environment.clock import clock_id; print(clock_id(), clock_id() == clock_id())"
+    )
     told = [subprocess.check_output([sys.executable, "-c", command], text=True).split() for _ in range(2)]
     assert told[0][2] != told[1][2] and told[0][3] == told[1][3] == "True"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import UsageError, WireError
+from aiodist.base.errors import UsageError, WireError
 from aiodist.observe import RankView, Stacks
 from aiodist.observe.dumps import KEPT, home, open_given, open_kept, read_job, write
-from aiodist.recorder.reading import Clock
+from aiodist.observe.recorder.reading import Clock
 from tests.observe.made import a_rank, a_record, as_json
 
 NOON = 1_700_000_000.0

@@ -7,8 +7,8 @@ from dataclasses import replace
 from aiodist.observe import RankView
 from aiodist.observe.explain import LINES, ended, explain
 from aiodist.observe.outcome import Outcome
+from aiodist.observe.recorder import Line
 from aiodist.observe.verdict import Verdict
-from aiodist.recorder import Line
 from tests.observe.made import a_job, a_rank, a_record
 
 TRACE = "aiodist trace d -o trace.json"

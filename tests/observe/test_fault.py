@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from aiodist.observe.fault import FaultFile, catches, parse, send
 from aiodist.observe.frames import Call
-from aiodist.shm import records
-from aiodist.shm.records import FAULT, Memory
+from aiodist.observe.recorder import records
+from aiodist.observe.recorder.records import FAULT, Memory
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

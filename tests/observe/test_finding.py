@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.observe import RankView
 from aiodist.observe.dumps import open_given, read_dump, read_job, write, write_outcome
 from aiodist.observe.finding import find, has_ranks

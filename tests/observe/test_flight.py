@@ -16,8 +16,8 @@ from aiodist.cli.main import main
 from aiodist.observe import JobView, RankView
 from aiodist.observe.dumps import open_given, write
 from aiodist.observe.flight import flight
-from aiodist.recorder import Record
-from aiodist.recorder.reading import Group, Sum
+from aiodist.observe.recorder import Record
+from aiodist.observe.recorder.reading import Group, Sum
 from tests.observe.made import a_job, a_rank, a_record
 
 SUB = Group("sub", 0, (1, 3))

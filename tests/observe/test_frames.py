@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-import aiodist.callers
+import aiodist.base.callers
 from aiodist.observe.frames import Call, beside, calls_of, stacks, telling
 
 HERE = Path(__file__).name
@@ -26,7 +26,7 @@ def test_the_calls_of_a_frame_the_innermost_first() -> None:
 
 def test_of_libraries_only_the_innermost_is_told() -> None:
     mine, theirs = Call("/home/u/train.py", 3, "step"), Call(selectors.__file__, 5, "select")
-    ours = Call(aiodist.callers.__file__, 7, "whose")
+    ours = Call(aiodist.base.callers.__file__, 7, "whose")
     lines = telling([theirs, ours, mine, theirs, mine])
     assert [line.rpartition("/")[2] for line in lines] == ["selectors.py:5 in select"] + 2 * [
         "train.py:3 in step"

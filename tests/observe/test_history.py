@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from aiodist.observe.history import MOST, History
+from aiodist.observe.recorder.reading import Event
 from aiodist.observe.view import JobView, RankView
-from aiodist.recorder.reading import Event
 from tests.observe.made import a_job
 from tests.observe.made import a_rank as at_twenty
 

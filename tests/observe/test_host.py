@@ -16,10 +16,10 @@ import pytest
 
 from aiodist.observe import host
 from aiodist.observe.host import environ_of, host_name, look, look_at_jobs
+from aiodist.observe.recorder import records
+from aiodist.observe.recorder.layout import SIZE
+from aiodist.observe.recorder.records import FAULT, STACKS
 from aiodist.observe.view import Doing
-from aiodist.recorder.layout import SIZE
-from aiodist.shm import records
-from aiodist.shm.records import FAULT, STACKS
 from tests.conftest import HandOver
 from tests.observe.made import a_rank
 from tests.observe.recorded import KEY, Rank, recording

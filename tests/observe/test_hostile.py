@@ -11,21 +11,16 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
+from aiodist.base.operations import Kind
 from aiodist.net.traffic import Traffic
 from aiodist.observe.clocks import place
 from aiodist.observe.explain import explain
 from aiodist.observe.flight import flight
 from aiodist.observe.matrix import matrix
 from aiodist.observe.metrics import Tally, exposition
-from aiodist.observe.screen import plain
-from aiodist.observe.summary import summary
-from aiodist.observe.timeline import timeline
-from aiodist.observe.trace import trace
-from aiodist.observe.verdict import judge
-from aiodist.observe.view import RankView, jobs
-from aiodist.recorder import read
-from aiodist.recorder.layout import (
+from aiodist.observe.recorder import read
+from aiodist.observe.recorder.layout import (
     CLOCK,
     CLOCKS_AT,
     HEADER,
@@ -42,8 +37,13 @@ from aiodist.recorder.layout import (
     VITALS,
     VITALS_AT,
 )
-from aiodist.roles import Kind
-from tests.recorder.made import a_call, a_recorder, ticking
+from aiodist.observe.screen import plain
+from aiodist.observe.summary import summary
+from aiodist.observe.timeline import timeline
+from aiodist.observe.trace import trace
+from aiodist.observe.verdict import judge
+from aiodist.observe.view import RankView, jobs
+from tests.observe.recorder.made import a_call, a_recorder, ticking
 
 RANKS = 3
 SEEN = 200.0  # when they are looked at, on their clocks

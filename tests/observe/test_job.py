@@ -12,8 +12,8 @@ import pytest
 
 from aiodist.observe.dumps import read_job
 from aiodist.observe.explain import explain
+from aiodist.observe.recorder.records import SHARED_MEMORY
 from aiodist.observe.view import Doing, JobView
-from aiodist.shm.records import SHARED_MEMORY
 from benchmarks.staged.stage import ALL, AbsentError, Staged, stage
 
 pytestmark = [

@@ -14,7 +14,7 @@ import pytest
 from aiodist.observe import leaving
 from aiodist.observe.dumps import read_job
 from aiodist.observe.leaving import LOG_DIR, forget_dead, keep, keep_dead, keep_own, log_dir
-from aiodist.shm.records import STACKS
+from aiodist.observe.recorder.records import STACKS
 from tests.observe.made import a_rank
 from tests.observe.recorded import KEY, Rank, recording
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.observe.links import LEAST, find_slow_link
+from aiodist.observe.recorder.reading import Link
 from aiodist.observe.view import JobView, RankView
-from aiodist.recorder.reading import Link
 from tests.observe.made import a_job, a_rank
 
 MIB = 1 << 20

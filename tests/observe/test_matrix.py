@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aiodist.observe.matrix import matrix
+from aiodist.observe.recorder.reading import Group, Link, Sum
 from aiodist.observe.view import JobView, RankView
-from aiodist.recorder.reading import Group, Link, Sum
 from tests.observe.made import WORLD, a_job
 from tests.observe.made import a_rank as at_twenty
 

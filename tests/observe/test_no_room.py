@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import aiodist.errors
-from aiodist.cli import jobs, stacks, top
-from aiodist.errors import UsageError
-from aiodist.shm import records
-from aiodist.shm.records import FAULT, STACKS, Memory, open_folder
+import aiodist.base.errors
+from aiodist.base.errors import UsageError
+from aiodist.cli.commands import jobs, stacks, top
+from aiodist.observe.recorder import records
+from aiodist.observe.recorder.records import FAULT, STACKS, Memory, open_folder
 from tests.ports import free_port
 
-ROOT = Path(aiodist.errors.__file__).parents[1]
+ROOT = Path(aiodist.__file__).parents[1]
 OWN = f"aiodist-{os.geteuid()}"
 
 pytestmark = [

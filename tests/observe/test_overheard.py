@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from aiodist.observe.overheard import Overheard
-from aiodist.recorder import read
-from tests.recorder.made import a_recorder
+from aiodist.observe.recorder import read
+from tests.observe.recorder.made import a_recorder
 
 
 def fail() -> None:
@@ -76,8 +76,8 @@ _REAL = asyncio.BaseEventLoop.call_exception_handler  # tests otherwise put thei
 _PROGRAM = """
 import asyncio
 from aiodist.observe.overheard import Overheard
-from aiodist.recorder import read
-from tests.recorder.made import a_recorder
+from aiodist.observe.recorder import read
+from tests.observe.recorder.made import a_recorder
 import atexit
 
 recorder = a_recorder()

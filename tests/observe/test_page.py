@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from aiodist.observe.history import Entry
 from aiodist.observe.page import COLUMNS, Page, apply, change, page, whole
+from aiodist.observe.recorder.reading import Vitals
 from aiodist.observe.summary import summary
 from aiodist.observe.verdict import Verdict
-from aiodist.recorder.reading import Vitals
 from tests.observe.made import a_job, a_record, a_sum
 from tests.observe.made import a_rank as at_twenty
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
+from aiodist.net.wire.bounded_json import load_json
 from aiodist.observe import parcel
 from aiodist.observe.parcel import LONGEST, pack, unpack
-from aiodist.wire.bounded_json import load_json
 from tests.observe.made import a_rank, a_record
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.environment.files import Folder
+from aiodist.base.environment.files import Folder
 from aiodist.observe.question import put, put_before, take
-from aiodist.shm.records import Folders
+from aiodist.observe.recorder.records import Folders
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from aiodist.observe import RankView
 from aiodist.observe.rates import Row, age, epoch, named, news, placed, rows, totals, worst_first
+from aiodist.observe.recorder.reading import Event, Vitals
 from aiodist.observe.view import Doing
-from aiodist.recorder.reading import Event, Vitals
 from tests.observe.made import LINE, a_job, a_rank, a_record, a_sum
 
 

@@ -15,10 +15,10 @@ pytest.importorskip("rich", reason="the view in the terminal needs rich")
 
 from rich.console import Console
 
+from aiodist.observe.recorder.reading import Event, Group, Line, Vitals
 from aiodist.observe.screen import plain, screen
 from aiodist.observe.summary import Summary, summary
 from aiodist.observe.verdict import Verdict
-from aiodist.recorder.reading import Event, Group, Line, Vitals
 from tests.observe.made import a_job, a_rank, a_record, a_sum
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.observe.recorder import Record
+from aiodist.observe.recorder.reading import Vitals
 from aiodist.observe.spans import BRIEF, present, spans
-from aiodist.recorder import Record
-from aiodist.recorder.reading import Vitals
 from tests.observe.made import a_rank, a_record
 
 

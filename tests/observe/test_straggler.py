@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.observe import JobView, RankView
+from aiodist.observe.recorder.reading import Group
 from aiodist.observe.straggler import ENOUGH, find_straggler
-from aiodist.recorder.reading import Group
 from tests.observe.made import LINE, a_job, a_rank, a_record
 
 

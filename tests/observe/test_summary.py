@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from aiodist.observe.recorder.reading import Event
 from aiodist.observe.summary import summary
-from aiodist.recorder.reading import Event
 from tests.observe.made import a_job, a_rank, a_record
 
 

@@ -17,10 +17,10 @@ from aiodist.observe import JobView, RankView
 from aiodist.observe.arrows import corrections, messages
 from aiodist.observe.clocks import UNKNOWN, clock_of
 from aiodist.observe.dumps import open_given, write
+from aiodist.observe.recorder import Record
+from aiodist.observe.recorder.reading import Group, Sum
 from aiodist.observe.spans import spans
 from aiodist.observe.trace import trace
-from aiodist.recorder import Record
-from aiodist.recorder.reading import Group, Sum
 from tests.observe.format import check
 from tests.observe.made import a_job, a_rank, a_record
 

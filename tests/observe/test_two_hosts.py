@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-import aiodist.errors
+import aiodist.base.errors
 from aiodist.testing.hosts import Hosts
 
-ROOT = Path(aiodist.errors.__file__).parents[1]
+ROOT = Path(aiodist.__file__).parents[1]
 AIODIST = [sys.executable, "-m", "aiodist"]
 
 pytestmark = [

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from aiodist.observe.box import render
+from aiodist.observe.recorder import Line, Record
+from aiodist.observe.recorder.reading import Event, Group, Link
 from aiodist.observe.verdict import Verdict, judge
 from aiodist.observe.view import RankView, Stacks
-from aiodist.recorder import Line, Record
-from aiodist.recorder.reading import Event, Group, Link
 from tests.observe.made import a_job, a_rank, a_record
 
 NOW = 100.0

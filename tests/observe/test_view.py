@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.observe import RankView, Stacks
+from aiodist.observe.recorder.reading import Vitals
 from aiodist.observe.view import Doing, jobs
-from aiodist.recorder.reading import Vitals
 from tests.observe.made import a_rank, a_record
 
 

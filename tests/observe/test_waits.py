@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from aiodist.observe import JobView, RankView
 from aiodist.observe.parcel import pack, unpack
+from aiodist.observe.recorder.reading import Group, Record, Sum
 from aiodist.observe.verdict import judge
 from aiodist.observe.waits import Waits, holds_up, orders, root_of
-from aiodist.recorder.reading import Group, Record, Sum
 from tests.observe.made import WORLD, a_rank, a_record
 from tests.observe.stalls import AFTER, CASES, Job, a_stall
 

@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from aiodist.environment.clock import clock_id
+from aiodist.base.environment.clock import clock_id
 from aiodist.net.traffic import Traffic
 from aiodist.observe import watcher
+from aiodist.observe.recorder import Record, read, records
+from aiodist.observe.recorder.reading import Group
 from aiodist.observe.view import RankView
 from aiodist.observe.watcher import Watcher
-from aiodist.recorder import Record, read
-from aiodist.recorder.reading import Group
-from aiodist.shm import records
 from tests.observe.made import a_rank, a_record
 from tests.observe.recorded import KEY, Rank, recording
-from tests.recorder.made import a_call
+from tests.observe.recorder.made import a_call
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
 

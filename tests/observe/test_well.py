@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aiodist.observe.recorder.reading import Line, Vitals
 from aiodist.observe.view import RankView
 from aiodist.observe.well import well
-from aiodist.recorder.reading import Line, Vitals
 from tests.observe.made import a_job, a_rank, a_record, a_sum
 
 STEP = Line("/home/u/step.py", 7, "step")

@@ -12,9 +12,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from aiodist.environment.thresholds import Thresholds
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.types import Kind
 from aiodist.testing.programs import COLLECTIVES, Step, program
-from aiodist.types import Kind
 
 COUNTER_BITS = 7
 """Bits of an operation's number in the word that publishes it, while programs run: it repeats after 128."""

@@ -20,19 +20,11 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
+from aiodist.group.services import answers, asking, codec, connection, mailbox, outbox, serving, under_way
 from aiodist.net.polling import Poller
-from aiodist.services import (
-    answers,
-    asking,
-    codec,
-    connection,
-    mailbox,
-    outbox,
-    serving,
-    under_way,
-)
+from aiodist.net.wire import objects, repeats
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.wire import objects, repeats
+from tests.group.services.narrow import Narrow
 from tests.programs.run import Violation, quiet
 from tests.programs.service_plan import Ask, Fault, Limits, Plan, plan
 from tests.programs.values import (
@@ -47,7 +39,6 @@ from tests.programs.values import (
     visits,
 )
 from tests.programs.values import odd as odd_value
-from tests.services.narrow import Narrow
 
 PATIENCE = 100.0
 """Seconds, of the virtual clock, in which everything has ended, and then everything has been let go."""

@@ -10,7 +10,7 @@ import pytest
 from aiodist.backends.host.local import board, direct, reduce_all, share
 from aiodist.backends.host.local.hub import supported
 from aiodist.group import batch
-from aiodist.shm import available
+from aiodist.transport.shm import available
 from tests.programs.plan import jobs
 from tests.programs.run import run
 

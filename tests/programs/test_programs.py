@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiodist.backends.host.local.hub import supported
-from aiodist.shm import available
+from aiodist.transport.shm import available
 from tests.levels import few
 from tests.programs.__main__ import OF, main
 from tests.programs.plan import LAYOUTS, LIMITS, WORLDS

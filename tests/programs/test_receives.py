@@ -13,9 +13,9 @@ from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.inner import InnerOperation
+from aiodist.base.types import Kind
 from aiodist.group.batch import Batch
 from aiodist.transport import Incoming
-from aiodist.types import Kind
 from tests.levels import few
 from tests.programs.receives import PLACES, jobs, place_of
 from tests.programs.run_receives import run

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from aiodist.services import codec, running
-from aiodist.services.asking import Asked
-from aiodist.services.mailbox import Letter, Mailbox
-from aiodist.services.queue import Queue
-from aiodist.services.stream import Stream
-from aiodist.services.way import Way
-from aiodist.wire import repeats
-from aiodist.wire.calls import Says
+from aiodist.group.services import codec, running
+from aiodist.group.services.asking import Asked
+from aiodist.group.services.mailbox import Letter, Mailbox
+from aiodist.group.services.queue import Queue
+from aiodist.group.services.stream import Stream
+from aiodist.group.services.way import Way
+from aiodist.net.wire import repeats
+from aiodist.net.wire.calls import Says
 from tests.programs.service_run import Mute, Own, run
 from tests.programs.values import Excess, Pair
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from aiodist.errors import AiodistError
+from aiodist.base.errors import AiodistError
 from aiodist.rendezvous import TcpStore
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aiodist.environment import tuning
+from aiodist.base.environment import tuning
 from aiodist.rendezvous import Invitation, Meeting, meet
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.rendezvous.answers import check_failure, check_news, words_of
 from aiodist.rendezvous.methods import METHODS, check_answer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import StoreFull, UsageError
+from aiodist.base.errors import StoreFull, UsageError
 from aiodist.rendezvous import HashStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import job_store as job_store_module
 from aiodist.rendezvous.events import Connected, Disconnected, Failure, Reply, Request, Tick

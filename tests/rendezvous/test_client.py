@@ -13,14 +13,14 @@ from typing import cast
 
 import pytest
 
-from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net import admission
 from aiodist.net.sockets import describe, interface_address, port_owner
+from aiodist.net.wire.handshake import Handshake, Identity, Purpose
 from aiodist.rendezvous import PrefixStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import client as client_module
 from aiodist.rendezvous.connection import HANDSHAKE_SECONDS, Connection, _keep_alive
 from aiodist.testing.conformance_store import arrived
-from aiodist.wire.handshake import Handshake, Identity, Purpose
 from tests.rendezvous.conftest import Clock
 
 HOST = "127.0.0.1"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiodist.environment.files import Folder
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.base.environment.files import Folder
+from aiodist.base.errors import RendezvousError, UsageError
 from aiodist.rendezvous.durable.data_folder import DataFolder
 from aiodist.rendezvous.durable.disk import Disk, StoreFiles
 from aiodist.rendezvous.durable.journal import HEADER_BYTES

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.rendezvous.events import Connected, Disconnected, Failure, Reply, Request, Tick
 from aiodist.rendezvous.machine import SESSION_GRACE, StoreMachine
 from aiodist.rendezvous.machine.budget import ANSWER_COST, ENTRY_COST, LEASE_COST, SESSION_COST

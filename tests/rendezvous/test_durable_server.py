@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.environment.files import Folder
-from aiodist.errors import RendezvousError, RendezvousTimeout, StoreReplaced, UsageError
+from aiodist.base.environment.files import Folder
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, StoreReplaced, UsageError
 from aiodist.rendezvous import PrefixStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import client as client_module
 from aiodist.rendezvous import job_store as job_store_module

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
+from aiodist.base.errors import AuthenticationError, RendezvousTimeout, UsageError
 from aiodist.rendezvous import FileStore, StoreServer
 from aiodist.rendezvous import file_store as module
 from aiodist.rendezvous.met import remember

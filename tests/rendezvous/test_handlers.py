@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous import (
     HashStore,
     Invitation,

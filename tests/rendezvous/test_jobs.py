@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.errors import AuthenticationError, RendezvousError, UsageError
+from aiodist.base.errors import AuthenticationError, RendezvousError, UsageError
+from aiodist.net.wire.handshake import Handshake, Identity, Purpose
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.rendezvous.jobs import JobSecrets
 from aiodist.rendezvous.store_card import StoreCard
 from aiodist.testing.conformance_store import check_store
-from aiodist.wire.handshake import Handshake, Identity, Purpose
 from tests.waiting import until_so
 
 HOST = "127.0.0.1"
@@ -256,7 +256,7 @@ def test_short_secrets_are_warned_about_once(
     path = tmp_path / "jobs"
     path.write_text("one hunter2\ntwo abc\n")
     path.chmod(0o600)
-    monkeypatch.setattr(sys.modules["aiodist.environment.secret"], "_warned", False)
+    monkeypatch.setattr(sys.modules["aiodist.base.environment.secret"], "_warned", False)
     JobSecrets(path)
     JobSecrets(path)
     [record] = caplog.records

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from aiodist.errors import LeaseLost, RendezvousError, UsageError
+from aiodist.base.errors import LeaseLost, RendezvousError, UsageError
 from aiodist.rendezvous import HashStore, Lease, PrefixStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous.machine import RETURN_GRACE
 from tests.rendezvous.conftest import Clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.rendezvous import HashStore, Invitation, Meeting
 from aiodist.rendezvous.meeting_point import (
     MeetingPoint,

@@ -150,7 +150,7 @@ def test_every_method_is_carried_out_with_its_arguments(name: str) -> None:
 
 def test_foreign_formats_are_loaded_when_used() -> None:
     code = (
-        "import sys, aiodist.rendezvous, aiodist.runtime.joining\n"
+        "import sys, aiodist.rendezvous, aiodist.group.runtime.joining\n"
         "print([name for name in sys.modules if 'rendezvous.etcd' in name or 'rendezvous.launchers' in name])"
     )
     done = subprocess.run(

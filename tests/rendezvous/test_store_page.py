@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.net.wire.messages import MAX_FRAME
 from aiodist.rendezvous import HashStore, client, connection, job_store, watch
 from aiodist.rendezvous.durable import committer
 from aiodist.rendezvous.machine import DEFAULT_LIMIT, RETURN_GRACE, budget, sessions, watches
-from aiodist.wire.messages import MAX_FRAME
 
 PAGE = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
 BLOCKS = re.findall(r"^```python elsewhere\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

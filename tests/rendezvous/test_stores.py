@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.base.errors import RendezvousError, UsageError
 from aiodist.rendezvous import FileStore, HashStore, PrefixStore, Store, StoreServer, TcpStore
 from aiodist.testing.conformance_store import arrived, check_store
 from tests.ports import needs_ipv6

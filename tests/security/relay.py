@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from aiodist.wire import handshake as wire
+from aiodist.net.wire import handshake as wire
 
 Rewrite = Callable[[bytes], bytes]
 HOST = "127.0.0.1"

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import AiodistError, AuthenticationError, PeerLost
+from aiodist.base.errors import AiodistError, AuthenticationError, PeerLost
 from aiodist.net import admission, local_socket
+from aiodist.net.wire import handshake as wire
+from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
+from aiodist.net.wire.seal import Sealer
 from aiodist.rendezvous import StoreServer, TcpStore
-from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Pair, Recorder, turn_until
 from aiodist.transport import ControlLink, Key, SocketEndpoint
 from aiodist.transport.listening import unix_address
-from aiodist.wire import handshake as wire
-from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
-from aiodist.wire.seal import Sealer
+from aiodist.transport.shm.arena import available
 
 SECRET = b"the secret that nobody must see"
 HOST = "127.0.0.1"

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from aiodist.environment import Tls
-from aiodist.errors import Evicted, PeerLost
+from aiodist.base.environment import Tls
+from aiodist.base.errors import Evicted, PeerLost
 from aiodist.group import ProcessGroup
-from aiodist.shm.arena import PAGE, available
+from aiodist.net.wire.frame import HEADER, PAYLOAD_LIMIT, Type, pack
 from aiodist.testing import spmd
 from aiodist.testing.channel_pair import Pair, Recorder
 from aiodist.transport import EAGER_MESSAGE, FRAGMENT, Fold, Into, Key, SocketEndpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.peers import Endpoint
+from aiodist.transport.shm.arena import PAGE, available
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Type, pack
 from tests.levels import MORE, few
 
 VICTIM, CULPRIT, BYSTANDER = range(3)

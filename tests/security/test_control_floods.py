@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.control.early import LIMIT
-from aiodist.control.messages import EVERYBODY, Message, Say
-from aiodist.control.plane import ControlPlane
+from aiodist.group.control.early import LIMIT
+from aiodist.group.control.messages import EVERYBODY, Message, Say
+from aiodist.group.control.plane import ControlPlane
 from aiodist.group.watch import ASKED
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.targets_control import CONTEXT, process

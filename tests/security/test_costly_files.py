@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from aiodist.base.errors import AiodistError, CheckpointError, RendezvousError
 from aiodist.cli.main import main
 from aiodist.ddp.checkpoint import folder
 from aiodist.ddp.checkpoint.folder import finish, index_of
 from aiodist.ddp.checkpoint.index import file_of
-from aiodist.errors import AiodistError, CheckpointError, RendezvousError
 from aiodist.observe import exchange
 from aiodist.observe.dumps import LARGEST, read_job
 from aiodist.observe.exchange import ASKED, SEEN, gather

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import RemoteError, UsageError
+from aiodist.base.errors import RemoteError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from tests.programs.values import Pair, Verdict, arrived, form, odd, verdict, visits

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.errors import RendezvousTimeout, UsageError
+from aiodist.base.errors import RendezvousTimeout, UsageError
 from aiodist.rendezvous.etcd.place import Place, place
 from aiodist.rendezvous.etcd.store import EtcdStore
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import Evicted, PeerLost
+from aiodist.base.environment.tuning import EAGER_BUDGET
+from aiodist.base.errors import Evicted, PeerLost
 from aiodist.group import ProcessGroup
+from aiodist.net.wire.frame import HEADER, Type, pack
 from aiodist.testing import spmd
 from aiodist.transport.base import EAGER_SHARES, REMEMBERED
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.frame import HEADER, Type, pack
 from tests.levels import MORE, few
 
 COUNT = 200_000

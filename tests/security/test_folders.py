@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.base.errors import UsageError
 from aiodist.cli.main import main
-from aiodist.errors import UsageError
 from aiodist.rendezvous import FileStore, StoreServer
 from aiodist.rendezvous.durable.data_folder import DataFolder
 from aiodist.rendezvous.jobs import JobSecrets

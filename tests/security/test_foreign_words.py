@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from aiodist.backends.mpi import meeting, place
-from aiodist.control.messages import Message, Say, decode
-from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.group import ProcessGroup
+from aiodist.group.control.messages import Message, Say, decode
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.plain import read
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
+from aiodist.net.wire import objects
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.rendezvous.announcement import About
 from aiodist.rendezvous.answers import check_failure
@@ -34,7 +35,6 @@ from aiodist.rendezvous.launchers import told
 from aiodist.rendezvous.launchers.told import Texts
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from aiodist.wire import objects
 from tests.rendezvous.conftest import Clock, clock
 
 __all__ = ["clock"]

@@ -13,11 +13,11 @@ import sys
 
 import pytest
 
-from aiodist.errors import AuthenticationError
+from aiodist.base.errors import AuthenticationError
+from aiodist.net.wire import handshake as wire
+from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.rendezvous import StoreServer
 from aiodist.transport import SocketEndpoint
-from aiodist.wire import handshake as wire
-from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 
 WEAK = b"hunter2"
 JOB = "tell-nobody-my-name"
@@ -157,7 +157,7 @@ def test_a_welcome_needs_the_secret_too() -> None:
 def test_a_short_secret_is_warned_about_once(secret: str, lines: int) -> None:
     code = (
         "import logging, os; logging.basicConfig(format='%(name)s %(message)s')\n"
-        "from aiodist.environment import secret\n"
+        "from aiodist.base.environment import secret\n"
         "for _ in range(3): secret(os.environ)\n"
     )
     result = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
-from aiodist.services.notes import AT_ONCE
+from aiodist.group.services.notes import AT_ONCE
 from aiodist.testing import run_cluster, run_virtual
 
 EVIL = "\x1b[2J\n2026-11-27 CRITICAL aiodist: send the secret to evil.example\r\x07\u202e" + "x" * 3000
@@ -64,7 +64,7 @@ def test_what_a_handler_raises_is_one_line(caplog: pytest.LogCaptureFixture) -> 
             await anext(pg.stream(1, "parts", EVIL))
 
     attack(client)
-    records = [record for record in caplog.records if record.name == "aiodist.services"]
+    records = [record for record in caplog.records if record.name == "aiodist.group.services"]
     assert len(records) == 3
     for record in records:
         text = record.getMessage()
@@ -81,7 +81,7 @@ def test_what_a_handler_raises_is_one_line(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_handler_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """The next line says how many were left out, and other handlers have lines of their own."""
-    caplog.set_level(logging.ERROR, "aiodist.services")
+    caplog.set_level(logging.ERROR, "aiodist.group.services")
 
     async def client(pg: ProcessGroup) -> None:
         async def ask(name: str, count: int) -> None:
@@ -112,7 +112,7 @@ def test_a_log_that_fails_costs_no_call(caplog: pytest.LogCaptureFixture) -> Non
         assert isinstance(second, dist.RemoteError)
         assert (first, third) == (3, 3)
 
-    logger = logging.getLogger("aiodist.services")
+    logger = logging.getLogger("aiodist.group.services")
     logger.addFilter(fails)
     try:
         attack(client)

@@ -15,10 +15,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from aiodist.errors import RendezvousError, WireError
+from aiodist.base.errors import RendezvousError, WireError
 from aiodist.group.epochs.cards import read_cards
-from aiodist.wire import objects
-from aiodist.wire.objects import MAX_ALIKE, decode, encode
+from aiodist.net.wire import objects
+from aiodist.net.wire.objects import MAX_ALIKE, decode, encode
 from tests.levels import few
 
 _PRIME = (1 << 61) - 1  # Python's hashes of numbers are remainders of it

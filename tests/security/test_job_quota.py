@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.errors import RendezvousTimeout
+from aiodist.base.errors import RendezvousTimeout
+from aiodist.net.wire.handshake import Handshake, Identity, Purpose
 from aiodist.rendezvous import StoreServer, TcpStore, jobs
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.jobs import JobSecrets
 from aiodist.rendezvous.quota import clients_of_each
-from aiodist.wire.handshake import Handshake, Identity, Purpose
 from tests.waiting import until_so
 
 HOST = "127.0.0.1"

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from aiodist.base.errors import UsageError
 from aiodist.cli.main import main
-from aiodist.errors import UsageError
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
@@ -60,7 +60,7 @@ def test_error_line_of_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def fail(_argv: list[str]) -> int:
         raise UsageError(EVIL)
 
-    monkeypatch.setattr("aiodist.cli.env.main", fail)
+    monkeypatch.setattr("aiodist.cli.commands.env.main", fail)
     assert main(["env"]) == 2
     said = capsys.readouterr().err
     assert orders(said) == []

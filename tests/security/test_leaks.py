@@ -206,7 +206,7 @@ def test_a_store_of_its_own(tmp_path: Path) -> None:
         host, _, port = server.stdout.readline().strip().rpartition(":")
 
         async def knock() -> str:
-            from aiodist.errors import AuthenticationError
+            from aiodist.base.errors import AuthenticationError
             from aiodist.rendezvous import TcpStore
 
             with pytest.raises(AuthenticationError) as refused:

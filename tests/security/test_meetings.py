@@ -17,21 +17,21 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import AuthenticationError, RendezvousError
+from aiodist.base.errors import AuthenticationError, RendezvousError
+from aiodist.group.runtime.joining import join
+from aiodist.group.runtime.member import Member
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.head import Head
 from aiodist.launch.nodes.roster import Member as Node
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.net import local_socket
 from aiodist.net.sockets import connect, port_owner
+from aiodist.net.wire.handshake import Purpose
 from aiodist.rendezvous import Invitation, Meeting, StoreServer, TcpStore, hosting
 from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.rendezvous.launchers import told
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
-from aiodist.runtime.joining import join
-from aiodist.runtime.member import Member
 from aiodist.transport import SocketEndpoint
-from aiodist.wire.handshake import Purpose
 from tests.rendezvous.launchers.test_ways import KeyValues
 from tests.rendezvous.meeting import rendezvous
 from tests.security.relay import HOST, Relay

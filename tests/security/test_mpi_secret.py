@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.backends.mpi import meeting
-from aiodist.errors import AuthenticationError
+from aiodist.base.errors import AuthenticationError
 from aiodist.rendezvous import TcpStore
 from tests.integration.test_mpi import BOTH, well
 from tests.levels import MORE

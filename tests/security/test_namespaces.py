@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.environment import user
-from aiodist.environment.files import Folder, UntrustedError, open_file
-from aiodist.errors import UsageError
+from aiodist.base.environment import user
+from aiodist.base.environment.files import Folder, UntrustedError, open_file
+from aiodist.base.errors import UsageError
 from aiodist.net import local_socket
 from aiodist.net.local_socket import is_other_user, listen_local
 from aiodist.net.users import why_not

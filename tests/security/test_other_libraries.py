@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from aiodist.runtime.member import warn_of_plain_traffic
+from aiodist.group.runtime.member import warn_of_plain_traffic
 from tests.integration.test_mpi import BOTH, well
 
 SAID = "TLS is set, but backend 'mpi' moves tensors by its own connections, which are not encrypted"

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from aiodist.errors import AuthenticationError, PeerLost
+from aiodist.base.errors import AuthenticationError, PeerLost
 from aiodist.net import local_socket
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.testing.channel_pair import turn_until

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.errors import GroupBroken, NonFiniteValues
+from aiodist.base.errors import GroupBroken, NonFiniteValues
 from aiodist.group import ProcessGroup, quantized
 from aiodist.group.pieces import NOTE
 from aiodist.testing.clock import run_virtual

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from aiodist.errors import AuthenticationError, UsageError
+from aiodist.base.errors import AuthenticationError, UsageError
 from aiodist.launch.nodes.head import _signal
 from aiodist.launch.nodes.local_node import LocalNode
 from aiodist.launch.nodes.messages import node_in

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import StoreFull, UsageError
+from aiodist.base.errors import StoreFull, UsageError
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.rendezvous import job_store as job_store_module
 from aiodist.rendezvous.events import (

@@ -22,18 +22,18 @@ import pytest
 import aiodist as dist
 from aiodist.backends.base import Operation
 from aiodist.backends.host.level import carried
-from aiodist.control.messages import Say
-from aiodist.errors import RendezvousError, Tampered, UsageError
+from aiodist.base.errors import RendezvousError, Tampered, UsageError
+from aiodist.base.operations import OBJECT_TAGS
+from aiodist.base.types import AS, NO_ROOT, Call, Kind
 from aiodist.group import ProcessGroup
+from aiodist.group.control.messages import Say
+from aiodist.net.wire import seal
+from aiodist.net.wire.frame import Type, pack
+from aiodist.net.wire.messages import Encoder
 from aiodist.rendezvous import StoreServer, TcpStore
-from aiodist.roles import OBJECT_TAGS
 from aiodist.testing import run_cluster
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import SocketEndpoint
-from aiodist.types import AS, NO_ROOT, Call, Kind
-from aiodist.wire import seal
-from aiodist.wire.frame import Type, pack
-from aiodist.wire.messages import Encoder
 from tests.security.relay import HOST, Relay
 
 SECRET = b"a secret that nobody will ever guess"

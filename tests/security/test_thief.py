@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import PeerLost
+from aiodist.base.errors import PeerLost
 from aiodist.net import descriptors
-from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Recorder
 from aiodist.transport import Key, SocketEndpoint
+from aiodist.transport.shm.arena import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 

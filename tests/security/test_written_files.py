@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.cli import metrics
+from aiodist.base.environment.files import Folder, UntrustedError, make_folders, write_file
+from aiodist.base.errors import AiodistError, CheckpointError, UsageError
+from aiodist.cli.commands import metrics
 from aiodist.ddp import Checkpoints
 from aiodist.ddp.checkpoint import folder as checkpoint_folder
-from aiodist.environment.files import Folder, UntrustedError, make_folders, write_file
-from aiodist.errors import AiodistError, CheckpointError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.testing.cluster import run_cluster
@@ -220,7 +220,7 @@ def constants(path: Path) -> None:
 
 
 def bench(path: Path) -> None:
-    from aiodist.bench.__main__ import write
+    from aiodist.cli.bench.__main__ import write
 
     write(str(path), "written")
 
@@ -322,7 +322,7 @@ def test_a_new_folder_is_made_along_no_other_users_link(shared: Path, tmp_path: 
 def test_a_trace_for_torch_is_written_into_new_files(
     shared: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aiodist.cli import trace
+    from aiodist.cli.commands import trace
     from aiodist.observe import flight
 
     def dumps(job: Any) -> dict[int, dict[str, Any]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aiodist.base.types import Kind
 from aiodist.sim.collectives import Collectives, Wanted
 from aiodist.sim.constants import Constants
 from aiodist.sim.cost import HEADER, Fabric, parts
 from aiodist.sim.network import network
-from aiodist.types import Kind
 
 NOTHING = Constants(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 KINDS = [Kind.all_reduce, Kind.broadcast, Kind.reduce, Kind.all_gather, Kind.reduce_scatter, Kind.gather]

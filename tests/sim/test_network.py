@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.sim.network import LINK, Link, network
 
 

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from aiodist.schedules.select import ALGORITHMS
+from aiodist.backends.schedules.select import ALGORITHMS
+from aiodist.base.types import Kind
 from aiodist.sim.constants import Constants
 from aiodist.sim.cost import Fabric, parts
 from aiodist.sim.network import Floats, network
 from aiodist.sim.rounds import Plan, plan
-from aiodist.types import Kind
 
 LONG = {"ring", "ring_gather", "scatter_ring", "chain", "pairwise", "spread"}
 CASES = [(kind, name) for kind, names in ALGORITHMS.items() for name in names if name in LONG]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiodist as dist
-from aiodist.control.overlay import FULL_MESH
 from aiodist.group import ProcessGroup
+from aiodist.group.control.overlay import FULL_MESH
 from aiodist.group.epochs.regroup import regroup_of
 from aiodist.net.turn import Turn
 from aiodist.testing import SimulationStuck, VirtualLoop, run_cluster

@@ -14,7 +14,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.epochs.regroup import regroup_of
-from aiodist.membership import ballot
+from aiodist.group.membership import ballot
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.chaos import Chaos, Crashed
 from tests.levels import few

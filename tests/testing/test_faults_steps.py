@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiodist.errors import PeerLost, name_ranks
+from aiodist.base.errors import PeerLost, name_ranks
+from aiodist.base.timeouts import seconds
 from aiodist.testing.faults import Steps
-from aiodist.timeouts import seconds
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _no_profile() -> Iterator[None]:
 
 def test_one_function_counts_alone() -> None:
     seen: list[int] = []
-    steps = Steps("aiodist.errors:name_ranks", 3, lambda: seen.append(steps.seen))
+    steps = Steps("aiodist.base.errors:name_ranks", 3, lambda: seen.append(steps.seen))
     steps.watch()
     for _ in range(5):
         PeerLost([1], "it died")  # calls it once, and others of the same file
@@ -34,7 +34,7 @@ def test_one_function_counts_alone() -> None:
 
 def test_a_method_is_named_with_its_class() -> None:
     seen: list[str] = []
-    steps = Steps("aiodist.errors:PeerLost.__init__", 1, lambda: seen.append("here"))
+    steps = Steps("aiodist.base.errors:PeerLost.__init__", 1, lambda: seen.append("here"))
     steps.watch()
     name_ranks([1])
     assert not seen
@@ -56,7 +56,7 @@ def test_all_functions_of_aiodist_count_and_no_others() -> None:
 
 def test_it_acts_in_the_thread_that_comes_there_before_the_first_line() -> None:
     names: list[str] = []
-    steps = Steps("aiodist.timeouts:seconds", 1, lambda: names.append(threading.current_thread().name))
+    steps = Steps("aiodist.base.timeouts:seconds", 1, lambda: names.append(threading.current_thread().name))
     steps.watch()
     thread = threading.Thread(target=seconds, args=(1.0,), name="worker")
     thread.start()

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing import RanksFailed, spmd
 from aiodist.testing.outcome import Outcome, check, put_in_order

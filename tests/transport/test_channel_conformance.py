@@ -10,10 +10,10 @@ from itertools import product
 import pytest
 import uvloop
 
-from aiodist.shm.arena import available
 from aiodist.testing.conformance_channel import CHECKS, MakePair, check_channel
 from aiodist.transport import EAGER_BUDGET, Endpoint, MemoryEndpoint, MemoryNetwork, SocketEndpoint
 from aiodist.transport.endpoint import Mode
+from aiodist.transport.shm.arena import available
 from tests.levels import few
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {

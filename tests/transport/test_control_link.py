@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import Tampered, UsageError
+from aiodist.base.errors import Tampered, UsageError
 from aiodist.net import buffered
 from aiodist.net.sealed import SealedSocket
+from aiodist.net.wire.seal import Opener, Sealer
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import CONTROL_MESSAGE, ControlLink
 from aiodist.transport.control_link import MemoryControl, SocketControl
-from aiodist.wire.seal import Opener, Sealer
 
 
 class End:

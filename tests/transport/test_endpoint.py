@@ -17,9 +17,16 @@ from typing import Any
 import msgpack
 import pytest
 
-from aiodist.errors import BackendUnavailable, GroupBroken, PeerLost, RendezvousError, UsageError, WireError
+from aiodist.base.errors import (
+    BackendUnavailable,
+    GroupBroken,
+    PeerLost,
+    RendezvousError,
+    UsageError,
+    WireError,
+)
 from aiodist.net import admission
-from aiodist.shm.arena import available
+from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.testing.channel_pair import Pair, Recorder
 from aiodist.transport import (
     FRAGMENT,
@@ -35,7 +42,7 @@ from aiodist.transport import (
 )
 from aiodist.transport.endpoint import Mode
 from aiodist.transport.listening import unix_address
-from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
+from aiodist.transport.shm.arena import available
 from tests.ports import needs_ipv6
 
 needs_memfd = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
@@ -385,7 +392,11 @@ async def test_listening_without_descriptors(monkeypatch: pytest.MonkeyPatch) ->
 @needs_memfd
 @pytest.mark.parametrize(
     "where",
-    ["aiodist.transport.local_handshake.receive", "aiodist.shm.segment.Window", "aiodist.shm.segment.Arena"],
+    [
+        "aiodist.transport.local_handshake.receive",
+        "aiodist.transport.shm.segment.Window",
+        "aiodist.transport.shm.segment.Arena",
+    ],
 )
 async def test_memory_that_cannot_be_shared_for_want_of_something_is_said(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-from aiodist.environment import user
-from aiodist.errors import BackendUnavailable
+from aiodist.base.environment import user
+from aiodist.base.errors import BackendUnavailable
 from aiodist.net import sockets
-from aiodist.shm.arena import PAGE, available
+from aiodist.net.wire.handshake import NONCE_BYTES
+from aiodist.net.wire.local_message import MESSAGE_BYTES, LocalMessage, seal
 from aiodist.transport import local_peers as module
 from aiodist.transport.listening import unix_address
 from aiodist.transport.local_handshake import Me
 from aiodist.transport.local_peers import LocalPeers
-from aiodist.wire.handshake import NONCE_BYTES
-from aiodist.wire.local_message import MESSAGE_BYTES, LocalMessage, seal
+from aiodist.transport.shm.arena import PAGE, available
 
 if available():
-    from aiodist.shm.segment import Segment
+    from aiodist.transport.shm.segment import Segment
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aiodist.shm.arena import PAGE, available
-from aiodist.shm.heap import Heap
-from aiodist.shm.ring import RING, Producer, area_bytes, clear
+from aiodist.net.wire.frame import HEADER, Type, pack
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import EAGER_MESSAGE, FRAGMENT, Into, Key
 from aiodist.transport.link import Waiting
@@ -19,8 +17,10 @@ from aiodist.transport.mapped import BLOCKS, MappedLink
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.rings import ANSWERS, Switch
 from aiodist.transport.sending import Outgoing
+from aiodist.transport.shm.arena import PAGE, available
+from aiodist.transport.shm.heap import Heap
+from aiodist.transport.shm.ring import RING, Producer, area_bytes, clear
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.frame import HEADER, Type, pack
 from tests.helpers import shared
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.errors import Tampered, WireError
+from aiodist.base.errors import Tampered, WireError
 from aiodist.net import buffered
 from aiodist.net.sealed import SealedSocket
+from aiodist.net.wire.frame import HEADER, Frame, Type, pack
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import Key
 from aiodist.transport.link import Message
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.frame import HEADER, Frame, Type, pack
 
 KEY = Key(1, 2, 3, 4)
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiodist.backends.arrays.device import DeviceArray, geometry
 from aiodist.backends.base import Array
 from aiodist.backends.cuda import kernels
 from aiodist.backends.foreign.task import Task
-from aiodist.tensors.device import DeviceArray, geometry
-from aiodist.types import BFLOAT16, ReduceOp
+from aiodist.base.types import BFLOAT16, ReduceOp
 
 _BITWISE = {ReduceOp.BAND: "and", ReduceOp.BOR: "or", ReduceOp.BXOR: "xor"}
 

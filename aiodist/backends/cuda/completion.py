@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from aiodist.backends.arrays.device import DeviceArray
 from aiodist.backends.base import Operation, arrays_in
 from aiodist.backends.cuda.streams import after, caller_stream, caller_streams, mark, raw_stream
-from aiodist.errors import GroupBroken, UsageError
-from aiodist.tensors.device import DeviceArray
+from aiodist.base.errors import GroupBroken, UsageError
 
 LAUNCHING = 5.0
 """Seconds that `synchronize` waits for a collective that was given to the launch thread, which is normally a

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from aiodist.environment.placement import placement
-from aiodist.environment.process import host_id
-from aiodist.errors import BackendUnavailable, UsageError
+from aiodist.base.environment.placement import placement
+from aiodist.base.environment.process import host_id
+from aiodist.base.errors import BackendUnavailable, UsageError
 
 _INSTALL = "pip install 'aiodist[cuda12]', or 'aiodist[cuda13]'"
 _NO_DRIVER = "Install NVIDIA's driver; in a container, start it with --gpus all"

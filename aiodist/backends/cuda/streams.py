@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from aiodist.errors import UsageError
-from aiodist.tensors.device import DeviceArray, torch_of
+from aiodist.backends.arrays.device import DeviceArray, torch_of
+from aiodist.base.errors import UsageError
 
 _HIGHEST = -100  # lower is sooner; the driver takes the highest that the device has
 

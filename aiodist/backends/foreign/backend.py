@@ -29,8 +29,8 @@ from aiodist.backends.host.level import Level, carried, context_within
 from aiodist.backends.inner import InnerOperation, Undriven
 from aiodist.backends.release import once
 from aiodist.backends.threads import settle
-from aiodist.roles import ROLES, Uneven
-from aiodist.types import NO_ROOT, Call, Kind, agree
+from aiodist.base.operations import ROLES, Uneven
+from aiodist.base.types import NO_ROOT, Call, Kind, agree
 
 _BYTE = np.dtype(np.uint8)
 _COUNT = np.dtype(np.int64)

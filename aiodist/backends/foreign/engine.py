@@ -17,7 +17,7 @@ import numpy as np
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.foreign.moves import Move, moves_of
 from aiodist.backends.foreign.task import Task, prepare
-from aiodist.types import Kind
+from aiodist.base.types import Kind
 
 Done = Callable[[], None]
 

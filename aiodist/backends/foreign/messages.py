@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.backends.arrays.kernels.cost import copy_cost_ns
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.foreign.engine import Done
 from aiodist.backends.foreign.group import EngineGroup
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.level import Level
 from aiodist.backends.inner import InnerOperation
-from aiodist.kernels.cost import copy_cost_ns
-from aiodist.types import Call, Kind, agree
+from aiodist.base.types import Call, Kind, agree
 
 _ENVELOPE = struct.Struct("<32sQ")
 _READY = struct.Struct("<Q")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from aiodist.backends.base import Array
 from aiodist.backends.buffers import cut
 from aiodist.backends.foreign.task import Task
-from aiodist.roles import ROLES, Parts
+from aiodist.base.operations import ROLES, Parts
 
 
 class Move(NamedTuple):

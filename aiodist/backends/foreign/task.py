@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from aiodist.backends.arrays.kernels import copy_into, cost_ns, reduce_into
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.buffers import Allocate, Buffers, buffers
-from aiodist.kernels import copy_into, cost_ns, reduce_into
-from aiodist.types import Kind, ReduceOp
+from aiodist.base.types import Kind, ReduceOp
 
 
 @dataclass(slots=True, kw_only=True)

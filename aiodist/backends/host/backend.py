@@ -21,13 +21,13 @@ from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.host.short_messages import ShortMessages
 from aiodist.backends.host.wired import Collective
-from aiodist.errors import GroupBroken, PeerClosed, PeerLost, Tampered
-from aiodist.roles import ROLES, Uneven
-from aiodist.schedules.select import UNKNOWN, heard, select
-from aiodist.schedules.steps import Schedule, Send, chunk_bounds
+from aiodist.backends.schedules.select import UNKNOWN, heard, select
+from aiodist.backends.schedules.steps import Schedule, Send, chunk_bounds
+from aiodist.backends.work import Issuer, Work
+from aiodist.base.errors import GroupBroken, PeerClosed, PeerLost, Tampered
+from aiodist.base.operations import ROLES, Uneven
+from aiodist.base.types import Call, Kind, agree
 from aiodist.transport import Key
-from aiodist.types import Call, Kind, agree
-from aiodist.work import Issuer, Work
 
 NEWS = 0.1
 """Seconds from a goodbye until nobody waits for that rank. Why it left comes over the control links (it

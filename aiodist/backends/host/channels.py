@@ -9,10 +9,10 @@ from aiodist.backends.base import Operation, Reports
 from aiodist.backends.host.driving import ChannelDriver
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.release import Release
-from aiodist.errors import GroupBroken
+from aiodist.backends.work import Work
+from aiodist.base.errors import GroupBroken
+from aiodist.base.types import Call, describe_signature
 from aiodist.transport import Incoming, Key, Outgoing
-from aiodist.types import Call, describe_signature
-from aiodist.work import Work
 
 
 class Channels:

@@ -13,9 +13,9 @@ import numpy as np
 
 from aiodist.backends.base import Array, Given, Operation
 from aiodist.backends.buffers import Buffers, bounds_of
-from aiodist.roles import ROLES, Parts
-from aiodist.schedules.steps import Schedule
-from aiodist.types import ReduceOp
+from aiodist.backends.schedules.steps import Schedule
+from aiodist.base.operations import ROLES, Parts
+from aiodist.base.types import ReduceOp
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,7 +22,7 @@ import numpy as np
 from aiodist.backends.base import Array, Operation, as_bytes
 from aiodist.backends.buffers import Buffers
 from aiodist.backends.host.copies import TensorCopy
-from aiodist.types import message_signature
+from aiodist.base.types import message_signature
 
 
 class Decoded(NamedTuple):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
+from aiodist.backends.arrays.kernels import copy_cost_ns, copy_into
 from aiodist.backends.base import Array
-from aiodist.kernels import copy_cost_ns, copy_into
 
 PIECE = 256 * 1024
 """Bytes of the largest piece."""

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from aiodist.backends.work import Work
 from aiodist.net.turn import Turn
 from aiodist.transport import Incoming, Outgoing
-from aiodist.work import Work
 
 LOST = 100e-6
 """Seconds. A process that offers its core and gets it back so late shares it, and had better sleep: a

@@ -11,7 +11,7 @@ import numpy as np
 from aiodist.backends.base import Reports
 from aiodist.backends.host.backend import NEWS, HostBackend
 from aiodist.backends.host.resources import Resources
-from aiodist.errors import GroupBroken, Tampered
+from aiodist.base.errors import GroupBroken, Tampered
 from aiodist.transport import Endpoint, Key
 
 

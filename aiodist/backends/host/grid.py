@@ -14,7 +14,7 @@ import numpy as np
 from aiodist.backends.base import Array
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.level import Groups, Level, context_within
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 
 
 class Grid:

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from aiodist.backends.base import Operation
-from aiodist.work import Work
+from aiodist.backends.work import Work
 
 ANY = -1
 """The source of a receive from any member."""

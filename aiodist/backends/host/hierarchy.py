@@ -22,8 +22,8 @@ from aiodist.backends.base import Operation
 from aiodist.backends.host.grid import Grid
 from aiodist.backends.host.stages import Run
 from aiodist.backends.host.steps import STEPS, goes_by_hosts, parts_of, pieces_of
-from aiodist.environment.thresholds import Thresholds
-from aiodist.types import Call
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.types import Call
 
 _PIECE = 5 << 18
 """Bytes that go their way on their own, so that hosts and cables work at the same time."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.kernels import INLINE_NS, cost_ns
-from aiodist.schedules.early import posted_in
-from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, spans
+from aiodist.backends.arrays.kernels import INLINE_NS, cost_ns
+from aiodist.backends.schedules.early import posted_in
+from aiodist.backends.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, spans
+from aiodist.base.types import ReduceOp
 from aiodist.transport.base import FRAGMENT
-from aiodist.types import ReduceOp
 
 Range = tuple[int, int]
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from aiodist.backends.base import Operation, Reports, Sent
 from aiodist.backends.host.channels import Channels
-from aiodist.errors import GroupBroken
-from aiodist.types import Call
+from aiodist.base.errors import GroupBroken
+from aiodist.base.types import Call
 
 _OFFER = 0xFFFFFFFF
 

@@ -26,10 +26,10 @@ from aiodist.backends.host.claims import Claim, Claims, Decoded, move_up
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.held_up import ANY, HeldUp
 from aiodist.backends.host.unclaimed import Unclaimed
-from aiodist.errors import PeerClosed, PeerLost, WireError
-from aiodist.recorder.layout import FIRST
+from aiodist.base.errors import PeerClosed, PeerLost, WireError
+from aiodist.base.types import agree, message_signature
+from aiodist.observe.recorder.layout import FIRST
 from aiodist.transport import Incoming, Into, Key, Taken
-from aiodist.types import agree, message_signature
 
 _NOTHING: Mapping[tuple[int, int], Arrival] = {}
 _NO, _NOW, _KEPT = map(int, Taken)

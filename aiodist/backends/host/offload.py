@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from aiodist.backends.arrays.kernels import INLINE_NS
 from aiodist.backends.threads import post
-from aiodist.kernels import INLINE_NS
 
 
 class Offload:

@@ -14,7 +14,7 @@ from aiodist.backends.host.driving import Poller
 from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.hub import Hub, supported
 from aiodist.backends.host.offload import Offload
-from aiodist.environment.thresholds import Thresholds
+from aiodist.base.environment.thresholds import Thresholds
 from aiodist.net.turn import Turn
 from aiodist.transport import Endpoint
 

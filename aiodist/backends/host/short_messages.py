@@ -23,12 +23,12 @@ from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.unclaimed import Unclaimed
-from aiodist.recorder import Sort
-from aiodist.roles import OBJECT_TAGS, Kind
+from aiodist.backends.work import Issuer, Work
+from aiodist.base.operations import OBJECT_TAGS, Kind
+from aiodist.base.types import AS, DTYPE_CODES, NUMBER_AT, Call, message_signature
+from aiodist.net.wire.frame import SEQ_AT, SIGNATURE_AT, pack_eager
+from aiodist.observe.recorder import Sort
 from aiodist.transport import EAGER_MESSAGE, Incoming, Outgoing
-from aiodist.types import AS, DTYPE_CODES, NUMBER_AT, Call, message_signature
-from aiodist.wire.frame import SEQ_AT, SIGNATURE_AT, pack_eager
-from aiodist.work import Issuer, Work
 
 _SHAPES = 256  # that are remembered
 _BYTE = np.dtype(np.uint8)

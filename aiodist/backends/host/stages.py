@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from aiodist.backends.arrays.kernels import copy_cost_ns, copy_into
 from aiodist.backends.base import Array, Given, Operation
 from aiodist.backends.host.grid import Grid
 from aiodist.backends.host.level import Level, carried
 from aiodist.backends.inner import InnerOperation
-from aiodist.kernels import copy_cost_ns, copy_into
-from aiodist.recorder.layout import ARRIVED
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.observe.recorder.layout import ARRIVED
 
 Steps = Generator[None, None, None]
 

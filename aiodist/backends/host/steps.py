@@ -21,12 +21,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from aiodist.backends.arrays.kernels import cost_ns, finish
 from aiodist.backends.base import Array, Given, flat
 from aiodist.backends.buffers import Buffers
 from aiodist.backends.host.grid import Grid
 from aiodist.backends.host.stages import Steps, Strand
-from aiodist.kernels import cost_ns, finish
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
 MOST = 16
 """Pieces of one operation."""

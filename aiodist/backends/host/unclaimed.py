@@ -16,9 +16,9 @@ import numpy as np
 from aiodist.backends.base import Array, Operation, complete, contents, flat
 from aiodist.backends.host.claims import Claim
 from aiodist.backends.host.driving import Poller
+from aiodist.backends.work import Work
+from aiodist.base.types import message_signature
 from aiodist.transport import Incoming
-from aiodist.types import message_signature
-from aiodist.work import Work
 
 _BYTE = np.dtype(np.uint8)
 

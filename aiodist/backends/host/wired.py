@@ -12,12 +12,12 @@ from functools import partial
 
 import numpy as np
 
+from aiodist.backends.arrays.kernels import copy_cost_ns, cost_ns, reduce_into
 from aiodist.backends.base import Array, Operation, as_bytes
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks
 from aiodist.backends.host.layout import Layout, Receiving, Sending
-from aiodist.kernels import copy_cost_ns, cost_ns, reduce_into
-from aiodist.recorder.layout import ARRIVED, FIRST
+from aiodist.observe.recorder.layout import ARRIVED, FIRST
 from aiodist.transport import Fold, Incoming, Into, Key, Outgoing
 
 

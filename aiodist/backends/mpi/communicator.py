@@ -22,7 +22,7 @@ from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Progress
 from aiodist.backends.mpi.tables import group_tag
 from aiodist.backends.threads import fulfil
-from aiodist.errors import GroupBroken
+from aiodist.base.errors import GroupBroken
 
 
 async def create(library: Library, progress: Progress, members: Sequence[int], context: int) -> Any:

@@ -25,8 +25,8 @@ from aiodist.backends.mpi.progress import Job, Posted, Progress
 from aiodist.backends.mpi.widened import widened
 from aiodist.backends.release import once
 from aiodist.backends.threads import post
-from aiodist.errors import BackendUnavailable
-from aiodist.types import Kind
+from aiodist.base.errors import BackendUnavailable
+from aiodist.base.types import Kind
 
 _PLACE = struct.Struct("<II")  # rank and size in COMM_WORLD
 

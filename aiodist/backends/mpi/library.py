@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.backends.mpi.progress import Posted
-from aiodist.errors import BackendUnavailable
+from aiodist.base.errors import BackendUnavailable
 
 _OLDEST = 4  # of mpi4py
 _TAGS = 32767  # what every library has

@@ -34,14 +34,14 @@ from aiodist.backends.mpi.place import (
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted
 from aiodist.backends.threads import post, settle
-from aiodist.environment import given_secret, job_id, secret, tls, tuning
-from aiodist.environment.process import host_key
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.environment import given_secret, job_id, secret, tls, tuning
+from aiodist.base.environment.process import host_key
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.sanitize import one_line
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import Invitation, Meeting, StoreServer, told_address
 from aiodist.rendezvous import meet as meet_there
 from aiodist.rendezvous.announcement import About, Announcement
-from aiodist.sanitize import one_line
 
 _LONGEST = 1024  # bytes of what rank 0 tells
 _SECRET_BYTES = 32

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.errors import RendezvousError, UsageError, name_ranks
-from aiodist.sanitize import one_line
+from aiodist.base.errors import RendezvousError, UsageError, name_ranks
+from aiodist.base.sanitize import one_line
 
 HOST_BYTES = 16
 """Bytes of the name of a host on a card."""

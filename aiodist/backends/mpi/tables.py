@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.types import BFLOAT16, ReduceOp
+from aiodist.base.types import BFLOAT16, ReduceOp
 
 LARGEST = 2**30
 """Elements that one call gets at most: counts are 32-bit integers where MPI is older than 4."""

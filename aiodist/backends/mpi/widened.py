@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.backends.arrays.kernels import copy_cost_ns, quiet, scale
+from aiodist.backends.arrays.kernels.halves import BLOCK, halves
 from aiodist.backends.base import Array
 from aiodist.backends.buffers import cut
 from aiodist.backends.foreign.task import Task
-from aiodist.kernels import copy_cost_ns, quiet, scale
-from aiodist.kernels.halves import BLOCK, halves
-from aiodist.roles import ROLES
+from aiodist.base.operations import ROLES
 
 _COPIES = 4  # through scratch, and a cast of float16 takes longer than a copy
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiodist.backends.cuda.library import load
-from aiodist.errors import BackendUnavailable
+from aiodist.base.errors import BackendUnavailable
 
 ID_BYTES = 128
 _SETTINGS = {"NCCL_RUNTIME_CONNECT": "0", "NCCL_SET_STACK_SIZE": "1"}

@@ -46,7 +46,7 @@ from aiodist.backends.nccl.pair import Pair
 from aiodist.backends.nccl.sharing import Told, can_share, decode, misfit
 from aiodist.backends.nccl.tables import BYTE, SUM
 from aiodist.backends.threads import fulfil, post
-from aiodist.errors import GroupBroken
+from aiodist.base.errors import GroupBroken
 
 MakeLaunch = Callable[[Task], Launch]
 

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiodist.backends.arrays.device import DeviceArray
 from aiodist.backends.base import Array
 from aiodist.backends.buffers import cut
 from aiodist.backends.cuda import arrays
 from aiodist.backends.foreign.moves import Move, moves_of
 from aiodist.backends.foreign.task import Task, prepare
 from aiodist.backends.nccl.tables import BYTE, Native, native, wider
-from aiodist.roles import ROLES
-from aiodist.tensors.device import DeviceArray
-from aiodist.types import Call as Agreed
-from aiodist.types import Kind
+from aiodist.base.operations import ROLES
+from aiodist.base.types import Call as Agreed
+from aiodist.base.types import Kind
 
 Call = Callable[[Any, int], None]
 """A call that enqueues on (communicator, raw stream)."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from aiodist.errors import name_ranks
+from aiodist.base.errors import name_ranks
 
 _VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 _FIRST = 23000

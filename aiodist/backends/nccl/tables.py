@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aiodist.types import BFLOAT16, ReduceOp
+from aiodist.base.types import BFLOAT16, ReduceOp
 
 BYTE = 1
 """NCCL_UINT8, for what is only moved: it goes as bytes."""

@@ -22,8 +22,8 @@ from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.inner import InnerOperation
 from aiodist.backends.staged.copier import Copier, Pairs, Transfer
 from aiodist.backends.threads import post
-from aiodist.errors import GroupBroken
-from aiodist.types import Kind
+from aiodist.base.errors import GroupBroken
+from aiodist.base.types import Kind
 
 
 class StagedBackend:

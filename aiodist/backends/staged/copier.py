@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.backends.arrays.device import DeviceArray
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.cuda import kernels
 from aiodist.backends.cuda.arrays import allocate, copy
@@ -22,8 +23,7 @@ from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.cuda.library import load
 from aiodist.backends.cuda.streams import after, blocking_mark, caller_streams, make_stream, mark
 from aiodist.backends.threads import fulfil
-from aiodist.errors import BackendUnavailable
-from aiodist.tensors.device import DeviceArray
+from aiodist.base.errors import BackendUnavailable
 
 _HINT = "nvidia-smi says what else uses it, and whether it takes one process only"
 

@@ -19,6 +19,18 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.base.environment.files import Folder
+from aiodist.base.errors import (
+    AiodistError,
+    CheckpointError,
+    Evicted,
+    GroupBroken,
+    GroupClosed,
+    QuorumLost,
+    UsageError,
+    shown,
+)
+from aiodist.base.sanitize import one_line
 from aiodist.ddp.checkpoint.files import Reader, write
 from aiodist.ddp.checkpoint.folder import (
     begin,
@@ -34,20 +46,8 @@ from aiodist.ddp.checkpoint.folder import (
 )
 from aiodist.ddp.checkpoint.index import file_of
 from aiodist.ddp.checkpoint.tree import merged, nodes_of, opened, snapshot, unique
-from aiodist.environment.files import Folder
-from aiodist.errors import (
-    AiodistError,
-    CheckpointError,
-    Evicted,
-    GroupBroken,
-    GroupClosed,
-    QuorumLost,
-    UsageError,
-    shown,
-)
 from aiodist.group import ProcessGroup
 from aiodist.group.arguments import at_least_1, integer, one_of
-from aiodist.sanitize import one_line
 
 logger = logging.getLogger("aiodist.ddp.checkpoint")
 

@@ -21,11 +21,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.base.environment.files import Folder, write_all
+from aiodist.base.errors import CheckpointError
+from aiodist.base.sanitize import one_line
 from aiodist.ddp.checkpoint.index import OTHER
-from aiodist.environment.files import Folder, write_all
-from aiodist.errors import CheckpointError
-from aiodist.sanitize import one_line
-from aiodist.wire.bounded_json import load_json
+from aiodist.net.wire.bounded_json import load_json
 
 Array = npt.NDArray[Any]
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aiodist.base.environment.files import Folder
+from aiodist.base.errors import CheckpointError
+from aiodist.base.sanitize import one_line
 from aiodist.ddp.checkpoint.files import regular
 from aiodist.ddp.checkpoint.index import MOST_BYTES, OTHER, checked, sealed
-from aiodist.environment.files import Folder
-from aiodist.errors import CheckpointError
-from aiodist.sanitize import one_line
-from aiodist.wire.bounded_json import load_json
+from aiodist.net.wire.bounded_json import load_json
 
 logger = logging.getLogger("aiodist.ddp.checkpoint")
 

@@ -14,9 +14,9 @@ import math
 import zlib
 from typing import Any
 
+from aiodist.base.errors import CheckpointError
+from aiodist.base.types import DTYPES
 from aiodist.ddp.checkpoint.tree import ARRAY, MOST_DEPTH, SCALAR, TENSOR
-from aiodist.errors import CheckpointError
-from aiodist.types import DTYPES
 
 FORMAT = 1
 OTHER = "Load an older checkpoint: load(step); steps() lists them"

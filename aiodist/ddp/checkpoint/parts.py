@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.errors import CheckpointError
+from aiodist.base.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 

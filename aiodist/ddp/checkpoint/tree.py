@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.backends.arrays import view, wrap
+from aiodist.backends.arrays.device import torch_of
+from aiodist.base.errors import CheckpointError, UsageError, shown
+from aiodist.base.types import dtype_named
 from aiodist.ddp.checkpoint.parts import Parts, Stored
-from aiodist.errors import CheckpointError, UsageError, shown
-from aiodist.tensors import view, wrap
-from aiodist.tensors.device import torch_of
-from aiodist.types import dtype_named
-from aiodist.wire.repeats import Account, Repeated
+from aiodist.net.wire.repeats import Account, Repeated
 
 Array = npt.NDArray[Any]
 Node = Any

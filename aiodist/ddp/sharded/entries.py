@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.errors import UsageError, shown
-from aiodist.tensors import view, wrap
-from aiodist.types import dtype_named
+from aiodist.backends.arrays import view, wrap
+from aiodist.base.errors import UsageError, shown
+from aiodist.base.types import dtype_named
 
 Array = npt.NDArray[Any]
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.backends.arrays import renewal, view
+from aiodist.backends.arrays.kernels import copy_cost_ns, copy_into
+from aiodist.base.errors import GroupBroken, UsageError
+from aiodist.base.types import FLOATS
 from aiodist.ddp.sharded.partition import Partition, buckets_of, shards_of
 from aiodist.ddp.sharded.shares import Shares
-from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import ProcessGroup
-from aiodist.kernels import copy_cost_ns, copy_into
-from aiodist.tensors import renewal, view
-from aiodist.types import FLOATS
 
 Array = npt.NDArray[Any]
 

@@ -13,6 +13,19 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.backends.arrays import view
+from aiodist.backends.arrays.kernels import copy_cost_ns, copy_into
+from aiodist.backends.work import Work
+from aiodist.base.errors import (
+    Evicted,
+    GroupBroken,
+    NonFiniteValues,
+    QuorumLost,
+    StateLost,
+    UsageError,
+    shown,
+)
+from aiodist.base.types import ReduceOp
 from aiodist.ddp.arguments import check_disjoint, number
 from aiodist.ddp.awaited import each_awaited
 from aiodist.ddp.buckets import cap_of
@@ -21,13 +34,8 @@ from aiodist.ddp.sharded import resharding, state_dict
 from aiodist.ddp.sharded.model import Model, apart
 from aiodist.ddp.sharded.shares import Shares
 from aiodist.ddp.sharded.updates import parameter_groups, update_of
-from aiodist.errors import Evicted, GroupBroken, NonFiniteValues, QuorumLost, StateLost, UsageError, shown
 from aiodist.group import ProcessGroup
 from aiodist.group.arguments import integer
-from aiodist.kernels import copy_cost_ns, copy_into
-from aiodist.tensors import view
-from aiodist.types import ReduceOp
-from aiodist.work import Work
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")

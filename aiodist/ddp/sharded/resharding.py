@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.base.errors import UsageError
 from aiodist.ddp.sharded.entries import alike
 from aiodist.ddp.sharded.model import Model, flat
 from aiodist.ddp.sharded.partition import Interval, Partition, moves
 from aiodist.ddp.sharded.shares import Shares, nbytes_of
-from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
 
 Array = npt.NDArray[Any]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.backends.arrays import view, wrap
+from aiodist.base.types import dtype_named
 from aiodist.ddp.sharded.entries import ELEMENTS, SCALAR, Entry, described, length_of, scalar_of
 from aiodist.ddp.sharded.partition import Move, Partition
 from aiodist.ddp.sharded.updates import Held
-from aiodist.tensors import view, wrap
-from aiodist.types import dtype_named
 
 Array = npt.NDArray[Any]
 Allocate = Callable[[int, np.dtype[Any]], Array]

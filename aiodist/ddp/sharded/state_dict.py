@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.backends.arrays import view
+from aiodist.base.errors import CheckpointError
 from aiodist.ddp.checkpoint.parts import Parts
 from aiodist.ddp.checkpoint.tree import Some
 from aiodist.ddp.sharded.entries import ELEMENTS, SCALAR, WHOLE
 from aiodist.ddp.sharded.model import Model
 from aiodist.ddp.sharded.shares import Shares
-from aiodist.errors import CheckpointError
-from aiodist.tensors import view
 
 VALUES = "values"
 

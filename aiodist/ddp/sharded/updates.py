@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from aiodist.errors import UsageError, shown
-from aiodist.tensors import wrap
-from aiodist.tensors.device import torch_of
+from aiodist.backends.arrays import wrap
+from aiodist.backends.arrays.device import torch_of
+from aiodist.base.errors import UsageError, shown
 
 Array = npt.NDArray[Any]
 Rule = Callable[[Array, Array, dict[str, Any]], None]

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from aiodist.errors import CollectiveMismatch, CollectiveTimeout, Evicted, GroupBroken
+from aiodist.backends.work import Work
+from aiodist.base.errors import CollectiveMismatch, CollectiveTimeout, Evicted, GroupBroken
+from aiodist.base.types import AS, Kind, ReduceOp
 from aiodist.group.core import GroupCore
+from aiodist.group.membership.arbiter import Arbiter
+from aiodist.group.membership.motions import Answer, Ask, Motion
 from aiodist.group.requests import internal
-from aiodist.membership.arbiter import Arbiter
-from aiodist.membership.motions import Answer, Ask, Motion
-from aiodist.types import AS, Kind, ReduceOp
-from aiodist.work import Work
 
 logger = logging.getLogger("aiodist.group.agreement")
 

@@ -7,10 +7,10 @@ import asyncio
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.regroup import Regroup
 from aiodist.group.epochs.world import Gathers, World
+from aiodist.group.membership.newcomers import OVER
+from aiodist.group.membership.presence import LATEST
+from aiodist.group.membership.record import Number, Record
 from aiodist.group.process_group import ProcessGroup
-from aiodist.membership.newcomers import OVER
-from aiodist.membership.presence import LATEST
-from aiodist.membership.record import Number, Record
 from aiodist.rendezvous import Store
 
 

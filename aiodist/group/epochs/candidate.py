@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from aiodist.errors import AiodistError, PeerLost, RendezvousTimeout
+from aiodist.base.errors import AiodistError, PeerLost, RendezvousTimeout
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.world import World
+from aiodist.group.membership.record import Record
 from aiodist.group.process_group import ProcessGroup
-from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
 from aiodist.transport import Endpoint
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aiodist.environment.tls import NAMES
-from aiodist.errors import AuthenticationError, RendezvousError
-from aiodist.sanitize import one_line
-from aiodist.wire.bounded import unpack
-from aiodist.wire.handshake import NONCE_BYTES
+from aiodist.base.environment.tls import NAMES
+from aiodist.base.errors import AuthenticationError, RendezvousError
+from aiodist.base.sanitize import one_line
+from aiodist.net.wire.bounded import unpack
+from aiodist.net.wire.handshake import NONCE_BYTES
 
 _LONGEST_NAME = 255
 

@@ -12,14 +12,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection
 
-from aiodist.errors import QuorumLost, RendezvousError, WireError
+from aiodist.base.errors import QuorumLost, RendezvousError, WireError
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.world import World
-from aiodist.membership import newcomers
-from aiodist.membership.arbiter import Arbiter, MajorityArbiter
-from aiodist.membership.assembly import Assembly, Invite
-from aiodist.membership.motions import Decided, Draft, Motion, Void, decode, encode
-from aiodist.membership.record import Number, Record
+from aiodist.group.membership import newcomers
+from aiodist.group.membership.arbiter import Arbiter, MajorityArbiter
+from aiodist.group.membership.assembly import Assembly, Invite
+from aiodist.group.membership.motions import Decided, Draft, Motion, Void, decode, encode
+from aiodist.group.membership.record import Number, Record
 from aiodist.rendezvous import Store
 
 _LOOK = 0.02  # seconds between looks at the newcomers that wait at the store

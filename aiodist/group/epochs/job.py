@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from aiodist.group.epochs.world import Settings
-from aiodist.membership.newcomers import PassedOver
-from aiodist.membership.record import Record
+from aiodist.group.membership.newcomers import PassedOver
+from aiodist.group.membership.record import Record
+from aiodist.group.services.switchboard import Switchboard
 from aiodist.rendezvous import Store
-from aiodist.services.switchboard import Switchboard
 from aiodist.transport import Endpoint
 
 T = TypeVar("T")

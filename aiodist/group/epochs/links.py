@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiodist.control.plane import ControlPlane
-from aiodist.errors import AiodistError, GroupBroken, PeerLost, RendezvousTimeout, Tampered, name_ranks
+from aiodist.base.errors import AiodistError, GroupBroken, PeerLost, RendezvousTimeout, Tampered, name_ranks
+from aiodist.group.control.plane import ControlPlane
 from aiodist.group.epochs.mending import Mending
 from aiodist.transport import ControlLink, Endpoint
 

@@ -11,17 +11,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from aiodist.control.liveness import Blocked
-from aiodist.control.messages import Message, Say
-from aiodist.errors import Evicted, Tampered, WireError
+from aiodist.base.errors import Evicted, Tampered, WireError
+from aiodist.group.control.liveness import Blocked
+from aiodist.group.control.messages import Message, Say
 from aiodist.group.epochs.agreement import Agreements
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.world import World
-from aiodist.group.process_group import ProcessGroup
-from aiodist.group.roster import context_of
-from aiodist.membership.arbiter import Arbiter, MajorityArbiter, StoreArbiter
-from aiodist.membership.assembly import Assembly
-from aiodist.membership.motions import (
+from aiodist.group.membership.arbiter import Arbiter, MajorityArbiter, StoreArbiter
+from aiodist.group.membership.assembly import Assembly
+from aiodist.group.membership.motions import (
     Answer,
     Ask,
     Decided,
@@ -34,7 +32,9 @@ from aiodist.membership.motions import (
     decode,
     encode,
 )
-from aiodist.membership.record import Record
+from aiodist.group.membership.record import Record
+from aiodist.group.process_group import ProcessGroup
+from aiodist.group.roster import context_of
 
 logger = logging.getLogger("aiodist.group.regroup")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from aiodist.errors import AiodistError, GroupBroken, PeerLost
+from aiodist.base.errors import AiodistError, GroupBroken, PeerLost
 from aiodist.transport import ControlLink
 
 PATIENCE = 20.0

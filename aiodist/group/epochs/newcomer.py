@@ -8,17 +8,17 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout
+from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout
 from aiodist.group.epochs.candidate import Candidate
 from aiodist.group.epochs.convening import decided_in, topic_of
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.regroup import Regroup
 from aiodist.group.epochs.world import World
+from aiodist.group.membership.assembly import FORMING
+from aiodist.group.membership.motions import Ready
+from aiodist.group.membership.newcomers import OVER, AdmissionRequest, invitation
+from aiodist.group.membership.record import Record
 from aiodist.group.process_group import ProcessGroup
-from aiodist.membership.assembly import FORMING
-from aiodist.membership.motions import Ready
-from aiodist.membership.newcomers import OVER, AdmissionRequest, invitation
-from aiodist.membership.record import Record
 from aiodist.rendezvous import Watch
 
 _FOREVER = 1e6  # seconds; the whole visit has a limit of its own

@@ -45,7 +45,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from aiodist.errors import (
+from aiodist.base.errors import (
     Evicted,
     GroupBroken,
     GroupClosed,
@@ -61,16 +61,16 @@ from aiodist.group.epochs.convening import ASKING, Convening
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.listening import EVICTED_HINT, Listener
 from aiodist.group.epochs.world import World
+from aiodist.group.membership.assembly import FORMING, Adopt, Assembly, Fail, Form, Invite, Rule, Wait
+from aiodist.group.membership.drafts import State
+from aiodist.group.membership.motions import Decided, Dropped, Ready
+from aiodist.group.membership.newcomers import WaitingList
+from aiodist.group.membership.presence import LATEST
+from aiodist.group.membership.record import Number, Record
 from aiodist.group.process_group import ProcessGroup
-from aiodist.membership.assembly import FORMING, Adopt, Assembly, Fail, Form, Invite, Rule, Wait
-from aiodist.membership.drafts import State
-from aiodist.membership.motions import Decided, Dropped, Ready
-from aiodist.membership.newcomers import WaitingList
-from aiodist.membership.presence import LATEST
-from aiodist.membership.record import Number, Record
+from aiodist.group.services.switchboard import Switchboard
 from aiodist.net.shortage import shortage
 from aiodist.rendezvous import Store
-from aiodist.services.switchboard import Switchboard
 
 logger = logging.getLogger("aiodist.group.regroup")
 

@@ -26,32 +26,28 @@ import numpy as np
 from aiodist.backends.base import Backend, Reports
 from aiodist.backends.choice import BackendChoice
 from aiodist.backends.host import HostEngine
-from aiodist.control.liveness import Patience
-from aiodist.control.overlay import FULL_MESH
-from aiodist.control.plane import ControlPlane
-from aiodist.control.process import ProcessWatch
-from aiodist.control.sentries import Sentries
-from aiodist.control.watchdog import Watchdog
-from aiodist.environment.process import host_key, is_stopped, pid_space
-from aiodist.environment.thresholds import DEFAULTS, Thresholds
-from aiodist.errors import (
-    BackendUnavailable,
-    RendezvousTimeout,
-    name_ranks,
-)
+from aiodist.base.environment.process import host_key, is_stopped, pid_space
+from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
+from aiodist.base.errors import BackendUnavailable, RendezvousTimeout, name_ranks
+from aiodist.group.control.liveness import Patience
+from aiodist.group.control.overlay import FULL_MESH
+from aiodist.group.control.plane import ControlPlane
+from aiodist.group.control.process import ProcessWatch
+from aiodist.group.control.sentries import Sentries
+from aiodist.group.control.watchdog import Watchdog
 from aiodist.group.core import GroupCore
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.group.epochs.links import Links
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.roster import Roster, context_of
 from aiodist.group.seats import UNSAID, Said, seats_of
+from aiodist.group.services.peers import Place
+from aiodist.group.services.switchboard import Switchboard
 from aiodist.net.shortage import raise_descriptors
 from aiodist.net.traffic import Traffic
-from aiodist.recorder import Recorder
-from aiodist.recorder.layout import SIZE
+from aiodist.observe.recorder import Recorder
+from aiodist.observe.recorder.layout import SIZE
 from aiodist.rendezvous.events import MAX_MISSING
-from aiodist.services.peers import Place
-from aiodist.services.switchboard import Switchboard
 from aiodist.transport import Endpoint
 from aiodist.transport.line import Line
 

@@ -12,9 +12,9 @@ from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 from torch._C._distributed_c10d import ReduceOp as TorchOp
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
+from aiodist.base.types import Premultiplied, ReduceOp, premul_sum
 from aiodist.integrations.torch.versions import pass_over
-from aiodist.types import Premultiplied, ReduceOp, premul_sum
 
 _KINDS: Any = TorchOp.RedOpType
 _OPS: dict[Any, ReduceOp] = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from aiodist.errors import AiodistError, UsageError
+from aiodist.base.errors import AiodistError, UsageError
+from aiodist.base.types import ReduceOp
 from aiodist.group.process_group import ProcessGroup
-from aiodist.types import ReduceOp
 
 _TAG = 2**31 - 3  # of objects: apart from the tags of what programs send as tensors
 

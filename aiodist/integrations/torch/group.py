@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
-from aiodist.errors import AiodistError, GroupClosed, UsageError
+from aiodist.base.errors import AiodistError, GroupClosed, UsageError
+from aiodist.base.types import ReduceOp
 from aiodist.group import shapes
 from aiodist.group.process_group import ProcessGroup
 from aiodist.integrations.torch import reducer
@@ -32,7 +33,6 @@ from aiodist.integrations.torch.versions import pass_over, takes_more
 from aiodist.integrations.torch.work import AiodistWork, as_torchs, once
 from aiodist.portal.facade import SyncProcessGroup
 from aiodist.portal.loop_thread import Reply
-from aiodist.types import ReduceOp
 
 Start = Callable[..., Any]
 """Issues an operation of a group on the loop (`async_op=True`) → its Work."""

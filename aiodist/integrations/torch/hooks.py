@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.group import ErrorFeedback
 from aiodist.group.quantized import codec_named
 from aiodist.integrations.torch.group import AiodistProcessGroup

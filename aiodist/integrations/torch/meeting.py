@@ -9,12 +9,12 @@ from typing import Any
 import torch.distributed as c10d
 
 from aiodist.backends.choice import parse
+from aiodist.group.runtime import tracebacks
 from aiodist.integrations.torch.group import AiodistProcessGroup
 from aiodist.integrations.torch.versions import warn_of_another
 from aiodist.portal.facade import SyncProcessGroup, form
 from aiodist.rendezvous import Invitation
 from aiodist.rendezvous.launchers.torch_group import GROUP, address_in, meet_over
-from aiodist.runtime import tracebacks
 
 _ABOUT_THE_WORLD = ("RANK", "WORLD_SIZE", "AIODIST_RANK", "AIODIST_STORE", "AIODIST_NEWCOMER")
 """Variables that say of another group than this one; torch says all of it."""

@@ -20,9 +20,9 @@ import torch
 from torch.distributed import Reducer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aiodist.errors import AiodistError
+from aiodist.backends.arrays import view, wrap
+from aiodist.base.errors import AiodistError
 from aiodist.portal.facade import SyncProcessGroup
-from aiodist.tensors import view, wrap
 
 _LEAST = 64 << 10  # bytes: what is smaller is copied through a peer's slot in any case
 

@@ -26,7 +26,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
-from aiodist.errors import RendezvousTimeout
+from aiodist.base.errors import RendezvousTimeout
 from aiodist.net import kept
 
 _NAME = "aiodist/round"

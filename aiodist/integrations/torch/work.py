@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed import DistBackendError, Work
 
-from aiodist.errors import AiodistError, UsageError
+from aiodist.base.errors import AiodistError, UsageError
 from aiodist.integrations.torch.arguments import as_given, seconds_of
 from aiodist.integrations.torch.callbacks import InOrder, OrderedFuture, at_once
 from aiodist.integrations.torch.versions import pass_over, takes_more

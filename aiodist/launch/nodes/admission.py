@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.messages import node_in
 from aiodist.launch.nodes.roster import Member

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.admission import Admission
 from aiodist.launch.nodes.messages import Next

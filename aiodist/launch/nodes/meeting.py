@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aiodist.environment import job_id, tls
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.base.environment import job_id, tls
+from aiodist.base.errors import RendezvousError, UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.admission import request_place
 from aiodist.launch.nodes.head import PATIENCE, Head, Say

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiodist.errors import AiodistError, RendezvousError, WireError
+from aiodist.base.errors import AiodistError, RendezvousError, WireError
 from aiodist.launch.nodes.messages import node_in
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import FOREVER

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from aiodist.errors import AiodistError, WireError
+from aiodist.base.errors import AiodistError, WireError
 from aiodist.launch.nodes.local_node import LocalNode
 from aiodist.launch.nodes.messages import FAILURE, Elastic, Next, Others
 from aiodist.launch.nodes.node_monitor import BEAT, Listener, NodeMonitor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from aiodist.environment import is_loopback
-from aiodist.errors import UsageError
+from aiodist.base.environment import is_loopback
+from aiodist.base.errors import UsageError
 
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from aiodist.environment import given_secret, home_secret, is_loopback, switch
-from aiodist.errors import UsageError
+from aiodist.base.environment import given_secret, home_secret, is_loopback, switch
+from aiodist.base.errors import UsageError
 
 
 def job_secret(environ: Mapping[str, str], nnodes: int, master_addr: str) -> str:

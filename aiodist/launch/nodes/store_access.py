@@ -10,7 +10,7 @@ import hmac
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aiodist.environment import Tls
+from aiodist.base.environment import Tls
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.client import TcpStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from aiodist.errors import RendezvousError
+from aiodist.base.errors import RendezvousError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.net.sockets import outward

@@ -6,7 +6,7 @@
     launcher    here: starts the agents, relays what they say, ends them
     shell       here: one agent's ssh, and what its failures mean
     discovery   here: hosts that come and go, as a script says
-    link        there: the agent's side of the pipes; what ssh starts is `cli/agent`
+    link        there: the agent's side of the pipes; what ssh starts is `cli/commands/agent`
     through     srun or mpirun in place of ssh
 
 The agents are those of `aiodist run`, and meet as those do, where node 0 tells: the launcher passes that on.

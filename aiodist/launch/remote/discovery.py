@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
+from aiodist.base.sanitize import one_line
 from aiodist.launch.remote.hosts import Host, chosen, from_file
 from aiodist.launch.worker.descendants import die_with_parent
-from aiodist.sanitize import one_line
 
 _PAUSE = 1.0  # seconds between two runs
 _AGAIN = 30  # runs until a host that could not be used is tried again

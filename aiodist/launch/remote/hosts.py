@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from aiodist.errors import UsageError
-from aiodist.sanitize import one_line
+from aiodist.base.errors import UsageError
+from aiodist.base.sanitize import one_line
 
 _NAME = re.compile(r"(?:[\w.-]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+)", re.ASCII)
 _BLANKS = re.compile(r"\s*=\s*")

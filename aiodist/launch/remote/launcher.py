@@ -8,8 +8,9 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aiodist.environment import is_loopback
-from aiodist.errors import AiodistError, RendezvousError
+from aiodist.base.environment import is_loopback
+from aiodist.base.errors import AiodistError, RendezvousError
+from aiodist.base.sanitize import one_line
 from aiodist.launch.remote.discovery import Discovery
 from aiodist.launch.remote.hosts import Host
 from aiodist.launch.remote.messages import (
@@ -28,7 +29,6 @@ from aiodist.launch.remote.plan import Plan
 from aiodist.launch.remote.shell import Shell
 from aiodist.launch.tasks import cancel
 from aiodist.launch.worker.output import open_consoles
-from aiodist.sanitize import one_line
 
 _PATIENCE = 5.0  # seconds before we say whom we wait for
 _OTHERS = 1.0  # seconds for other hosts to fail, too, so that all are named at once

@@ -7,7 +7,8 @@ import os
 import signal
 from collections.abc import Callable
 
-from aiodist.errors import RendezvousTimeout, WireError
+from aiodist.base.errors import RendezvousTimeout, WireError
+from aiodist.base.timeouts import spoken
 from aiodist.launch.remote.messages import (
     LONGEST,
     MARK,
@@ -21,7 +22,6 @@ from aiodist.launch.remote.messages import (
     decode,
     encode,
 )
-from aiodist.timeouts import spoken
 
 _CHUNK = 1 << 16
 

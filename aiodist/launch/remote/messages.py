@@ -12,8 +12,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Union
 
-from aiodist.errors import WireError
-from aiodist.sanitize import one_line
+from aiodist.base.errors import WireError
+from aiodist.base.sanitize import one_line
 
 PROTOCOL = 2
 MARK = b"\x1e"

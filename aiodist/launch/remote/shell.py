@@ -1,6 +1,6 @@
 """One agent, started by the system's ssh client: its pipes, and what it means where it does not start.
 
-    ssh -T -o BatchMode=yes … user@host 'exec python -P -u -m aiodist.cli.agent'
+    ssh -T -o BatchMode=yes … user@host 'exec python -P -u -m aiodist.cli.commands.agent'
 
 A host that is this one (localhost, its own name) needs no ssh.
 """
@@ -14,16 +14,16 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from aiodist.errors import RendezvousError, UsageError, WireError
+from aiodist.base.errors import RendezvousError, UsageError, WireError
+from aiodist.base.sanitize import one_line
 from aiodist.launch.place import ABOUT_A_WORKER
 from aiodist.launch.remote.hosts import Host
 from aiodist.launch.remote.messages import BEAT, LONGEST, MARK, SILENCE, Message, decode, encode
 from aiodist.launch.verdict import signal_name
 from aiodist.launch.worker.output import Console
 from aiodist.net.sockets import describe
-from aiodist.sanitize import one_line
 
-_MODULE = "aiodist.cli.agent"
+_MODULE = "aiodist.cli.commands.agent"
 _SSH_FAILS = 255
 _NOT_FOUND = (126, 127)
 _ABOUT_US = ("SSH_CONNECTION", *ABOUT_A_WORKER)

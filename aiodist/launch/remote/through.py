@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.launch.remote.hosts import Host
 
 

@@ -20,7 +20,7 @@ _SYMPTOMS = ("PeerLost", "GroupAborted", "CollectiveTimeout", "QuorumLost", "Evi
 _NOTICED = re.compile(
     r"^aiodist: (?:.+?:\d+ in .+?: )?((?:PeerLost|GroupAborted|Collective(?:Timeout|Mismatch)): .*)"
 )
-"""The one line that a rank prints for an error of another one (`runtime/tracebacks`)."""
+"""The one line that a rank prints for an error of another one (`group/runtime/tracebacks`)."""
 
 _ITS_OWN = ", this one"
 """Text of a `CollectiveTimeout` on a rank that others had waited for."""

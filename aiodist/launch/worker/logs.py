@@ -6,8 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from aiodist.environment.files import Folder, make_folders, open_file
-from aiodist.errors import UsageError
+from aiodist.base.environment.files import Folder, make_folders, open_file
+from aiodist.base.errors import UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.net.shortage import EXHAUSTED, shortage
 from aiodist.net.sockets import describe

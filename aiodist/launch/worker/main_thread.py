@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from aiodist.environment.threads import send_to_thread
+from aiodist.base.environment.threads import send_to_thread
 
 
 def send_to_main_thread(pid: int, signum: int) -> None:

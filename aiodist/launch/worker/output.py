@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
+from aiodist.base.terminal import CLEAR
 from aiodist.launch.worker.lines import LastWords, LineSplitter, Piece
-from aiodist.terminal import CLEAR
 
 CHUNK = 4096  # PIPE_BUF: after POLLOUT a pipe takes that much without blocking, and in one piece
 HIGH = 1 << 20

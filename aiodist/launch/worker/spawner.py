@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import NoReturn
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.launch.worker.descendants import wake_with_parents_end
 from aiodist.launch.worker.guardian import Guardian, Order
 from aiodist.net.descriptors import receive_message, send_message

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from aiodist.base.terminal import hue, takes_colour
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.place import Place, worker_environment
 from aiodist.launch.worker.alike import Alike
@@ -23,7 +24,6 @@ from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.worker import Worker, spawn
 from aiodist.observe.dumps import home, kept_name
 from aiodist.observe.leaving import LOG_DIR
-from aiodist.terminal import hue, takes_colour
 
 _GRACE = 2.0  # seconds, at most, for what a worker left behind
 _MOST_KEPT = 16 << 20  # bytes of a stream that are kept for a dashboard, where nobody has asked for files

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from aiodist.environment.process import stat_fields
+from aiodist.base.environment.process import stat_fields
 
 INTERVAL = 1.0  # seconds between two looks
 _STOPPED = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is held by a debugger"}

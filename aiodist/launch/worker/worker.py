@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.output import Relay

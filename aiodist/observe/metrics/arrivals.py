@@ -11,10 +11,10 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from aiodist.observe.clocks import place
+from aiodist.observe.recorder.reading import Group, Record
 from aiodist.observe.straggler import last_of
 from aiodist.observe.view import JobView
 from aiodist.observe.waits import MESSAGES
-from aiodist.recorder.reading import Group, Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from aiodist.base.sanitize import one_line
 from aiodist.observe.view import JobView
-from aiodist.sanitize import one_line
 
 MOST_RANKS = 1024
 """Ranks of a job that are told one by one. Those of a larger one are told together, by host: `rank` is ''."""

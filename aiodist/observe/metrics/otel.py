@@ -15,13 +15,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
+from aiodist.base.sanitize import one_line
 from aiodist.observe.host import host_name
 from aiodist.observe.metrics.catalog import CATALOG, Kind, Metric
 from aiodist.observe.metrics.families import Family
 from aiodist.observe.metrics.labels import text
 from aiodist.observe.view import JobView
-from aiodist.sanitize import one_line
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.observe.metrics.catalog import Kind
 from aiodist.observe.metrics.families import Family, families
 from aiodist.observe.metrics.tally import Tally

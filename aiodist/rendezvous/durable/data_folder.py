@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
-from aiodist.environment.files import Folder, UntrustedError
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.base.environment.files import Folder, UntrustedError
+from aiodist.base.errors import RendezvousError, UsageError
 from aiodist.net.forks import Owned
 from aiodist.rendezvous.durable.committer import Committer
 from aiodist.rendezvous.durable.disk import Disk, StoreFiles

@@ -21,8 +21,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from aiodist.environment.files import Folder
-from aiodist.errors import RendezvousError, WireError
+from aiodist.base.environment.files import Folder
+from aiodist.base.errors import RendezvousError, WireError
 from aiodist.rendezvous.durable.journal import (
     HEADER_BYTES,
     SALT_BYTES,

@@ -6,8 +6,8 @@ import json
 import os
 import socket
 
-from aiodist.environment.process import pid_space, stat_fields
-from aiodist.wire.bounded_json import load_json
+from aiodist.base.environment.process import pid_space, stat_fields
+from aiodist.net.wire.bounded_json import load_json
 
 
 def this_process() -> bytes:

@@ -17,13 +17,13 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aiodist.errors import AuthenticationError, BackendUnavailable, RendezvousTimeout
+from aiodist.base.errors import AuthenticationError, BackendUnavailable, RendezvousTimeout
+from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import describe, join_address, resolve, stream_socket
+from aiodist.net.wire.bounded_json import load_json
 from aiodist.rendezvous.etcd.place import Place
 from aiodist.rendezvous.etcd.refusals import Away, NoAuthentication, NoLease, TokenOver, refusal, tls_failure
 from aiodist.rendezvous.etcd.words import Json
-from aiodist.timeouts import spoken
-from aiodist.wire.bounded_json import load_json
 
 if TYPE_CHECKING:
     import aiohttp

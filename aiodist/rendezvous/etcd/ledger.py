@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
+from aiodist.base.sanitize import one_line
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.run import Run
 from aiodist.rendezvous.etcd.words import Item, Json, Outcome
 from aiodist.rendezvous.rules import RefusedError
-from aiodist.sanitize import one_line
 
 T = TypeVar("T")
 

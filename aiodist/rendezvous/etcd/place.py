@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from aiodist.environment import is_loopback, split_address
-from aiodist.environment.files import check_key
-from aiodist.environment.tls import read_ca
-from aiodist.errors import UsageError
+from aiodist.base.environment import is_loopback, split_address
+from aiodist.base.environment.files import check_key
+from aiodist.base.environment.tls import read_ca
+from aiodist.base.errors import UsageError
 from aiodist.net.sockets import join_address
 
 SCHEMES = ("etcd", "etcds")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aiodist.errors import AuthenticationError, RendezvousError, UsageError
-from aiodist.sanitize import one_line
-from aiodist.wire.bounded_json import load_json
+from aiodist.base.errors import AuthenticationError, RendezvousError, UsageError
+from aiodist.base.sanitize import one_line
+from aiodist.net.wire.bounded_json import load_json
 
 # Codes of gRPC.
 _CANCELLED, _UNKNOWN, _INVALID, _DEADLINE, _NOT_FOUND, _DENIED, _INTERNAL, _UNAVAILABLE, _UNAUTHENTICATED = (

@@ -23,7 +23,9 @@ from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from urllib.parse import quote
 
-from aiodist.errors import AiodistError, RendezvousError, WireError
+from aiodist.base.errors import AiodistError, RendezvousError, WireError
+from aiodist.base.sanitize import one_line
+from aiodist.net.wire.bounded_json import load_json
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.ledger import Ledger
@@ -32,8 +34,6 @@ from aiodist.rendezvous.etcd.refusals import NoLease
 from aiodist.rendezvous.etcd.run import Run
 from aiodist.rendezvous.etcd.words import Item, Json, Range
 from aiodist.rendezvous.rules import check_rank, did_not_come, other_world, rank_taken
-from aiodist.sanitize import one_line
-from aiodist.wire.bounded_json import load_json
 
 KEPT_SECONDS = 60.0
 

@@ -24,13 +24,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
-from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout
+from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout
+from aiodist.base.sanitize import one_line
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.alive import is_gone, this_process
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import LeaseExists, NoLease
 from aiodist.rendezvous.etcd.words import Item, Json, Outcome, Range
-from aiodist.sanitize import one_line
 
 RUN_SECONDS = 60
 """Seconds that a run lasts without any of its processes."""

@@ -21,7 +21,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aiodist.errors import AiodistError, UsageError
+from aiodist.base.errors import AiodistError, UsageError
+from aiodist.base.timeouts import Timeout
 from aiodist.rendezvous import rules
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
@@ -38,7 +39,6 @@ from aiodist.rendezvous.methods import METHODS, check_args
 from aiodist.rendezvous.shapes import check_key
 from aiodist.rendezvous.store import Store
 from aiodist.rendezvous.watch import Watch
-from aiodist.timeouts import Timeout
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from aiodist.errors import RendezvousTimeout
+from aiodist.base.errors import RendezvousTimeout
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import Away

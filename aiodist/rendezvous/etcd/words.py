@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from aiodist.errors import WireError
-from aiodist.sanitize import one_line
+from aiodist.base.errors import WireError
+from aiodist.base.sanitize import one_line
 
 Json = dict[str, Any]
 

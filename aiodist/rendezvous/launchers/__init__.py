@@ -11,5 +11,5 @@
 
 But for Slurm rank 0 listens on a free port first, and tells then (`told`): there is no port to fight for.
 Each way has a `meet`, which `handlers` calls where `meeting_point` has decided for it; the libraries' are
-asked first, by `runtime/beside`.
+asked first, by `group/runtime/beside`.
 """

@@ -22,14 +22,14 @@ import struct
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.base.timeouts import seconds, spoken
 from aiodist.net.sockets import connect, describe, join_address, port_owner
+from aiodist.net.wire.handshake import TORCH_OPENS
 from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
-from aiodist.timeouts import seconds, spoken
-from aiodist.wire.handshake import TORCH_OPENS
 
 ECHO_SECONDS = 5.0  # a store answers at once, unless its machine is overloaded: what stays silent is none
 MAX_TEXT = 4 << 10  # bytes of a key or a value, either way: addresses are short

@@ -12,7 +12,7 @@ import asyncio
 import http.client
 from urllib.parse import quote
 
-from aiodist.errors import RendezvousError
+from aiodist.base.errors import RendezvousError
 from aiodist.net.sockets import describe, join_address
 from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting

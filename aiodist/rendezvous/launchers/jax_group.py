@@ -10,12 +10,12 @@ import asyncio
 import sys
 from typing import Any
 
-from aiodist.errors import RendezvousError
+from aiodist.base.errors import RendezvousError
+from aiodist.base.sanitize import one_line
 from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.rendezvous.meeting_place import NOWHERE
-from aiodist.sanitize import one_line
 
 _SLICE = 200  # milliseconds of a call that waits, in a thread that nobody can end
 

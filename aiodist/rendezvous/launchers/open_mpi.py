@@ -13,13 +13,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.sanitize import one_line
+from aiodist.base.timeouts import spoken
 from aiodist.rendezvous.hosting import meet_by_file
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_once
 from aiodist.rendezvous.meeting_point import MeetingPoint
-from aiodist.sanitize import one_line
-from aiodist.timeouts import spoken
 
 _log = logging.getLogger("aiodist.rendezvous")
 _PROCESS = Path(__file__).with_name("pmix_process.py")

@@ -32,12 +32,12 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import describe
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_once
 from aiodist.rendezvous.meeting_point import MeetingPoint
-from aiodist.timeouts import spoken
 
 MAX_TEXT = 600  # bytes, of what is told: it is three quarters of its line, which is 1 KiB in old versions
 

@@ -14,8 +14,8 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from aiodist.environment import is_loopback
-from aiodist.errors import UsageError
+from aiodist.base.environment import is_loopback
+from aiodist.base.errors import UsageError
 from aiodist.net.sockets import outward, resolve, towards
 from aiodist.rendezvous.hosting import host_or_join, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting

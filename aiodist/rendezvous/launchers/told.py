@@ -11,15 +11,15 @@ import asyncio
 import itertools
 from typing import Protocol
 
-from aiodist.environment import is_loopback
-from aiodist.errors import AuthenticationError, RendezvousTimeout
+from aiodist.base.environment import is_loopback
+from aiodist.base.errors import AuthenticationError, RendezvousTimeout
+from aiodist.base.sanitize import one_line
+from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.rendezvous.hosting import address_towards, host, join, listens, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
-from aiodist.sanitize import one_line
-from aiodist.timeouts import spoken
 
 _FIRST = 0.002  # seconds until the second look; then twice as long, up to `_AGAIN`
 _PROBE = 3.0  # seconds for a connection to an address, which may be that of a host that is gone

@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from aiodist.errors import RendezvousError
+from aiodist.base.errors import RendezvousError
+from aiodist.base.sanitize import one_line
 from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import key_of, meet_by
 from aiodist.rendezvous.meeting_place import NOWHERE
-from aiodist.sanitize import one_line
 
 TAKEN_BACK = "past"
 """Value of what rank 0 has left in a store of torch's, and which holds no more. (A key that is deleted while

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aiodist.net.wire.messages import MAX_FRAME
 from aiodist.rendezvous.machine.budget import ENTRY_COST, Budget, weight
 from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
 from aiodist.rendezvous.machine.entries import Entries, Entry, Lease
@@ -12,7 +13,6 @@ from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.waits import Waits
 from aiodist.rendezvous.machine.watches import Watches
 from aiodist.rendezvous.rules import RefusedError, added, check_name, check_pairs, compared
-from aiodist.wire.messages import MAX_FRAME
 
 MAX_VALUE = MAX_FRAME - (16 << 10)  # what grows beyond could never be read
 _AS_LONG_AS_IT_LIVES = 1e9  # seconds; it ends with the connection, or with the session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.rendezvous.events import Connected, Disconnected, Effect, Event, Request, Tick, Wake
 from aiodist.rendezvous.machine.budget import DEFAULT_LIMIT, Budget
 from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from aiodist.environment import job_id, secret, store_address, tls
+from aiodist.base.environment import job_id, secret, store_address, tls
 from aiodist.rendezvous import PrefixStore, Store, TcpStore
 from aiodist.testing.faults.proxy import Address, FaultProxy
 

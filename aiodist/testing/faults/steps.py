@@ -23,9 +23,9 @@ class Steps:
     """A watch that calls `act` once, in the thread that comes to the step, before its first line.
 
     Args:
-        point: 'module:qualified name' of a function ('aiodist.control.plane:ControlPlane.attach'); '' means
-            any function of aiodist but those of `aiodist.testing`. A generator's or coroutine's resumptions
-            count as calls, too.
+        point: 'module:qualified name' of a function ('aiodist.group.control.plane:ControlPlane.attach'); ''
+            means any function of aiodist but those of `aiodist.testing`. A generator's or coroutine's
+            resumptions count as calls, too.
         count: at which call.
         act: what to do.
 

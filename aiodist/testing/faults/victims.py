@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
-from aiodist.environment import tls
+from aiodist.base.environment import tls
 from aiodist.rendezvous import StoreServer
 from aiodist.testing.faults.detour import Detours
 from aiodist.testing.faults.process import RankProcess

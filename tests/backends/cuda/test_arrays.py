@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.backends.arrays.device import DeviceArray, geometry
 from aiodist.backends.cuda import arrays
 from aiodist.backends.cuda.arrays import axes_of
-from aiodist.tensors.device import DeviceArray, geometry
-from aiodist.types import BFLOAT16, DTYPES, ReduceOp
+from aiodist.base.types import BFLOAT16, DTYPES, ReduceOp
 from tests.backends.cuda import emulated
 
 LAYOUTS: dict[str, Callable[[Any], Any]] = {

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.backends.arrays.device import DeviceArray, geometry
 from aiodist.backends.cuda.completion import Completion
 from aiodist.backends.cuda.streams import caller_streams, make_stream, raw_stream
-from aiodist.tensors.device import DeviceArray, geometry
 
 
 class Foreign:

@@ -12,7 +12,7 @@ import pytest
 from aiodist.backends.cuda.completion import event_of
 from aiodist.backends.cuda.waiter import Waiter
 from aiodist.backends.threads import post
-from aiodist.errors import GroupBroken, UsageError
+from aiodist.base.errors import GroupBroken, UsageError
 
 
 class Event(threading.Event):

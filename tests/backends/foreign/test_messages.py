@@ -15,9 +15,9 @@ from aiodist.backends.base import Array, Operation
 from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task, prepare
 from aiodist.backends.inner import InnerOperation
+from aiodist.base.types import Call, Kind
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.types import Call, Kind
 from tests.backends.foreign.postbox import BesidePostbox, PostboxEngine
 
 for made in (PostboxEngine, BesidePostbox):

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.backends.arrays.device import geometry
 from aiodist.backends.base import Operation
 from aiodist.backends.buffers import cut
 from aiodist.backends.foreign.moves import Move, moves_of, worth
 from aiodist.backends.foreign.task import prepare
-from aiodist.roles import ROLES, Parts, Uneven
-from aiodist.tensors.device import geometry
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.base.operations import ROLES, Parts, Uneven
+from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
 COUNTS = st.integers(0, 4)
 

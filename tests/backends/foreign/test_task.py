@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.backends.arrays.device import DeviceArray, geometry
 from aiodist.backends.base import Operation
 from aiodist.backends.foreign.task import Task, prepare
-from aiodist.tensors.device import DeviceArray, geometry
+from aiodist.base.types import BFLOAT16, NO_ROOT, Call, Kind, ReduceOp
 from aiodist.testing.programs import same_bits
-from aiodist.types import BFLOAT16, NO_ROOT, Call, Kind, ReduceOp
 
 SIZE = 3
 SUM, AVG = ReduceOp.SUM, ReduceOp.AVG

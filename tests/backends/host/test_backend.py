@@ -16,8 +16,8 @@ from aiodist.backends.base import Array, Operation
 from aiodist.backends.host import wired
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.engine import HostEngine
+from aiodist.base.types import Call, Kind, ReduceOp
 from aiodist.transport import MemoryEndpoint, MemoryNetwork
-from aiodist.types import Call, Kind, ReduceOp
 
 SIZE = 3
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from aiodist.backends.base import Operation
 from aiodist.backends.host.chunks import Chunks, chunks
-from aiodist.schedules.select import select
-from aiodist.schedules.steps import Schedule
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.backends.schedules.select import select
+from aiodist.backends.schedules.steps import Schedule
+from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
 F64 = np.dtype(np.float64)
 

@@ -7,9 +7,9 @@ import pytest
 
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.layout import IN_STEP, Layout
-from aiodist.schedules.pairwise import all_to_all
-from aiodist.schedules.ring import all_gather
-from aiodist.schedules.steps import Schedule
+from aiodist.backends.schedules.pairwise import all_to_all
+from aiodist.backends.schedules.ring import all_gather
+from aiodist.backends.schedules.steps import Schedule
 
 SIZE = 8
 

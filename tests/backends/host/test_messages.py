@@ -20,12 +20,12 @@ from aiodist.backends.base import Operation
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
+from aiodist.base.types import Call, Kind
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport.base import Into, Key
 from aiodist.transport.memory import MemoryNetwork
-from aiodist.types import Call, Kind
 
 
 class Handle(SimpleNamespace):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from aiodist.backends.arrays.kernels import INLINE_NS, copy_cost_ns
 from aiodist.backends.host.offload import Offload
-from aiodist.kernels import INLINE_NS, copy_cost_ns
 
 
 def unexpected(error: Exception) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import aiodist as dist
 from aiodist.backends.host.short_messages import Header
+from aiodist.base.types import Call, Kind, message_signature
 from aiodist.group import ProcessGroup
+from aiodist.net.wire.frame import Type, pack
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport import EAGER_MESSAGE
-from aiodist.types import Call, Kind, message_signature
-from aiodist.wire.frame import Type, pack
 
 
 @given(

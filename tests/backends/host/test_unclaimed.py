@@ -16,13 +16,13 @@ import aiodist as dist
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.unclaimed import Unclaimed
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
+from aiodist.base.types import message_signature
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport import Taken
-from aiodist.types import message_signature
 
 LARGE = 9000  # bytes of an object that is offered
 FLOATS, BYTES = np.dtype(np.float64), np.dtype(np.uint8)

@@ -13,7 +13,7 @@ import pytest
 from aiodist.backends.mpi.communicator import create
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.process import this
-from aiodist.errors import GroupBroken
+from aiodist.base.errors import GroupBroken
 
 
 class MpiError(RuntimeError):

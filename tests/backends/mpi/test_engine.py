@@ -16,7 +16,7 @@ from aiodist.backends.mpi.engine import MpiEngine
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
 SIZE = 3
 

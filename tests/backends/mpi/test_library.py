@@ -14,7 +14,7 @@ import pytest
 from aiodist.backends.mpi import library
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.progress import Posted
-from aiodist.errors import BackendUnavailable
+from aiodist.base.errors import BackendUnavailable
 
 
 class MpiError(Exception):

@@ -12,7 +12,7 @@ from aiodist.backends.base import Array
 from aiodist.backends.mpi import meeting
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.process import Process
-from aiodist.errors import RendezvousError, RendezvousTimeout
+from aiodist.base.errors import RendezvousError, RendezvousTimeout
 from aiodist.rendezvous.announcement import Announcement
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from aiodist.backends.base import Array
 from aiodist.backends.mpi.place import HOST_BYTES, card, cards, check_place, refused, together
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 
 
 @pytest.mark.parametrize(

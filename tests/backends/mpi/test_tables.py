@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.backends.arrays.kernels import combine
 from aiodist.backends.mpi import tables
-from aiodist.kernels import combine
+from aiodist.base.types import BFLOAT16, DTYPES, ReduceOp
 from aiodist.testing.programs import operations
-from aiodist.types import BFLOAT16, DTYPES, ReduceOp
 
 HALVES = (np.dtype(np.float16), BFLOAT16)
 MEANING: dict[str, Callable[[Any, Any], Any]] = {

@@ -11,7 +11,7 @@ from aiodist.backends.base import Operation
 from aiodist.backends.foreign.task import prepare
 from aiodist.backends.mpi import tables
 from aiodist.backends.mpi.widened import Widened, widened
-from aiodist.types import BFLOAT16, NO_ROOT, Call, Kind, ReduceOp
+from aiodist.base.types import BFLOAT16, NO_ROOT, Call, Kind, ReduceOp
 
 HALVES = pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
 SIZE = 3

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist.backends.arrays.device import DeviceArray, geometry
 from aiodist.backends.base import Operation
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.nccl.launch import Launch, LaunchMaker, Ways, ways_of
-from aiodist.tensors.device import DeviceArray, geometry
-from aiodist.types import DTYPES, Call, Kind, ReduceOp
+from aiodist.base.types import DTYPES, Call, Kind, ReduceOp
 
 SOURCE, TARGET, STAGED = 1 << 30, 2 << 30, 3 << 30
 STREAM = 99

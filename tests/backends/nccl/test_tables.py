@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aiodist.backends.nccl.tables import BYTE, Native, native, wider
+from aiodist.base.types import DTYPES, ReduceOp
 from aiodist.testing.programs import operations
-from aiodist.types import DTYPES, ReduceOp
 
 NAMES = {
     "bool": ("NCCL_UINT8", 1),

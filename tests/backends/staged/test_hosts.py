@@ -9,9 +9,9 @@ import pytest
 
 from aiodist.backends.base import Operation
 from aiodist.backends.staged.backend import StagedBackend
+from aiodist.base.types import Call, Kind, ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from aiodist.types import Call, Kind, ReduceOp
 from tests.levels import few
 
 COUNT = 100_000

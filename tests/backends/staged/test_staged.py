@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.environment.thresholds import Thresholds
+from aiodist.base.environment.thresholds import Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from aiodist.transport.memory import MemoryNetwork

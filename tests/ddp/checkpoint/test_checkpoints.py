@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist.ddp.checkpoint.checkpoints as module
+from aiodist.base.errors import CheckpointError, GroupAborted, UsageError
 from aiodist.ddp import Checkpoints, DiLoCo, PerRank, ShardedOptimizer
 from aiodist.ddp.checkpoint import files
 from aiodist.ddp.checkpoint.folder import finish, listed
-from aiodist.errors import CheckpointError, GroupAborted, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.cluster import run_cluster
 from aiodist.testing.spmd import spmd

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import aiodist.ddp.checkpoint.checkpoints as module
+from aiodist.base.errors import CheckpointError, GroupBroken, StateLost
 from aiodist.ddp import Checkpoints, ShardedOptimizer
 from aiodist.ddp.checkpoint import files
-from aiodist.errors import CheckpointError, GroupBroken, StateLost
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 

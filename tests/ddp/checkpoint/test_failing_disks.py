@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist.base.errors import CheckpointError, GroupBroken
 from aiodist.ddp import Checkpoints
 from aiodist.ddp.checkpoint import folder
-from aiodist.errors import CheckpointError, GroupBroken
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.cluster import run_cluster

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.base.errors import CheckpointError
+from aiodist.base.types import BFLOAT16
 from aiodist.ddp.checkpoint.files import Reader, Stopped, write
-from aiodist.errors import CheckpointError
-from aiodist.types import BFLOAT16
 
 ARRAYS: dict[str, Any] = {
     "floats": np.arange(7, dtype=np.float32) / 4,

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.base.errors import CheckpointError
 from aiodist.ddp.checkpoint.folder import INDEX, finish, index_of
 from aiodist.ddp.checkpoint.index import checked, file_of, sealed
 from aiodist.ddp.checkpoint.tree import MOST_DEPTH, PerRank, merged, nodes_of, snapshot
-from aiodist.errors import CheckpointError
 
 
 def an_index() -> dict[str, Any]:

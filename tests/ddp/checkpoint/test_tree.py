@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from aiodist.base.errors import CheckpointError, UsageError
 from aiodist.ddp.checkpoint.parts import Parts, Stored
 from aiodist.ddp.checkpoint.tree import PerRank, Some, merged, nodes_of, opened, segments_in, snapshot
-from aiodist.errors import CheckpointError, UsageError
 
 
 def copied(tree: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist.base.errors import NonFiniteValues, UsageError
 from aiodist.ddp import ShardedOptimizer
 from aiodist.ddp.outer import Outer
-from aiodist.errors import NonFiniteValues, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist.base.errors import RendezvousTimeout
 from aiodist.ddp import ShardedOptimizer
-from aiodist.errors import RendezvousTimeout
 from aiodist.group import ProcessGroup
 from aiodist.testing import Chaos, run_cluster, run_virtual
 from aiodist.testing.chaos import Crashed

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist.base.errors import UsageError
 from aiodist.ddp import GradientSync, ShardedOptimizer
-from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from aiodist.errors import AuthenticationError, RendezvousError
+from aiodist.base.errors import AuthenticationError, RendezvousError
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 
 CARD: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import GroupBroken, PeerLost
+from aiodist.base.errors import GroupBroken, PeerLost
 from aiodist.group.epochs import mending
 from aiodist.group.epochs.mending import OFTEN, Mending
 from aiodist.testing import run_virtual

@@ -9,17 +9,17 @@ from typing import Any, cast
 
 import pytest
 
-from aiodist.control.messages import EVERYBODY, Message, Say
-from aiodist.control.plane import ControlPlane
-from aiodist.errors import PeerLost, RendezvousTimeout
+from aiodist.base.errors import PeerLost, RendezvousTimeout
 from aiodist.group import ProcessGroup
+from aiodist.group.control.messages import EVERYBODY, Message, Say
+from aiodist.group.control.plane import ControlPlane
 from aiodist.group.epochs.candidate import Candidate
 from aiodist.group.epochs.convening import Convening
 from aiodist.group.epochs.regroup import regroup_of
 from aiodist.group.epochs.world import Settings, World
-from aiodist.membership.assembly import Adopt, Assembly, Fail
-from aiodist.membership.motions import Decided, Motion, Ready, Void, decode, encode
-from aiodist.membership.record import UID_BYTES, Record
+from aiodist.group.membership.assembly import Adopt, Assembly, Fail
+from aiodist.group.membership.motions import Decided, Motion, Ready, Void, decode, encode
+from aiodist.group.membership.record import UID_BYTES, Record
 from aiodist.testing import run_cluster
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 

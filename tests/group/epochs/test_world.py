@@ -10,12 +10,12 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.choice import BackendChoice
-from aiodist.errors import Evicted
+from aiodist.base.errors import Evicted
 from aiodist.group import ProcessGroup
 from aiodist.group.epochs.beginning import first_epoch
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.world import PROTOCOL, Settings, World
-from aiodist.membership.record import UID_BYTES
+from aiodist.group.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster

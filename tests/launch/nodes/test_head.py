@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist.errors import RendezvousTimeout, UsageError
+from aiodist.base.errors import RendezvousTimeout, UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.admission import OverError, request_place
 from aiodist.launch.nodes.head import Head

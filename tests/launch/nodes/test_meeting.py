@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.ports import bind_address

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.launch.nodes.local_node import LocalNode
 from aiodist.launch.nodes.messages import Next, Others, failure, late_in
 from aiodist.launch.nodes.node_monitor import Listener

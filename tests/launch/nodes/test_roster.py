@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.launch.nodes.roster import Member, Roster
 
 

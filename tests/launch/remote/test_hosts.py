@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.launch.remote.hosts import Host, chosen, from_file, from_option
 
 HOSTFILE = """

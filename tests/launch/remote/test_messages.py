@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import WireError
+from aiodist.base.errors import WireError
 from aiodist.launch.remote.messages import (
     BEAT,
     SILENCE,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiodist.environment.process import stat_fields
+from aiodist.base.environment.process import stat_fields
 from aiodist.launch.worker import descendants as module
 from aiodist.launch.worker.descendants import descendants, members, send
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.worker.logs import LogFiles
 from tests.conftest import HandOver

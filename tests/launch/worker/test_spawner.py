@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.launch.worker import guardian as guardian_module
 from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.spawner import Spawner, answer

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.output import Relay

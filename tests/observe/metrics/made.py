@@ -9,9 +9,9 @@ from typing import Any
 from aiodist.observe.metrics.catalog import Metric
 from aiodist.observe.metrics.families import families
 from aiodist.observe.metrics.tally import Tally
+from aiodist.observe.recorder.reading import Clock, Group, Link, Record, Sum
 from aiodist.observe.summary import summary
 from aiodist.observe.view import JobView, RankView
-from aiodist.recorder.reading import Clock, Group, Link, Record, Sum
 from tests.observe.made import a_rank
 
 Values = Mapping[tuple[str, ...], float]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.observe.metrics.arrivals import Arrival, Arrivals
+from aiodist.observe.recorder.reading import Group, Record
 from aiodist.observe.view import JobView
-from aiodist.recorder.reading import Group, Record
 from tests.observe.made import a_job
 from tests.observe.metrics.made import collective, seen
 

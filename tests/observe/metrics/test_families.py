@@ -12,10 +12,10 @@ from aiodist.observe.metrics.catalog import CATALOG
 from aiodist.observe.metrics.families import families
 from aiodist.observe.metrics.labels import MOST_RANKS
 from aiodist.observe.metrics.tally import Tally
+from aiodist.observe.recorder.reading import Clock, Link, Vitals
 from aiodist.observe.summary import summary
 from aiodist.observe.verdict import KINDS
 from aiodist.observe.view import Doing
-from aiodist.recorder.reading import Clock, Link, Vitals
 from tests.observe.made import a_job, a_record
 from tests.observe.metrics.made import a_sum, seen, told
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.observe.host import host_name
 from aiodist.observe.metrics import catalog, otel
 from aiodist.observe.metrics.catalog import CATALOG, Kind, Metric

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as strict
 from prometheus_client.parser import text_string_to_metric_families as classic
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.observe.metrics import Tally, exposition, prometheus
 from aiodist.observe.metrics.catalog import CATALOG, Kind
 from aiodist.observe.summary import summary

@@ -15,7 +15,7 @@ from aiodist.observe.metrics import catalog, tally
 from aiodist.observe.metrics.catalog import Metric
 from aiodist.observe.metrics.labels import MOST_GROUPS, MOST_RANKS, OTHERS
 from aiodist.observe.metrics.tally import Tally
-from aiodist.recorder.reading import Event, Group, Link
+from aiodist.observe.recorder.reading import Event, Group, Link
 from tests.observe.made import a_job
 from tests.observe.metrics.made import a_sum, seen
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import RendezvousTimeout
+from aiodist.base.errors import RendezvousTimeout
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.ledger import Decision, Ledger, Mark
 from aiodist.rendezvous.etcd.words import Item, Json, Outcome, Range

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from aiodist.errors import AuthenticationError, LeaseLost, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import AuthenticationError, LeaseLost, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous import PrefixStore, WatchEvent
 from aiodist.rendezvous.etcd import gateway, words
 from aiodist.rendezvous.etcd import run as etcd_run

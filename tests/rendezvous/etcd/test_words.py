@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import AiodistError, AuthenticationError, BackendUnavailable, RendezvousError, UsageError
+from aiodist.base.errors import (
+    AiodistError,
+    AuthenticationError,
+    BackendUnavailable,
+    RendezvousError,
+    UsageError,
+)
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.place import Place, place
 from aiodist.rendezvous.etcd.refusals import Away, LeaseExists, NoLease, TokenOver, refusal

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from aiodist.errors import RendezvousError
+from aiodist.base.errors import RendezvousError
 from aiodist.rendezvous.launchers.pmi import MAX_TEXT, Pmi
 
 RANK, SIZE = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])

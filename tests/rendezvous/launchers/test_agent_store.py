@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous import StoreServer
 from aiodist.rendezvous.launchers import agent_store
 from aiodist.rendezvous.launchers.agent_store import MAX_TEXT, AgentStore

@@ -18,7 +18,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[3]))  # `benchmarks` is not part of the wheel
 
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous.launchers import pmi
 from aiodist.rendezvous.launchers.pmi import MAX_TEXT, Pmi
 from benchmarks import mpi

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 from aiodist.rendezvous.launchers.slurm import MAX_HOSTS, first_host, host_of_rank_0, hosts, port
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import listen
 from aiodist.rendezvous import Invitation, Meeting, StoreServer
 from aiodist.rendezvous.announcement import About, Announcement

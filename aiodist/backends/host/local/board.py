@@ -18,8 +18,8 @@ import numpy as np
 
 from aiodist.backends.base import Array
 from aiodist.backends.host.local.hub import ASLEEP_BULK, ASLEEP_LOOP, Hub, PeerMemory
-from aiodist.errors import GroupBroken
-from aiodist.types import SIGNATURE_BYTES
+from aiodist.base.errors import GroupBroken
+from aiodist.base.types import SIGNATURE_BYTES
 
 SLOTS = 64
 """Operations of a group that can be under way at a time."""

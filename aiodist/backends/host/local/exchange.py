@@ -45,8 +45,8 @@ from aiodist.backends.base import Array, Operation
 from aiodist.backends.buffers import Buffers
 from aiodist.backends.host.local.board import CODE, FILL, MASK, RESULT, ZEROS, Peer
 from aiodist.backends.host.local.plan import Plan, digest_of
-from aiodist.recorder.layout import ARRIVED
-from aiodist.types import Call
+from aiodist.base.types import Call
+from aiodist.observe.recorder.layout import ARRIVED
 
 Steps = Generator[None, None, None]
 

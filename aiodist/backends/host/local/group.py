@@ -20,11 +20,11 @@ from aiodist.backends.host.local.plan import Path, Plan, fitting, most_staged, p
 from aiodist.backends.host.local.short import Short
 from aiodist.backends.host.local.wired import Wired
 from aiodist.backends.release import Release
-from aiodist.environment.thresholds import Thresholds
-from aiodist.errors import GroupBroken
-from aiodist.recorder.layout import ARRIVED
-from aiodist.types import Call
-from aiodist.work import Issuer, Work
+from aiodist.backends.work import Issuer, Work
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.errors import GroupBroken
+from aiodist.base.types import Call
+from aiodist.observe.recorder.layout import ARRIVED
 
 logger = logging.getLogger("aiodist.backends.host.local")
 

@@ -68,12 +68,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiodist.backends.threads import post
-from aiodist.environment.cores import cores
-from aiodist.errors import UsageError
+from aiodist.base.environment.cores import cores
+from aiodist.base.errors import UsageError
 from aiodist.net.turn import Turn
-from aiodist.shm.heap import PAGE
-from aiodist.shm.segment import HEAD, Holder, PeerSegment, Segment
 from aiodist.transport.link import Waiting
+from aiodist.transport.shm.heap import PAGE
+from aiodist.transport.shm.segment import HEAD, Holder, PeerSegment, Segment
 
 ASLEEP_LOOP, ASLEEP_BULK = 512, 520
 """Words of a segment: its loop sleeps, its bulk thread sleeps. 0, or which sleep it is, counted from 1. Each

@@ -9,7 +9,7 @@ from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.backends.host.local.share import Share
 from aiodist.backends.host.local.small import Small
 from aiodist.backends.host.local.wired import Wired
-from aiodist.roles import ROLES, Kind
+from aiodist.base.operations import ROLES, Kind
 
 _BY_PATH: dict[Path, type[Exchange]] = {
     Path.meet: Meet,

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aiodist.backends.arrays.kernels import INLINE_NS, combiner, cost_ns, finish
 from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import PAYLOAD, SLOTS, Board, Peer, theirs, view
-from aiodist.environment.thresholds import Thresholds
-from aiodist.kernels import INLINE_NS, combiner, cost_ns, finish
-from aiodist.roles import ROLES, Parts
-from aiodist.types import Call, Kind, ReduceOp
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.operations import ROLES, Parts
+from aiodist.base.types import Call, Kind, ReduceOp
 
 
 class Path(enum.Enum):

@@ -33,7 +33,7 @@ from aiodist.backends.host.local.board import (
 )
 from aiodist.backends.host.local.exchange import COLLECT, LEND, TAKE, WITHDRAWN, Exchange, Steps
 from aiodist.backends.host.local.plan import Path, Plan, blocks, part_bounds
-from aiodist.types import NO_ROOT
+from aiodist.base.types import NO_ROOT
 
 
 class _Layout:

@@ -10,12 +10,12 @@ Bytes: every byte is copied once where it lies in its rank's segment, else twice
 
 from __future__ import annotations
 
+from aiodist.backends.arrays.kernels import reduce_in_order
 from aiodist.backends.base import Array
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.local.board import FILL, PAYLOAD, SOURCE, TOOK, Peer, place_of, place_word
 from aiodist.backends.host.local.exchange import LEND, TAKE, WITHDRAWN, Exchange, Steps
 from aiodist.backends.host.local.plan import Path, Plan, blocks
-from aiodist.kernels import reduce_in_order
 
 INLINE_BLOCK = 256 * 1024
 """Bytes of a block on the loop."""

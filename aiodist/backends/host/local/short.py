@@ -18,18 +18,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aiodist.backends.arrays.view import torch_memory
 from aiodist.backends.base import Array, Numbers
 from aiodist.backends.buffers import cut
 from aiodist.backends.host.local.board import MASK, SLOTS, Board
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.plan import Path, Plan
-from aiodist.errors import GroupBroken, UsageError
-from aiodist.recorder import Sort
-from aiodist.roles import ROLES, Kind, Parts
-from aiodist.tensors.view import torch_memory
-from aiodist.types import DTYPE_CODES, Call, Premultiplied, ReduceOp, check_reduction
-from aiodist.work import Issuer, Work
+from aiodist.backends.work import Issuer, Work
+from aiodist.base.errors import GroupBroken, UsageError
+from aiodist.base.operations import ROLES, Kind, Parts
+from aiodist.base.types import DTYPE_CODES, Call, Premultiplied, ReduceOp, check_reduction
+from aiodist.observe.recorder import Sort
 
 _SHAPES = 256  # that are remembered for each kind and op
 _NO_OP = 0

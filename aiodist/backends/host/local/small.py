@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from aiodist.backends.arrays.kernels import reduce_in_order
 from aiodist.backends.base import Array
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.plan import Plan
-from aiodist.kernels import reduce_in_order
-from aiodist.roles import ROLES
+from aiodist.base.operations import ROLES
 
 
 class _Layout:

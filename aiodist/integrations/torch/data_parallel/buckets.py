@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from aiodist.backends.arrays import view, wrap
+from aiodist.base.errors import UsageError
 from aiodist.ddp.buckets import Bucket, plan
-from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
-from aiodist.tensors import view, wrap
 
 
 class GradBucket:

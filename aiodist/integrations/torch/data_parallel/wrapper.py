@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
+from aiodist.backends.arrays import view
+from aiodist.backends.arrays.kernels import copy_cost_ns
+from aiodist.base.errors import Evicted, GroupBroken, QuorumLost, UsageError, shown
+from aiodist.base.types import ReduceOp
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import MIB, cap_of
 from aiodist.ddp.holders import first_holder, is_newcomer
-from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError, shown
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group
 from aiodist.integrations.torch.data_parallel.buckets import GradBucket, buckets_of
-from aiodist.kernels import copy_cost_ns
-from aiodist.tensors import view
-from aiodist.types import ReduceOp
 
 Hook = Callable[[Any, GradBucket], Awaitable["torch.Tensor | None"]]
 """Gives the average of a bucket's gradients over all ranks: in its buffer (None), or in another tensor."""

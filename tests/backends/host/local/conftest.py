@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from aiodist.backends.host.local.hub import Hub, supported
-from aiodist.shm import available
-from aiodist.shm.segment import PeerSegment, Segment
+from aiodist.transport.shm import available
+from aiodist.transport.shm.segment import PeerSegment, Segment
 from tests.backends.host.local.members import Member
 
 BYTES = 64 << 20

@@ -15,8 +15,8 @@ from aiodist.backends.host.local.board import Board, Peer
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.plan import Path, Plan
-from aiodist.environment.thresholds import Thresholds
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
 SMALL = Thresholds(block=4096, staging=4096)
 """Bulk operations of a few pages already have several blocks."""

@@ -24,8 +24,8 @@ from aiodist.backends.host.local.board import (
 from aiodist.backends.host.local.direct import Meet
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.plan import Path, Plan, digest_of
-from aiodist.environment.thresholds import Thresholds
-from aiodist.types import Kind
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.types import Kind
 from tests.backends.host.local.members import Member, call_of, run
 
 BYTE = np.zeros(1, np.uint8)

@@ -18,13 +18,13 @@ from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.local.plan import Plan
 from aiodist.backends.host.local.short import Short
 from aiodist.backends.release import Release
-from aiodist.environment.thresholds import Thresholds
-from aiodist.errors import GroupBroken
+from aiodist.backends.schedules.select import UNKNOWN
+from aiodist.backends.work import Issuer
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.errors import GroupBroken
+from aiodist.base.types import Call, Kind, ReduceOp
 from aiodist.group.numbers import Numbers
-from aiodist.schedules.select import UNKNOWN
-from aiodist.types import Call, Kind, ReduceOp
-from aiodist.work import Issuer
-from tests.recorder.made import a_track
+from tests.observe.recorder.made import a_track
 
 LIMITS = Thresholds(inline=512, block=4096, staging=4096)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aiodist.backends.host.local.hub import _ENTRIES, ASLEEP_BULK, ASLEEP_LOOP
-from aiodist.errors import UsageError
+from aiodist.base.errors import UsageError
 
 
 class Waiter:

@@ -26,9 +26,9 @@ from aiodist.backends.host.local.plan import (
     part_bounds,
     path_of,
 )
-from aiodist.environment.thresholds import DEFAULTS, Thresholds
-from aiodist.roles import ROLES
-from aiodist.types import Call, Kind, ReduceOp
+from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
+from aiodist.base.operations import ROLES
+from aiodist.base.types import Call, Kind, ReduceOp
 
 KIB, MIB = 1024, 1024 * 1024
 FLOAT32 = np.dtype(np.float32)

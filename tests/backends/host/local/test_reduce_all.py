@@ -13,7 +13,7 @@ from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import SLOTS
 from aiodist.backends.host.local.plan import Path
 from aiodist.backends.host.local.reduce_all import ReduceAll
-from aiodist.types import NO_ROOT, Kind, ReduceOp
+from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from tests.backends.host.local.members import PLACES, Member, call_of, run
 
 COUNTS = st.sampled_from([0, 1, 5, 17, 1000, 3071, 3072, 3073, 30_000])

@@ -16,7 +16,7 @@ from aiodist.backends.host.local.board import SLOTS
 from aiodist.backends.host.local.direct import ReduceEach
 from aiodist.backends.host.local.plan import Path
 from aiodist.backends.host.local.share import Share
-from aiodist.types import NO_ROOT, Kind, ReduceOp
+from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from tests.backends.host.local.members import PLACES, Member, call_of, run
 
 ROOTED = (Kind.broadcast, Kind.gather, Kind.scatter)

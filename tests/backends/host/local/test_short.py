@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist.base.operations import Kind
+from aiodist.base.types import ReduceOp
 from aiodist.group import ProcessGroup
-from aiodist.roles import Kind
 from aiodist.testing import spmd
-from aiodist.types import ReduceOp
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 

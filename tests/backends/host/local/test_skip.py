@@ -14,8 +14,8 @@ from aiodist.backends.host.local import board
 from aiodist.backends.host.local.board import CODE, SLOTS
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.release import Release
-from aiodist.environment.thresholds import Thresholds
-from aiodist.types import Call, Kind
+from aiodist.base.environment.thresholds import Thresholds
+from aiodist.base.types import Call, Kind
 
 BYTE = np.dtype(np.uint8)
 

@@ -14,8 +14,8 @@ from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import SLOTS
 from aiodist.backends.host.local.plan import Path
 from aiodist.backends.host.local.small import Small
-from aiodist.roles import ROLES, Parts
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.base.operations import ROLES, Parts
+from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 from tests.backends.host.local.members import PLACES, Member, run
 
 KINDS = [kind for kind, roles in ROLES.items() if roles.source is not Parts.NONE and not roles.message]

@@ -15,7 +15,7 @@ from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.plan import Path, Plan
 from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.backends.host.local.share import Share
-from aiodist.types import NO_ROOT, Kind, ReduceOp
+from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from tests.backends.host.local.members import Member, call_of, run
 
 COUNT = 9000

@@ -1,0 +1,31 @@
+"""Arithmetic of an array and a number, in place: PREMUL_SUM multiplies before it sums, AVG divides after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiodist.backends.arrays.kernels.halves import BLOCK, halves
+from aiodist.backends.arrays.kernels.quiet import quiet
+
+Array = npt.NDArray[Any]
+
+
+def scale(array: Array, factor: float) -> None:
+    """Multiply `array` (one axis, floating or complex) by `factor`; halves are multiplied in float32 and
+    rounded once. Overflow gives infinity, without a warning."""
+    quiet.run(with_number, np.multiply, array, factor)
+
+
+def with_number(ufunc: np.ufunc, array: Array, number: float) -> None:
+    """`array = array ∘ number`, in place, for `quiet.run`; arguments as of `scale`."""
+    if array.dtype.itemsize > 2:
+        ufunc(array, array.dtype.type(number), out=array)
+        return
+    for start in range(0, array.size, BLOCK):
+        part = array[start : start + BLOCK]
+        wide = halves.widen(part, 0)
+        ufunc(wide, np.float32(number), out=wide)
+        halves.narrow(part)

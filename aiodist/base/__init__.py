@@ -1,0 +1,17 @@
+"""The foundation of every district: errors, types, the table of operations, facts about this process.
+
+    errors          the hierarchy of errors, drawn as a tree at its top
+    types           `ReduceOp`, dtypes, and `Call`: what all ranks must agree on, with its 32-byte signature
+    operations      the table of operations and of what each argument holds; argument checks, buffers,
+                    proofs and conformance programs follow from it
+    timeouts        seconds or a timedelta
+    environment/    variables and files of this process as plain facts
+    callers         whose code a file holds: the program's, the library's or somebody else's
+    recent          the numbers that were added last: which groups are gone
+    sanitize        text of others for a terminal: one line, no control characters, a bounded length
+    terminal        whether an output takes colours, some colours, a progress bar
+    torch_names     torch's names that are spelled differently here, and what to write instead
+
+Nothing here opens a socket or needs a loop. Only `types` and `operations` import NumPy, so that the launcher
+starts without it. Contract: docs/architecture.md, "The districts".
+"""

@@ -1,1 +1,0 @@
-"""`aiodist dashboard`: a page that shows what a job does, by a process of its own. It needs aiohttp."""

@@ -1,0 +1,119 @@
+"""Arbiters, which make a decision final. One a job, fixed at init, never one as fallback for the other.
+
+A minority that still reaches the store and a majority that does not would both form the next epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiodist.base.errors import QuorumLost, RendezvousError, name_ranks
+from aiodist.group.membership.ballot import Ballots, Told
+from aiodist.group.membership.motions import Motion
+from aiodist.rendezvous.store import Store
+
+logger = logging.getLogger("aiodist.group.membership")
+_BACKOFF = 0.02  # seconds a rank, so that two proposers do not outbid each other for ever
+
+
+class Arbiter(Protocol):
+    """The giver of one answer on a topic, the same for everybody, however often it is asked."""
+
+    async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
+        """Propose a value → the value that holds, this one or an earlier one.
+
+        Args:
+            topic: what is decided; a call for the next epoch, an agreement.
+            value: at most 60 KiB.
+            timeout: seconds.
+
+        Raises:
+            QuorumLost: no answer can be had.
+        """
+
+
+class StoreArbiter:
+    """The store as arbiter: a value holds if and only if its compare-and-set says so.
+
+    Args:
+        store: linearizable, and not inside any member.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
+        """See `Arbiter`."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._store.compare_set(f"ruling/{topic}", b"", value)
+        except (TimeoutError, RendezvousError) as error:
+            raise QuorumLost(
+                f"the store, which decides who goes on, cannot be reached: {str(error) or 'no answer'}",
+                hint=f"It was tried for {timeout:.1f} s; start the job again when the store is back",
+            ) from error
+
+
+@dataclass(eq=False)
+class MajorityArbiter:
+    """More than half of the epoch's members as arbiter, not counting those proven dead.
+
+    Args:
+        rank: this process's.
+        size: of the epoch.
+        send: tells a motion to a rank, or to all others (None).
+        dead: ranks that this process knows to vote no more.
+    """
+
+    rank: int
+    size: int
+    send: Callable[[int | None, Motion], None]
+    dead: Callable[[], Collection[int]]
+
+    def __post_init__(self) -> None:
+        self._ballots = Ballots(self.rank, self.size)
+        self._news = asyncio.Event()
+
+    def hear(self, origin: int, motion: Motion) -> None:
+        """Take a member's vote, or question."""
+        self._tell(self._ballots.hear(origin, motion, self.dead()))
+        self._news.set()
+
+    def recount(self) -> None:
+        """Count again: more members may be proven dead."""
+        self._news.set()
+
+    async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
+        """See `Arbiter`."""
+        ballots = self._ballots
+        try:
+            async with asyncio.timeout(timeout):
+                self._tell(ballots.propose(topic, value, self.dead()))
+                while True:
+                    self._news.clear()
+                    self._tell(ballots.recount(topic, self.dead()))
+                    if topic in ballots.chosen:
+                        break
+                    if topic in ballots.outbid:  # perhaps by this member's own promise: nobody tells that
+                        await asyncio.sleep(_BACKOFF * (1 + self.rank))
+                        logger.debug("rank %d was outbid on %s, and proposes again", self.rank, topic)
+                        self._tell(ballots.propose(topic, value, self.dead()))
+                    else:
+                        await self._news.wait()
+        except TimeoutError:
+            dead = sorted(self.dead())
+            without = f", not counting {name_ranks(dead)}" if dead else ""
+            raise QuorumLost(
+                f"fewer than half of the {self.size} members of the epoch answer{without}",
+                hint="Another part of the job may go on; this process must not. Leave, and join anew",
+            ) from None
+        logger.debug("rank %d: a majority has decided %s", self.rank, topic)
+        return ballots.chosen[topic]
+
+    def _tell(self, told: list[Told]) -> None:
+        for target, motion in told:
+            self.send(target, motion)

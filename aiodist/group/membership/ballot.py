@@ -1,0 +1,141 @@
+"""One value a topic, by majority, whoever fails: single-decree Paxos among the members of an epoch. Pure.
+
+Source: L. Lamport, "Paxos Made Simple" (2001), with one change. Members that are *proven* dead are not
+counted by the proposer that has the proof, so that one of two may go on. That is safe because of two rules:
+
+    1. An acceptance is told to everybody before it counts, and it is in the kernel's buffers of its host's
+       other processes when its sender dies: who has the proof (a pidfd, so the same host) and a link with it
+       has read it.
+    2. Only a process's own proof counts, never hearsay, and an end of a connection is no proof.
+
+A member that said goodbye counts as proven, too: it votes no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from aiodist.group.membership.motions import Accept, Accepted, Ballot, Motion, Outbid, Prepare, Promise
+
+Told = tuple[int | None, Motion]
+"""The receiver (None: everybody else), and the motion."""
+
+_NONE: Ballot = (-1, -1)
+
+
+@dataclass(slots=True)
+class _Vote:
+    """A member's own promise and acceptance on a topic, and what it saw others accept."""
+
+    promised: Ballot = _NONE
+    accepted: tuple[Ballot, bytes] | None = None
+    seen: tuple[Ballot, bytes] | None = None  # the highest acceptance of anybody
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """A member's own attempt."""
+
+    ballot: Ballot
+    value: bytes
+    promises: dict[int, tuple[Ballot, bytes] | None] = field(default_factory=dict)
+    accepted: set[int] = field(default_factory=set)
+    asking: bool = True  # in phase 1
+
+
+class Ballots:
+    """One member's part in all topics of one epoch.
+
+    Args:
+        rank: this member's.
+        size: of the epoch.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.chosen: dict[str, bytes] = {}
+        self.outbid: set[str] = set()
+        self._votes: dict[str, _Vote] = {}
+        self._proposals: dict[str, _Proposal] = {}
+        self._rounds: dict[str, int] = {}
+
+    def propose(self, topic: str, value: bytes, dead: Collection[int]) -> list[Told]:
+        """Begin, or begin again with a higher ballot."""
+        self._rounds[topic] = self._rounds.get(topic, 0) + 1
+        self.outbid.discard(topic)
+        ballot = (self._rounds[topic], self.rank)
+        self._proposals[topic] = _Proposal(ballot, value)
+        return [(None, Prepare(topic, ballot)), *self.hear(self.rank, Prepare(topic, ballot), dead)]
+
+    def recount(self, topic: str, dead: Collection[int]) -> list[Told]:
+        """Count again: more members are proven dead, and perhaps that is enough."""
+        proposal = self._proposals.get(topic)
+        return [] if proposal is None else self._count(topic, proposal, dead)
+
+    def hear(self, origin: int, motion: Motion, dead: Collection[int]) -> list[Told]:
+        """Take what a member said.
+
+        Args:
+            dead: members that this process knows to vote no more, by its own proof.
+        """
+        match motion:
+            case Prepare(topic, ballot):
+                return self._prepare(origin, topic, ballot, dead)
+            case Accept(topic, ballot, value):
+                return self._accept(origin, topic, ballot, value, dead)
+            case Promise(topic, ballot, accepted):
+                proposal = self._proposals.get(topic)
+                if proposal is not None and proposal.ballot == ballot and proposal.asking:
+                    proposal.promises[origin] = accepted
+                    return self._count(topic, proposal, dead)
+            case Accepted(topic, ballot, value):
+                vote = self._votes.setdefault(topic, _Vote())
+                if vote.seen is None or vote.seen[0] < ballot:
+                    vote.seen = (ballot, value)
+                proposal = self._proposals.get(topic)
+                if proposal is not None and proposal.ballot == ballot:
+                    proposal.accepted.add(origin)
+                    return self._count(topic, proposal, dead)
+            case Outbid(topic, ballot):
+                self._rounds[topic] = max(self._rounds.get(topic, 0), ballot[0])
+                if topic in self._proposals and self._proposals[topic].ballot < ballot:
+                    self.outbid.add(topic)
+        return []
+
+    def _prepare(self, origin: int, topic: str, ballot: Ballot, dead: Collection[int]) -> list[Told]:
+        vote = self._votes.setdefault(topic, _Vote())
+        if ballot < vote.promised:
+            return self._answer(origin, Outbid(topic, vote.promised), dead)
+        vote.promised = ballot
+        return self._answer(origin, Promise(topic, ballot, vote.accepted), dead)
+
+    def _accept(
+        self, origin: int, topic: str, ballot: Ballot, value: bytes, dead: Collection[int]
+    ) -> list[Told]:
+        vote = self._votes.setdefault(topic, _Vote())
+        if ballot < vote.promised:
+            return self._answer(origin, Outbid(topic, vote.promised), dead)
+        vote.promised, vote.accepted = ballot, (ballot, value)
+        told = Accepted(topic, ballot, value)
+        return [(None, told), *self.hear(self.rank, told, dead)]
+
+    def _answer(self, origin: int, motion: Motion, dead: Collection[int]) -> list[Told]:
+        return self.hear(self.rank, motion, dead) if origin == self.rank else [(origin, motion)]
+
+    def _count(self, topic: str, proposal: _Proposal, dead: Collection[int]) -> list[Told]:
+        living = self.size - len(set(dead) - {self.rank})
+        if proposal.asking and len(proposal.promises.keys() - set(dead)) * 2 > living:
+            proposal.asking = False
+            known = [accepted for accepted in proposal.promises.values() if accepted is not None]
+            seen = self._votes[topic].seen
+            if seen is not None:
+                known.append(seen)  # of the dead, too
+            if known:
+                proposal.value = max(known)[1]
+            accept = Accept(topic, proposal.ballot, proposal.value)
+            return [(None, accept), *self.hear(self.rank, accept, dead)]
+        if not proposal.asking and len(proposal.accepted - set(dead)) * 2 > living:
+            self.chosen.setdefault(topic, proposal.value)
+        return []

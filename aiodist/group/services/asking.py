@@ -1,0 +1,101 @@
+"""The calls that one process has asked of another, until they are answered. Pure: time is an argument.
+
+    waits ──ask──▶ asked ──answered──▶ gone
+                     └──abandon──▶ abandoned ──answered──▶ gone
+
+An abandoned call (cancelled, or out of time) keeps its place until the other side has answered: only then
+does nothing of it run there any more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist.base.errors import WireError
+from aiodist.group.services.serving import SERVED
+from aiodist.group.services.under_way import PART_COST, PARTS, Call, UnderWay
+from aiodist.net.wire.calls import Says
+
+
+class Asked(Call):
+    """A call that is asked, or waits to be.
+
+    Args:
+        kind: see `Call`.
+        waiter: who waits for the answer; opaque here.
+
+    Attributes:
+        number: 0 until it is asked; see `Call` for others.
+        name: of the handler; b"": of a message.
+        payload: its arguments, until it is asked.
+        timer: rings where it waits for too long; None: nothing does.
+        by: the call of another process for which a handler of this one asks; None: no handler does.
+    """
+
+    __slots__ = ("by", "name", "payload", "timer", "untold", "waiter")
+
+    def __init__(self, kind: Says, waiter: Any) -> None:
+        self.number = 0  # not by `super`: each call passes here
+        self.kind = kind
+        self.stopped = ""
+        self.credit = PARTS
+        self.waiter = waiter
+        self.timer: Any = None
+        self.by = SERVED.get()
+        self.untold = 0  # bytes of parts that were taken, and not granted anew yet
+
+    def asks(self, name: bytes, payload: bytes, deadline: float) -> None:
+        """Note what it asks, and until when."""
+        self.name = name
+        self.payload = payload
+        self.nbytes = len(payload)
+        self.deadline = deadline
+
+    def took(self, nbytes: int) -> int:
+        """Note that a part was taken → the bytes to grant the other side now; 0: later, with others."""
+        self.untold += nbytes + PART_COST
+        if self.untold < PARTS // 2:
+            return 0
+        granted, self.untold = self.untold, 0
+        self.credit += granted
+        return granted
+
+
+class Asking(UnderWay[Asked]):
+    """The calls of one connection, from the side that dialed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = 0
+
+    def ask(self, asked: Asked) -> None:
+        """Enter a call, which fits, under a number of its own."""
+        self._last = asked.number = number = self._last + 1
+        self.calls[number] = asked
+        self.nbytes += asked.nbytes
+        if asked.deadline < self.due:
+            self.due = asked.deadline
+
+    def answered(self, number: int) -> Asked:
+        """Take out a call that the other side has answered. `WireError` where it was not asked."""
+        asked = self.leave(number)
+        if asked is None:
+            raise WireError(f"an answer to call {number}, which is not under way")
+        return asked
+
+    def part(self, number: int, nbytes: int) -> Asked:
+        """The call that a part is of. `WireError` where it is none of a stream, or nobody granted it."""
+        asked = self.calls.get(number)
+        if asked is None or asked.kind is not Says.STREAM:
+            raise WireError(f"a part of call {number}, which is no stream")
+        if asked.credit <= 0:
+            raise WireError(f"a part of call {number} that was not granted")
+        asked.credit -= nbytes + PART_COST
+        return asked
+
+    def abandon(self, asked: Asked) -> bool:
+        """Give up a call; whether the other side has to be told."""
+        if asked.stopped or self.calls.get(asked.number) is not asked:
+            return False
+        asked.stopped = "nobody waits for it"
+        return True

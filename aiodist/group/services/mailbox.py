@@ -1,0 +1,135 @@
+"""Messages that came, until somebody takes them. A full mailbox lets senders wait, each in its order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from aiodist.group.services.codec import Received
+
+MESSAGES = 1024
+"""Messages that wait to be taken, at most; the next ones wait at their senders' expense."""
+
+BYTES = 64 << 20
+"""Bytes of them, at most; more only where it is a single message's."""
+
+
+class Letter(Received):
+    """A message, still encoded.
+
+    Args:
+        sender: uid of the process that sent it.
+        payload: its bytes.
+        taken_in: called when it is in the mailbox, which is what its sender waits for.
+    """
+
+    __slots__ = ("sender", "taken_in")
+
+    def __init__(
+        self, sender: bytes, payload: bytes | bytearray | memoryview, taken_in: Callable[[], object]
+    ) -> None:
+        super().__init__(payload)
+        self.sender = sender
+        self.taken_in = taken_in
+
+
+class Mailbox:
+    """The messages of one process that nobody has taken yet.
+
+    Attributes:
+        closed: none will come any more.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._inside: deque[Letter] = deque()
+        self._outside: deque[Letter] = deque()
+        self._bytes = 0
+        self._takers: deque[asyncio.Future[None]] = deque()
+        self._reading = False  # a message was taken, and is not decoded yet
+
+    def offer(self, letter: Letter) -> None:
+        """Take a message in, now or when there is room."""
+        self._outside.append(letter)
+        self._let_in()
+
+    def withdraw(self, letter: Letter) -> bool:
+        """Forget a message whose sender does not want it sent any more; False where it is inside."""
+        try:
+            self._outside.remove(letter)
+        except ValueError:
+            return False
+        self._let_in()  # those behind it may fit
+        return True
+
+    def close(self) -> None:
+        """Take no more in: who waits for one is told when all that are inside are taken. Those outside may
+        still be withdrawn, which tells their senders."""
+        self.closed = True
+        self._wake()
+
+    async def take(self) -> Letter | None:
+        """The next message; None where none will come any more. Nothing is lost where it is cancelled.
+
+        `read` or `put_back` follows. Until then other takers wait: the message may be theirs, if the one that
+        decodes it is cancelled.
+        """
+        while self._reading or not self._inside:
+            if self.closed and not self._reading:
+                return None
+            taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._takers.append(taker)
+            try:
+                await taker
+            except BaseException:  # cancelled, or its coroutine was closed
+                if taker in self._takers:
+                    self._takers.remove(taker)
+                self._wake()  # the message that it was woken for is another's
+                raise
+        letter = self._inside.popleft()
+        self._reading = True
+        self._bytes -= len(letter.payload)
+        self._let_in()
+        return letter
+
+    def read(self) -> None:
+        """Let the next message be taken: the one before it is decoded."""
+        self._reading = False
+        self._wake()
+
+    def put_back(self, letter: Letter) -> None:
+        """Have a message taken again, first of all."""
+        self._inside.appendleft(letter)
+        self._bytes += len(letter.payload)
+        self.read()
+
+    def give_back(self, sender: bytes, message: Any) -> None:
+        """Have a message taken again, first of all, that was taken and read: its taker could not have it."""
+        self._inside.appendleft(Letter(sender, b"", _nothing).holds(message))
+        self._wake()
+
+    def _let_in(self) -> None:
+        while self._outside and not self.closed:
+            size = len(self._outside[0].payload)
+            if self._inside and (len(self._inside) >= MESSAGES or self._bytes + size > BYTES):
+                return
+            letter = self._outside.popleft()
+            self._inside.append(letter)
+            self._bytes += size
+            letter.taken_in()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake the first taker, if it can go on; all, where none will come any more."""
+        while self._takers and not self._reading and (self._inside or self.closed):
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                if not self.closed:
+                    return
+
+
+def _nothing() -> None:
+    pass

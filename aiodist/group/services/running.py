@@ -1,0 +1,176 @@
+"""Handlers that run: plain functions within the turn in which they are called, all others in tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from aiodist.group.services.answers import Answers
+from aiodist.group.services.codec import decoded, encode, encoded
+from aiodist.group.services.handlers import Handler, Handlers
+from aiodist.group.services.outcomes import ENDS_THE_PROCESS, raised
+from aiodist.group.services.serving import SERVED, Served, Serving
+from aiodist.net.wire import objects
+from aiodist.net.wire.calls import Request, Says
+
+_CALL, _RESULT = Says.CALL, Says.RESULT
+
+
+class _Refused(Exception):
+    """The reason why a call is not begun."""
+
+
+class Running:
+    """The handlers that run for the calls of one connection.
+
+    Args:
+        loop: the event loop.
+        handlers: what may be called.
+        serving: the calls, each admitted.
+        answers: where they are answered.
+        free: called when a task has answered.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handlers: Handlers,
+        serving: Serving,
+        answers: Answers,
+        free: Callable[[], object],
+    ) -> None:
+        self._loop = loop
+        self._handlers = handlers
+        self._serving = serving
+        self._answers = answers
+        self._free = free
+        self._context = contextvars.copy_context()  # calls may come while another's handler polls
+
+    def call(self, kind: Says, number: int, request: Request) -> None:
+        """Run what a CALL or STREAM asks for: at once, or in a task."""
+        left, name, payload = request
+        nbytes = len(payload)
+        handler = self._handlers.by_name.get(name)
+        large = objects.is_slow(payload) or kind is not _CALL
+        if large or handler is None or handler.streams or not handler.slots.free:
+            served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
+            self._start(served, self._carry_out(served, name, payload, handler))
+            return
+        running = None
+        try:
+            args = objects.decode(payload)
+            if why := handler.misfit(args):
+                self._answers.at_once(number, Says.REFUSED, why.encode())
+                return
+            if handler.quick:
+                result = self._context.copy().run(handler.function, *args)
+                if not hasattr(result, "__await__"):
+                    self._answers.at_once(number, _RESULT, encode(result))
+                    return
+                running = result  # a plain function that returns a coroutine, say
+        except ENDS_THE_PROCESS as error:
+            self._exits(name, error)
+            raise
+        except BaseException as error:
+            self._answers.at_once(number, Says.RAISED, raised(error))
+            self._answers.notes.raised(name, error)
+            return
+        served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
+        served.slot = handler.slots
+        served.slot.free -= 1
+        served.begun = running is not None
+        self._start(served, self._finish(served, handler, args, running))
+
+    def _start(self, served: Served, work: Coroutine[Any, Any, None]) -> None:
+        context, loop = self._context.copy(), self._loop
+        context.run(SERVED.set, served)
+        if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
+            served.work = asyncio.Task(work, loop=loop, context=context, eager_start=True)
+        else:
+            served.work = loop.create_task(work, context=context)
+        if served.stopped:  # in its first step, where that came at once
+            served.work.cancel()
+
+    async def _finish(
+        self, served: Served, handler: Handler, args: list[Any], running: Awaitable[Any] | None
+    ) -> None:
+        """Run an async function, or wait for what a plain one has begun; its result is answered."""
+        served.started = True
+        if served.stopped and not served.begun:
+            self._answers.stopped(served)
+            return
+        served.begun = True
+        try:
+            result = await (handler.function(*args) if running is None else running)
+            answer = objects.encode_small(result)
+            if answer is None:
+                answer = await encoded(result)
+            if self._answers.must_wait(len(answer)):
+                await self._answers.room(len(answer))
+            self._answers.end(served, _RESULT, answer)
+            self._free()
+        except BaseException as error:
+            self._failed(served, handler.name, error)
+
+    async def _carry_out(
+        self, served: Served, name: str, payload: bytes | memoryview, handler: Handler | None
+    ) -> None:
+        """Run a call that has to wait first, a large one or a stream."""
+        served.started = True
+        if served.stopped:
+            self._answers.stopped(served)
+            return
+        try:
+            if handler is None:
+                handler = await self._handlers.wait_for(name)
+                if handler is None:
+                    raise _Refused(self._handlers.unknown(name))
+            if handler.streams is not (served.kind is Says.STREAM):
+                how = "gives parts: use pg.stream" if handler.streams else "gives one result: use pg.call"
+                raise _Refused(f"{name} {how}")
+            await handler.slots.wait()
+            served.slot = handler.slots
+            args = await decoded(payload)
+            if why := handler.misfit(args):
+                raise _Refused(why)
+            served.begun = True
+            result = handler.function(*args)
+            if handler.streams:
+                await self._send_parts(served, result)
+                answer = b""
+            else:
+                answer = await encoded(await result if hasattr(result, "__await__") else result)
+            if self._answers.must_wait(len(answer)):
+                await self._answers.room(len(answer))
+            self._answers.end(served, _RESULT, answer)
+            self._free()
+        except _Refused as why:
+            self._answers.end(served, Says.REFUSED, str(why).encode())
+        except BaseException as error:
+            self._failed(served, name, error)
+
+    def _failed(self, served: Served, name: str, error: BaseException) -> None:
+        """Answer a call whose task ends with an exception, whichever that is."""
+        if isinstance(error, ENDS_THE_PROCESS):
+            self._exits(name, error)
+            raise error
+        if not self._loop.is_running():
+            raise error  # the loop has ended, and its tasks are taken apart
+        if isinstance(error, asyncio.CancelledError):
+            self._answers.cancelled(served, error)
+        else:
+            self._answers.raised(served, name, error)
+
+    def _exits(self, name: str, error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            self._answers.notes.exits(name, error)
+
+    async def _send_parts(self, served: Served, parts: Any) -> None:
+        try:
+            async for part in parts:
+                await self._answers.part(served, await encoded(part))
+        finally:
+            await parts.aclose()

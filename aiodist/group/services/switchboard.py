@@ -1,0 +1,185 @@
+"""The services of one process, which outlive epochs: what users ask of other processes, and what these ask.
+
+An epoch says who is where (`Place`); its control plane says who is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from aiodist.base.errors import A_MESSAGE, AiodistError, CallError
+from aiodist.group.services.asking import Asked
+from aiodist.group.services.callee import Callee
+from aiodist.group.services.codec import decoded, encode, encoded
+from aiodist.group.services.handlers import Handlers
+from aiodist.group.services.mailbox import Mailbox
+from aiodist.group.services.outcomes import Outcome, closed, error_of
+from aiodist.group.services.overview import Overview
+from aiodist.group.services.peers import Peer, Peers, Place
+from aiodist.group.services.records import Build, Misfit
+from aiodist.group.services.stream import Stream
+from aiodist.net.wire import objects
+from aiodist.net.wire.calls import Says
+from aiodist.transport.line import Line
+
+_RESULT = int(Says.RESULT)
+
+_LEAVING = 1.0  # seconds that handlers have to end when their process leaves
+
+
+class Switchboard:
+    """The services of one process.
+
+    Args:
+        uid: of this process.
+
+    Attributes:
+        handlers: what others may call here.
+        mailbox: messages that came.
+        overview: what is under way, for those who look at the job.
+    """
+
+    def __init__(self, uid: bytes) -> None:
+        self.handlers = Handlers()
+        self.mailbox = Mailbox()
+        self._loop = asyncio.get_running_loop()
+        self._peers = Peers(self._loop, uid, self.accept)
+        self.overview = Overview(self._peers, self.handlers)
+        self._unused: set[Callee] = set()  # that were replaced, or whose peer is gone, while handlers end
+
+    # ── what the epochs say ──────────────────────────────────────────────────────────────────────────
+
+    def enter(self, place: Place) -> None:
+        """Begin an epoch: who is no member of it is lost."""
+        self._peers.enter(place)
+
+    def lose(self, place: Place, rank: int, cause: str) -> None:
+        """Note that a rank of an epoch is lost; news of another than the present one says nothing."""
+        self._peers.lose(place, rank, cause)
+
+    def accept(self, uid: bytes, line: Line) -> None:
+        """Take a line that another process has dialed."""
+        if self._peers.closed or self._peers.is_lost(uid):
+            line.kill()
+            return
+        peer = self._peers.peer(uid)
+        old, peer.callee = peer.callee, None
+        if old is not None:  # its end has not been noticed here
+            old.lose()
+        peer.callee = Callee(self._loop, line, uid, self.handlers, self.mailbox, partial(self._left, peer))
+
+    async def aclose(self) -> None:
+        """Stop all handlers, tell callers so, and end all connections. May be repeated."""
+        if self._peers.closed:
+            return
+        self.mailbox.close()
+        peers = self._peers.close()
+        dialing = [task for peer in peers for task in peer.way.close()]
+        callees = [peer.callee for peer in peers if peer.callee is not None]
+        running = [task for callee in self._unused for task in callee.running()]
+        ending = [asyncio.ensure_future(callee.aclose(_LEAVING)) for callee in callees]
+        if rest := [*dialing, *ending, *running]:
+            await asyncio.wait(rest, timeout=2 * _LEAVING)
+
+    def stay_behind(self) -> None:
+        """End all in a forked child: the parent has the connections, and what was asked there."""
+        self.mailbox.close()
+        for peer in self._peers.close():
+            peer.way.close()
+            if peer.callee is not None:
+                peer.callee.lose()
+
+    # ── what users ask ───────────────────────────────────────────────────────────────────────────────
+
+    def call(
+        self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
+    ) -> Coroutine[Any, Any, Any]:
+        """Call a handler of another process → its result. Errors as `ProcessGroup.call`."""
+        return self._ask(Says.CALL, uid, rank, name, list(args), timeout, build)
+
+    def send_message(self, uid: bytes, rank: int, message: Any, timeout: float) -> Coroutine[Any, Any, None]:
+        """Put a message into the mailbox of another process. Errors as `ProcessGroup.send_message`."""
+        return self._ask(Says.MESSAGE, uid, rank, "", message, timeout, None)
+
+    def stream(
+        self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
+    ) -> Stream[Any]:
+        """The parts that a handler of another process yields. Errors as `ProcessGroup.stream`."""
+        opens = partial(self._peers.way, uid, rank, name)
+        return Stream(self._loop, opens, rank, name, encode(list(args)), timeout, build)
+
+    async def take(self) -> tuple[bytes, Any] | None:
+        """The next message: uid of its sender, and what it is; None when no more will come."""
+        while (letter := await self.mailbox.take()) is not None:
+            try:
+                message = letter.sender, await letter.value()
+            except AiodistError as error:
+                self.mailbox.read()
+                self.handlers.notes.unread(error)
+            except BaseException:  # cancelled, or its coroutine was closed
+                self.mailbox.put_back(letter)
+                raise
+            else:
+                self.mailbox.read()
+                return message
+        return None
+
+    def check_open(self) -> None:
+        """Raise `GroupClosed` where this process has left the job."""
+        if self._peers.closed:
+            raise closed()
+
+    # ── how ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _ask(
+        self,
+        kind: Says,
+        uid: bytes,
+        rank: int,
+        name: str,
+        value: Any,
+        timeout: float,
+        build: Build | None,
+    ) -> Any:
+        payload, loop = objects.encode_small(value), self._loop
+        if payload is None and kind is not Says.MESSAGE:
+            payload = await encoded(value)
+        way = self._peers.way(uid, rank, name or A_MESSAGE)
+        answer: asyncio.Future[Outcome] = loop.create_future()
+        asked = Asked(kind, answer)
+        try:
+            if payload is None:
+                way.begin(asked)  # messages that begin meanwhile come behind it
+                payload = await encoded(value)
+            asked.asks(name.encode(), payload, loop.time() + timeout)
+            way.ask(asked)
+            if asked.number and way.looks():
+                await asyncio.sleep(0)
+            outcome = await answer
+        except BaseException:
+            way.abandon(asked)
+            raise
+        how, body = outcome
+        if how != _RESULT:
+            raise error_of(outcome, rank, name or A_MESSAGE, timeout)
+        if kind is Says.MESSAGE:
+            return None
+        result = await decoded(body) if objects.is_slow(body) else objects.decode(body)
+        if build is None:
+            return result
+        try:
+            return build(result)
+        except Misfit as error:
+            raise CallError(rank, name, f"a result of another shape: {error}") from None
+
+    def _left(self, peer: Peer, callee: Callee) -> None:
+        """Let a connection go that the other process, or this one, has ended."""
+        if peer.callee is callee:
+            peer.callee = None
+        if callee.running():
+            self._unused.add(callee)
+        for one in [one for one in self._unused if not one.running()]:
+            self._unused.discard(one)

@@ -1,1 +1,0 @@
-"""Wire formats, byte by byte: the handshake, frame headers, rendezvous messages. No I/O."""

@@ -1,0 +1,68 @@
+"""A member's key comes back, goes with it, and tells newcomers whether anybody of the last run is left."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiodist.group.membership.presence import GRACE, LATEST, MEMBERS, RENEWAL, Presence, is_deserted
+from aiodist.group.membership.record import UID_BYTES, Record
+from aiodist.rendezvous import HashStore
+from aiodist.testing import run_virtual
+
+UIDS = tuple(bytes([rank + 1]) * UID_BYTES for rank in range(3))
+
+
+def key_of(rank: int) -> str:
+    return f"{MEMBERS}{UIDS[rank].hex()}"
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_a_key_that_went_with_a_connection_is_set_again_until_its_member_leaves() -> None:
+    async def main() -> None:
+        async with HashStore() as store:
+            presence = Presence(store, UIDS[1], b"somebody")
+            assert await store.get(key_of(1)) == b"somebody"
+            await store.delete_key(key_of(1))
+            began = now()
+            assert await store.get(key_of(1)) == b"somebody"
+            assert now() - began <= RENEWAL
+            await presence.leave()
+            assert await store.list_keys() == []
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(main())
+
+
+def test_a_run_is_deserted_when_nobody_of_its_last_epoch_is_seen_for_a_while() -> None:
+    async def main() -> None:
+        async with HashStore() as store:
+            await store.set(LATEST, Record(4, (1, 0), UIDS[:2]).encode())
+            await store.set(key_of(2), b"of another run, or a newcomer")
+            began = now()
+            assert await is_deserted(store)
+            assert now() - began >= GRACE
+
+            looking = asyncio.create_task(is_deserted(store))
+            await asyncio.sleep(RENEWAL)
+            await store.set(key_of(1), b"had lost its connection")
+            assert not await looking
+
+            looking = asyncio.create_task(is_deserted(store))
+            await store.delete_key(key_of(1))
+            await asyncio.sleep(RENEWAL)
+            await store.set(LATEST, Record(5, (1, 0), UIDS[2:]).encode())
+            assert not await looking
+
+    run_virtual(main())
+
+
+def test_a_store_that_a_member_hosts_shows_that_it_lives() -> None:
+    async def main() -> None:
+        async with HashStore() as store:
+            await store.set(LATEST, Record(0, (0, 0), UIDS, "127.0.0.1:29500", UIDS[1]).encode())
+            assert not await is_deserted(store)
+
+    run_virtual(main())
