@@ -30,7 +30,7 @@ ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.append(ROOT)
 
-pytest_plugins = ["tests.limits", "tests.skips", "tests.levels"]
+pytest_plugins = ["tests.limits", "tests.skips", "tests.levels", "tests.budget"]
 
 # What was ignored when the run began (SIGHUP under nohup, SIGINT in a shell's background job) would be
 # ignored by all that tests start, too. A handler is not handed on: so they begin as in a terminal, and this
