@@ -76,7 +76,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In the run, which hears of the tests of all its workers."""
     if report.when == "teardown":
-        _SPENT[report.nodeid] = next((value for name, value in report.user_properties if name == _COST), 0.0)
+        spent = [float(str(value)) for name, value in report.user_properties if name == _COST]
+        _SPENT[report.nodeid] = sum(spent)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

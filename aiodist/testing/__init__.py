@@ -2,11 +2,8 @@
 
 spmd            an async test function on n real processes
 run_cluster     n ranks in this process, over memory channels
-Chaos           … some of which crash, or cannot reach each other
 run_virtual     … in virtual time
-check_backend, check_channel, check_store   what every implementation must do
-faults          processes that die, connections that break, networks that swallow: a package; its names
-                are here, too
+check_backend, check_store   what every implementation must do
 
 What a name needs is loaded at its first use: wherever aiodist is installed, every run of pytest imports this
 package, for its plugin.
@@ -19,28 +16,18 @@ from aiodist.testing.outcome import RanksFailed
 from aiodist.testing.spmd import spmd  # not later: the module would be found by this name
 
 if TYPE_CHECKING:
-    from aiodist.testing.chaos import Chaos as Chaos
     from aiodist.testing.clock import SimulationStuck as SimulationStuck
     from aiodist.testing.clock import VirtualLoop as VirtualLoop
     from aiodist.testing.clock import run_virtual as run_virtual
     from aiodist.testing.cluster import run_cluster as run_cluster
     from aiodist.testing.conformance_backend import check_backend as check_backend
-    from aiodist.testing.conformance_channel import check_channel as check_channel
     from aiodist.testing.conformance_store import check_store as check_store
-    from aiodist.testing.faults import FaultProxy as FaultProxy
-    from aiodist.testing.faults import Partition as Partition
-    from aiodist.testing.faults import Victims as Victims
 
 __all__ = [
-    "Chaos",
-    "FaultProxy",
-    "Partition",
     "RanksFailed",
     "SimulationStuck",
-    "Victims",
     "VirtualLoop",
     "check_backend",
-    "check_channel",
     "check_store",
     "run_cluster",
     "run_virtual",
@@ -49,14 +36,9 @@ __all__ = [
 
 
 _MODULE_OF = {
-    "Chaos": "chaos",
-    "FaultProxy": "faults",
-    "Partition": "faults",
     "SimulationStuck": "clock",
-    "Victims": "faults",
     "VirtualLoop": "clock",
     "check_backend": "conformance_backend",
-    "check_channel": "conformance_channel",
     "check_store": "conformance_store",
     "run_cluster": "cluster",
     "run_virtual": "clock",

@@ -9,8 +9,8 @@ import asyncio
 import contextvars
 import functools
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from aiodist.backends.choice import parse
 from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
@@ -22,13 +22,40 @@ from aiodist.group.epochs.newcomer import join_running
 from aiodist.group.epochs.world import Settings, World
 from aiodist.group.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
-from aiodist.testing.chaos import Chaos, Crashed, leave
 from aiodist.testing.clock import VirtualLoop
 from aiodist.testing.report import follows, line_of, place_of, same_lines
 from aiodist.transport import Endpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 
 T = TypeVar("T")
+_Main = Callable[[ProcessGroup], Awaitable[Any]]
+Newcomer = Callable[[bytes, Callable[[Settings], Job], _Main, float], Coroutine[Any, Any, Any]]
+"""Has a process join the running job: its uid, its job, what it does there, seconds that it may take."""
+
+
+class Processes(Protocol):
+    """The processes of a cluster: what their jobs stand on, and what happens to them."""
+
+    def uid(self, rank: int) -> bytes:
+        """The uid of a rank's process."""
+
+    def hosts_store(self, rank: int) -> bool:
+        """Whether a rank's process hosts the store."""
+
+    def job_of(self, rank: int, settings: Settings) -> Job:
+        """The job, as a rank's process has it."""
+
+    async def endpoint(self, rank: int, job: Job) -> Endpoint:
+        """A rank's endpoint in the first epoch."""
+
+    def started(self, tasks: list[asyncio.Task[Any]], newcomer: Newcomer) -> None:
+        """Take the ranks' tasks, which do not run yet, and what makes newcomers."""
+
+    async def ended(self, results: list[Any]) -> Collection[int]:
+        """Wait for what else there is → ranks whose results are no failures; it may put results in."""
+
+    async def aclose(self) -> None:
+        """End what still runs, and let go of the stores."""
 
 
 async def run_cluster(
@@ -40,7 +67,7 @@ async def run_cluster(
     limits: Thresholds = DEFAULTS,
     timeout: float = 30.0,
     return_exceptions: bool = False,
-    chaos: Chaos | None = None,
+    processes: Processes | None = None,
     backend: str = "host",
 ) -> list[T]:
     """Run `main(pg)` once a rank, all in this loop, and return the results in rank order.
@@ -58,13 +85,11 @@ async def run_cluster(
         return_exceptions: give the exception in a failed rank's place; else all that failed are raised as
             an ExceptionGroup (a BaseExceptionGroup if one was cancelled): first those that tell a cause, then
             by rank.
-        chaos: makes the processes, in place of `network` and `endpoint`, and their faults. A rank that it
-            crashes has `Crashed` as its result; newcomers end before this returns, their results are in
-            `chaos.joined`.
+        processes: makes the processes, in place of `network` and `endpoint`; they may die, or get newcomers.
         backend: as for `init_process_group`.
     """
     choice = parse(backend, gpu=False).check()
-    cluster = _Plain(size, network, endpoint) if chaos is None else _Faulty(chaos)
+    cluster = _Plain(size, network, endpoint) if processes is None else processes
 
     def settings(uid: bytes, hosts_store: bool = False) -> Settings:
         return Settings(
@@ -82,45 +107,42 @@ async def run_cluster(
             return await main(group)
 
     async def rank_main(rank: int) -> T:
-        job = cluster.job(rank, settings(cluster.uid(rank), cluster.hosts_store(rank)))
+        job = cluster.job_of(rank, settings(cluster.uid(rank), cluster.hosts_store(rank)))
         world = World(await cluster.endpoint(rank, job), size, job.settings, job.end)
         return await inside(first_epoch(job, world, job.store), main)
 
-    if chaos is not None:
-        chaos.enter = lambda process, main, limit: inside(
-            join_running(chaos.job(process, settings(process.uid)), limit), main
-        )
+    def newcomer(
+        uid: bytes,
+        job_of: Callable[[Settings], Job],
+        main: _Main,
+        limit: float,
+    ) -> Coroutine[Any, Any, Any]:
+        return inside(join_running(job_of(settings(uid)), limit), main)
+
     tasks = [
         asyncio.create_task(rank_main(rank), name=f"rank {rank}", context=contextvars.copy_context())
         for rank in range(size)
     ]
-    cluster.started(tasks)
+    cluster.started(tasks, newcomer)
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualLoop):
         loop.told_more = functools.partial(_ended, tasks)
     try:
         results: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
-        if chaos is not None:
-            for rank, process in enumerate(chaos.processes[:size]):
-                if process.dead:
-                    results[rank] = Crashed(f"rank {rank} was crashed")
-            while not all(task.done() for task in chaos.joined):
-                await asyncio.gather(*chaos.joined, return_exceptions=True)
+        spared = await cluster.ended(results)
     finally:
-        if chaos is not None:
-            tasks += chaos.joined
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await cluster.aclose()
-    errors = {rank: error for rank, error in enumerate(results) if _failed(error)}
+    errors = {
+        rank: error
+        for rank, error in enumerate(results)
+        if isinstance(error, BaseException) and rank not in spared
+    }
     if errors and not return_exceptions:
         raise _joined(errors, size)
     return results
-
-
-def _failed(result: object) -> bool:
-    return isinstance(result, BaseException) and not isinstance(result, Crashed)
 
 
 def _joined(errors: dict[int, BaseException], size: int) -> BaseExceptionGroup[BaseException]:
@@ -166,7 +188,7 @@ class _Plain:
         """Whether a rank's process hosts the store."""
         return False
 
-    def job(self, rank: int, settings: Settings) -> Job:
+    def job_of(self, rank: int, settings: Settings) -> Job:
         """A rank's."""
 
         async def open_endpoint(rank: int, place: str) -> Endpoint:
@@ -175,47 +197,23 @@ class _Plain:
             return MemoryEndpoint(self._places[place], rank)
 
         words = f"rank {rank}"
-        return Job(settings.uid, words, settings, self._store, open_endpoint, leave, host="memory")
+        return Job(settings.uid, words, settings, self._store, open_endpoint, _leave, host="memory")
 
     async def endpoint(self, rank: int, job: Job) -> Endpoint:
         """The endpoint of the first epoch."""
         return MemoryEndpoint(self._shared, rank) if self._endpoint is None else self._endpoint(rank)
 
-    def started(self, tasks: list[asyncio.Task[T]]) -> None:
-        """The ranks' tasks."""
+    def started(self, tasks: list[asyncio.Task[Any]], newcomer: Newcomer) -> None:
+        """Nothing happens to them."""
+
+    async def ended(self, results: list[Any]) -> Collection[int]:
+        """Nothing else runs."""
+        return ()
 
     async def aclose(self) -> None:
         """Let go of the store."""
         await self._store.aclose()
 
 
-class _Faulty:
-    """Processes that `Chaos` makes."""
-
-    def __init__(self, chaos: Chaos) -> None:
-        self._chaos = chaos
-
-    def uid(self, rank: int) -> bytes:
-        """The uid of a rank's process."""
-        return self._chaos.processes[rank].uid
-
-    def hosts_store(self, rank: int) -> bool:
-        """Whether a rank's process hosts the store."""
-        return self._chaos.hosted and rank == 0
-
-    def job(self, rank: int, settings: Settings) -> Job:
-        """A rank's."""
-        return self._chaos.job(self._chaos.processes[rank], settings)
-
-    async def endpoint(self, rank: int, job: Job) -> Endpoint:
-        """The endpoint of the first epoch."""
-        return await job.open_endpoint(rank, "")
-
-    def started(self, tasks: list[asyncio.Task[T]]) -> None:
-        """The ranks' tasks, before they run."""
-        for task in tasks:
-            self._chaos.process().task = task
-
-    async def aclose(self) -> None:
-        """Let go of the stores."""
-        await self._chaos.aclose()
+async def _leave() -> None:
+    """Do nothing: a process of a cluster holds nothing when it has left its last epoch."""

@@ -52,10 +52,7 @@ _IMPORTED = (
     "aiodist.group.runtime.joining",
     "aiodist.testing.cluster",
     "aiodist.testing.conformance_backend",
-    "aiodist.testing.conformance_channel",
     "aiodist.testing.conformance_store",
-    "aiodist.testing.faults.detour",
-    "aiodist.testing.faults.rank",
     "aiodist.testing.worker",
     "aiodist.transport",
 )

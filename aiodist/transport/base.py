@@ -4,7 +4,7 @@ A *channel* is the directed message path from one process to another. Its sendin
 `Outgoing`, its receiving end an `Incoming`; an `Endpoint` is one process's set of both. Messages
 are matched by `Key`, never by order of arrival, so that any number of operations share a channel.
 
-The rules that every implementation obeys (`testing.conformance_channel` checks them):
+The rules that every implementation obeys (`tests/support/conformance_channel` checks them):
 
 1. `send` and `recv` return True when the operation is over already: `done` is then never called.
    They return False when `done` will be called once, later; never from inside `send` or `recv`.

@@ -8,11 +8,11 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from aiodist.testing.faults import Round, Said, Victims
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.lives import live
 from benchmarks.failures.regroups import epochs_of, gather
 from benchmarks.failures.scale import Scale
+from tests.support.faults import Round, Said, Victims
 
 LEAST, MOST = 4, 8  # living members between which the number moves
 EVICT_AFTER = 2.0

@@ -6,10 +6,10 @@ import asyncio
 import random
 from typing import Any
 
-from aiodist.testing.faults import Direction, Round, Stage, Victims
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.ranks import reduce_until_broken
 from benchmarks.failures.scale import Scale
+from tests.support.faults import Direction, Round, Stage, Victims
 
 RANKS = 4
 SIZES = (1 << 10, 256 << 10, 4 << 20)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
-from aiodist.testing.faults import Said, Stage, Steps, Victims
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.ranks import describe
 from benchmarks.failures.scale import Scale
+from tests.support.faults import Said, Stage, Steps, Victims
 
 RANKS = 3
 PATIENCE = 4.0  # seconds that a survivor of init_process_group waits for those that never come

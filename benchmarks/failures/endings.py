@@ -7,10 +7,10 @@ import random
 import time
 from collections.abc import Callable
 
-from aiodist.testing.faults import FaultProxy, Round, Victims
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.ranks import linger
 from benchmarks.failures.scale import Scale
+from tests.support.faults import FaultProxy, Round, Victims
 
 RANKS = 3
 NBYTES = 1 << 20

@@ -9,10 +9,10 @@ import random
 import time
 from typing import Any
 
-from aiodist.testing.faults import Stage, Victims
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.ranks import endless, reduce_until_broken
 from benchmarks.failures.scale import Scale
+from tests.support.faults import Stage, Victims
 
 RANKS = 3
 DEFAULT_LIMIT = 30.0  # AIODIST_EVICT_AFTER, where nobody sets it

@@ -6,11 +6,11 @@ import asyncio
 import random
 import time
 
-from aiodist.testing.faults import Partition, Victims
 from aiodist.testing.hosts import Hosts
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.ranks import linger
 from benchmarks.failures.scale import Scale
+from tests.support.faults import Partition, Victims
 
 HOSTS = 3
 BAR = 1500.0

@@ -7,10 +7,10 @@ import random
 from collections.abc import Iterable
 
 from aiodist.cli.bench.measures import show_size
-from aiodist.testing.faults import Said, Victims
 from benchmarks.failures.figures import Figures, milliseconds, percentile
 from benchmarks.failures.ranks import endless
 from benchmarks.failures.scale import Scale, limit_of
+from tests.support.faults import Said, Victims
 
 DEPTH = 2  # all_reduces under way at a time
 # By size: how many kills there are of each number of ranks and transport, when it is the whole; 1,002 in all.

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
-from aiodist.testing.faults import Stage
 from benchmarks.failures.ranks import describe
+from tests.support.faults import Stage
 
 ENDS = (dist.QuorumLost, dist.Evicted)
 REBUILDS = 40  # more in a row, without a step between them, are not "converging"

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
-from aiodist.testing.faults import Stage, Victims
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.ranks import describe
 from benchmarks.failures.scale import Scale
+from tests.support.faults import Stage, Victims
 
 RANKS = 3
 EVICT_AFTER = 2.0  # seconds after which a loop that turns no more is noticed

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 
-from aiodist.testing.faults import Victims
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.lives import live
 from benchmarks.failures.regroups import epochs_of, gather
 from benchmarks.failures.scale import Scale
+from tests.support.faults import Victims
 
 SIZE = 3
 LOOK = 5  # steps between two looks at who waits

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
-from aiodist.testing.faults import Stage
+from tests.support.faults import Stage
 
 BIG = 256 << 10
 """Bytes from which on results are checked beside the loop."""

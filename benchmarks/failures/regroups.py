@@ -8,11 +8,11 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from aiodist.testing.faults import Partition, Round, Said, Victims
 from aiodist.testing.hosts import Hosts
 from benchmarks.failures.figures import Figures
 from benchmarks.failures.lives import live
 from benchmarks.failures.scale import Scale
+from tests.support.faults import Partition, Round, Said, Victims
 
 STEPS = 5
 

@@ -14,9 +14,9 @@ import pytest
 from aiodist.base.errors import PeerLost
 from aiodist.ddp import DiLoCo, LocalSGD
 from aiodist.group import ProcessGroup
-from aiodist.testing import Chaos, run_cluster, run_virtual
-from aiodist.testing.chaos import Crashed
+from aiodist.testing import run_cluster, run_virtual
 from tests.levels import MORE, few
+from tests.support.chaos import Chaos, Crashed
 
 STEPS, EVERY = 24, 4
 COUNTS = (7, 1, 12)
@@ -75,7 +75,7 @@ def test_all_members_leave_a_step_together(seed: int) -> None:
             loop.call_later(comes, chaos.join, lambda pg: train(pg, plan), 30.0)
         return await train(pg, plan)
 
-    results: list[Any] = run_virtual(run_cluster(size, main, chaos=chaos))
+    results: list[Any] = run_virtual(run_cluster(size, main, processes=chaos))
     results += [newcomer.result() for newcomer in chaos.joined]
     found = [result for result in results if not isinstance(result, Crashed)]
     assert len(found) >= size - 1 + (comes is not None)

@@ -11,7 +11,8 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
-from aiodist.testing import Chaos, run_cluster, run_virtual
+from aiodist.testing import run_cluster, run_virtual
+from tests.support.chaos import Chaos
 
 STEPS = 6
 
@@ -76,7 +77,7 @@ def test_it_says_so(
             chaos.crash_at_step(0, chaos.processes[0].steps + step)
             await train(pg, reached)
 
-        run_virtual(run_cluster(1, main, chaos=chaos, return_exceptions=True))
+        run_virtual(run_cluster(1, main, processes=chaos, return_exceptions=True))
         [joined] = chaos.joined
         if (failed := joined.exception()) is None:
             begun += 1

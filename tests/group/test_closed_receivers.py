@@ -14,9 +14,9 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.functional.point_to_point import isend
 from aiodist.testing import run_cluster, run_virtual, spmd
-from aiodist.testing.chaos import Chaos
 from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
+from tests.support.chaos import Chaos
 
 LARGE = 200_000
 """Elements of 8 bytes: it waits for its receive."""
@@ -269,7 +269,7 @@ def test_the_end_of_a_member_that_has_closed_ends_what_it_was_taking(how: str) -
             await told(group.send(np.arange(20 * LARGE), 1))
 
     begins = asyncio.Event()
-    gone, _ = run_virtual(run_cluster(2, main, chaos=chaos, timeout=300, return_exceptions=True))
+    gone, _ = run_virtual(run_cluster(2, main, processes=chaos, timeout=300, return_exceptions=True))
     assert gone is None
 
 
@@ -358,7 +358,7 @@ def test_the_end_of_a_member_that_closes_ends_what_was_coming(asked: str) -> Non
                     )
 
     begins = asyncio.Event()
-    _, failed = run_virtual(run_cluster(2, main, chaos=chaos, timeout=300, return_exceptions=True))
+    _, failed = run_virtual(run_cluster(2, main, processes=chaos, timeout=300, return_exceptions=True))
     assert failed is None
 
 
@@ -382,7 +382,7 @@ def test_what_a_member_that_died_had_sent_and_is_lost_is_no_clean_end() -> None:
                     await group.recv(place, 0)
                     got.append(int(place[0]))
 
-    _, failed = run_virtual(run_cluster(2, main, chaos=chaos, timeout=300, return_exceptions=True))
+    _, failed = run_virtual(run_cluster(2, main, processes=chaos, timeout=300, return_exceptions=True))
     assert failed is None
     assert got == [0]
 

@@ -23,8 +23,8 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.core import GroupCore
 from aiodist.testing import run_cluster, run_virtual, spmd
-from aiodist.testing.chaos import Chaos
 from tests.helpers import error_of
+from tests.support.chaos import Chaos
 from tests.waiting import until_so
 
 FORGOTTEN = "never closed that new_group"
@@ -206,7 +206,7 @@ def test_what_was_forgotten_in_an_earlier_epoch_is_told_at_the_end() -> None:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run_virtual(run_cluster(3, main, chaos=chaos, return_exceptions=True))
+        run_virtual(run_cluster(3, main, processes=chaos, return_exceptions=True))
     assert [str(one.message) for one in caught] == [TOLD.format("a group was", "new_group")] * 2
 
 

@@ -13,8 +13,8 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual, spmd
-from aiodist.testing.channel_pair import turn_until
-from aiodist.testing.chaos import Chaos
+from tests.support.channel_pair import turn_until
+from tests.support.chaos import Chaos
 
 
 @pytest.mark.parametrize("waits_in", ["all_reduce", "recv_object"])
@@ -70,7 +70,7 @@ def test_a_death_while_a_member_closes_breaks_the_group_on_all_or_on_none(size: 
                 found[pg.rank] = type(error).__name__
             await asyncio.sleep(200)  # it lives on, and does other things
 
-        run_virtual(run_cluster(size, main, chaos=chaos, return_exceptions=True, timeout=300))
+        run_virtual(run_cluster(size, main, processes=chaos, return_exceptions=True, timeout=300))
         return set(found.values())
 
     seen = [outcomes(seed) for seed in range(6)]

@@ -24,9 +24,9 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.control.liveness import PATIENCE
 from aiodist.testing import spmd
-from aiodist.testing.channel_pair import turn_until
 from aiodist.testing.ranks import launch
 from tests.levels import MORE, few
+from tests.support.channel_pair import turn_until
 
 # Each test with one of them in the quick run: it is noticed in the same way over the other.
 OVER_SHM = pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))

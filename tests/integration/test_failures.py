@@ -13,7 +13,6 @@ ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:  # `benchmarks` is not part of the wheel: find it beside the tests
     sys.path.append(ROOT)
 
-from aiodist.testing.faults import Said  # noqa: E402
 from benchmarks.failures.figures import Figures, milliseconds, percentile  # noqa: E402
 from benchmarks.failures.kills import judge  # noqa: E402
 from benchmarks.failures.rows import ROWS  # noqa: E402
@@ -21,6 +20,7 @@ from benchmarks.failures.scale import Scale  # noqa: E402
 from benchmarks.failures.table import COMMAND, table  # noqa: E402
 from benchmarks.marks import END, begin, put_into  # noqa: E402
 from tests.levels import few  # noqa: E402
+from tests.support.faults import Said  # noqa: E402
 
 HERE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 20, 21)  # the others are tests of their own
 

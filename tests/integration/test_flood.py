@@ -10,10 +10,10 @@ import pytest
 from aiodist.group import ProcessGroup
 from aiodist.net.wire.frame import HEADER
 from aiodist.testing import run_cluster, run_virtual, spmd
-from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import EAGER_BUDGET, EAGER_MESSAGE
 from aiodist.transport.memory import MemoryNetwork
 from tests.levels import few
+from tests.support.channel_pair import turn_until
 
 FLOOD = 600
 MARK = np.zeros(8, np.uint8)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from aiodist.net.buffered import BufferedSocket, PostedSocket
-from aiodist.testing.channel_pair import turn_until
+from tests.support.channel_pair import turn_until
 
 
 class Owner:

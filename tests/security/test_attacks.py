@@ -23,10 +23,10 @@ from aiodist.net.wire import handshake as wire
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.net.wire.seal import Sealer
 from aiodist.rendezvous import StoreServer, TcpStore
-from aiodist.testing.channel_pair import Pair, Recorder, turn_until
 from aiodist.transport import ControlLink, Key, SocketEndpoint
 from aiodist.transport.listening import unix_address
 from aiodist.transport.shm.arena import available
+from tests.support.channel_pair import Pair, Recorder, turn_until
 
 SECRET = b"the secret that nobody must see"
 HOST = "127.0.0.1"

@@ -16,13 +16,13 @@ from aiodist.base.errors import Evicted, PeerLost
 from aiodist.group import ProcessGroup
 from aiodist.net.wire.frame import HEADER, PAYLOAD_LIMIT, Type, pack
 from aiodist.testing import spmd
-from aiodist.testing.channel_pair import Pair, Recorder
 from aiodist.transport import EAGER_MESSAGE, FRAGMENT, Fold, Into, Key, SocketEndpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.peers import Endpoint
 from aiodist.transport.shm.arena import PAGE, available
 from aiodist.transport.stream import StreamLink
 from tests.levels import MORE, few
+from tests.support.channel_pair import Pair, Recorder
 
 VICTIM, CULPRIT, BYSTANDER = range(3)
 LINKS = ["memory", "tcp", "tls", *(["shm"] if available() else [])]

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
-from aiodist.testing.channel_pair import Recorder, turn_until
 from aiodist.transport import ControlLink, Into, Key, SocketEndpoint
 from aiodist.transport.endpoint import CONTROL_LINKS
+from tests.support.channel_pair import Recorder, turn_until
 
 SECRET = b"secret"
 

@@ -16,8 +16,8 @@ import pytest
 from aiodist.base.errors import AuthenticationError, PeerLost
 from aiodist.net import local_socket
 from aiodist.rendezvous import StoreServer, TcpStore
-from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import SocketEndpoint
+from tests.support.channel_pair import turn_until
 
 HOST = "127.0.0.1"
 NOBODY = 65534

@@ -32,9 +32,9 @@ from aiodist.net.wire.frame import Type, pack
 from aiodist.net.wire.messages import Encoder
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.testing import run_cluster
-from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import SocketEndpoint
 from tests.security.relay import HOST, Relay
+from tests.support.channel_pair import turn_until
 
 SECRET = b"a secret that nobody will ever guess"
 ALTERED = "somebody on the path altered what was sent"

@@ -16,9 +16,9 @@ import pytest
 
 from aiodist.base.errors import PeerLost
 from aiodist.net import descriptors
-from aiodist.testing.channel_pair import Recorder
 from aiodist.transport import Key, SocketEndpoint
 from aiodist.transport.shm.arena import available
+from tests.support.channel_pair import Recorder
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 

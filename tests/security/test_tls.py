@@ -29,13 +29,13 @@ from aiodist.net.wire.frame import Frame, Type, pack
 from aiodist.rendezvous import FileStore, Store, StoreServer, TcpStore
 from aiodist.rendezvous import server as server_module
 from aiodist.testing import spmd
-from aiodist.testing.channel_pair import Pair, Recorder, turn_until
-from aiodist.testing.conformance_channel import check_channel
 from aiodist.testing.conformance_store import check_store
 from aiodist.testing.outcome import Outcome
 from aiodist.testing.ranks import launch
 from aiodist.transport import FRAGMENT, Endpoint, Key, SocketEndpoint, stream
 from tests.levels import few
+from tests.support.channel_pair import Pair, Recorder, turn_until
+from tests.support.conformance_channel import check_channel
 
 Certificates = Callable[[str], dict[str, str]]
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aiodist.net.wire.frame import HEADER, Type, pack, parse
-from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import EAGER_MESSAGE, FRAGMENT
 from aiodist.transport.mapped import BLOCKS, MappedLink
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.shm.arena import available
 from aiodist.transport.stream import StreamLink
 from tests.helpers import BLOCKS_AT, shared
+from tests.support.channel_pair import turn_until
 
 GONE = 7  # a group that was closed: what still comes for it is read and dropped
 ROUNDS = 20_000

@@ -13,9 +13,9 @@ import numpy as np
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.epochs.regroup import regroup_of
-from aiodist.testing.chaos import Process
 from tests.simulation.ledger import Ledger
 from tests.simulation.plan import Plan
+from tests.support.chaos import Process
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from aiodist.group.control.overlay import FULL_MESH
 from aiodist.group.epochs.regroup import regroup_of
 from aiodist.net.turn import Turn
 from aiodist.testing import SimulationStuck, VirtualLoop, run_cluster
-from aiodist.testing.chaos import STORE, Chaos, Crashed, Process
 from tests.simulation.ledger import Ledger
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.program import Program
+from tests.support.chaos import STORE, Chaos, Crashed, Process
 
 LIMIT = 600.0  # virtual seconds; nothing that is bounded takes so long
 
@@ -102,7 +102,7 @@ async def _run(outcome: Outcome) -> None:
         _happen(chaos, fault, main)
 
     timers = [loop.call_at(fault.at, happen, fault) for fault in plan.faults]
-    results = await run_cluster(plan.size, main, timeout=8.0, return_exceptions=True, chaos=chaos)
+    results = await run_cluster(plan.size, main, timeout=8.0, return_exceptions=True, processes=chaos)
     for timer in timers:
         timer.cancel()
     outcome.faults = chaos.faults

@@ -16,11 +16,11 @@ from aiodist.group import ProcessGroup
 from aiodist.group.epochs.regroup import regroup_of
 from aiodist.group.membership import ballot
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.testing.chaos import Chaos, Crashed
 from tests.levels import few
 from tests.simulation.ledger import Ledger
 from tests.simulation.plan import Fault, Plan, plan
 from tests.simulation.run import simulate, steady
+from tests.support.chaos import Chaos, Crashed
 
 SEEDS = 150
 CHUNK = 15
@@ -70,7 +70,7 @@ def rebuild_of_three(hosted: bool, victim: int | None, step: int, second: bool =
                 assert victim is not None
 
     with steady():
-        results = run_virtual(run_cluster(size, main, chaos=chaos, timeout=3.0))
+        results = run_virtual(run_cluster(size, main, processes=chaos, timeout=3.0))
     assert ledger.violations == []
     survivors = [result for rank, result in enumerate(results) if rank not in (victim, 3)]
     assert not any(isinstance(result, Crashed) for result in survivors)

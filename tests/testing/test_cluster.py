@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -167,3 +169,14 @@ async def test_fixture_of_the_plugin(aiodist_cluster: Callable[..., Any]) -> Non
         return int((await pg.all_reduce(np.array([pg.rank + 1])))[0])
 
     assert await aiodist_cluster(3, main) == [6, 6, 6]
+
+
+def test_the_package_loads_what_a_name_needs_at_its_first_use() -> None:
+    code = (
+        "import sys, aiodist.testing as t\n"
+        "assert not {'aiodist.group', 'numpy'} & set(sys.modules)\n"
+        "assert all(getattr(t, name).__name__ == name for name in t.__all__)\n"
+        "print(hasattr(t, 'Nonsense'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -10,8 +10,8 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.epochs.regroup import regroup_of
 from aiodist.testing import SimulationStuck, run_cluster, run_virtual
-from aiodist.testing.chaos import Chaos
 from tests.simulation.run import steady
+from tests.support.chaos import Chaos
 from tests.trainings.ledger import Ledger
 from tests.trainings.plan import Plan
 from tests.trainings.programs import Trainer
@@ -61,7 +61,7 @@ async def _bounded(
         return await main(pg)
 
     async with asyncio.timeout(LIMIT):
-        results = await run_cluster(plan.size, first, timeout=8.0, return_exceptions=True, chaos=chaos)
+        results = await run_cluster(plan.size, first, timeout=8.0, return_exceptions=True, processes=chaos)
     ends: list[Any] = [*results, *(await asyncio.gather(*chaos.joined, return_exceptions=True))]
     for process, end in zip(chaos.processes, ends, strict=True):
         words = end if isinstance(end, str) else f"{type(end).__name__}: {end}"

@@ -10,11 +10,11 @@ from itertools import product
 import pytest
 import uvloop
 
-from aiodist.testing.conformance_channel import CHECKS, MakePair, check_channel
 from aiodist.transport import EAGER_BUDGET, Endpoint, MemoryEndpoint, MemoryNetwork, SocketEndpoint
 from aiodist.transport.endpoint import Mode
 from aiodist.transport.shm.arena import available
 from tests.levels import few
+from tests.support.conformance_channel import CHECKS, MakePair, check_channel
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
@@ -91,7 +91,7 @@ def test_conformance(transport: str, loop: str, eager_budget: int) -> None:
 
 
 def test_all_checks_are_run() -> None:
-    import aiodist.testing.conformance_channel as module
+    import tests.support.conformance_channel as module
 
     defined = {f for name, f in vars(module).items() if name.startswith("check_") and name != "check_channel"}
     assert defined == set(CHECKS)

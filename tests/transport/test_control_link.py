@@ -17,9 +17,9 @@ from aiodist.base.errors import Tampered, UsageError
 from aiodist.net import buffered
 from aiodist.net.sealed import SealedSocket
 from aiodist.net.wire.seal import Opener, Sealer
-from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import CONTROL_MESSAGE, ControlLink
 from aiodist.transport.control_link import MemoryControl, SocketControl
+from tests.support.channel_pair import turn_until
 
 
 class End:

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from aiodist.net import admission
-from aiodist.testing.channel_pair import Recorder, turn_until
 from aiodist.testing.clock import VirtualLoop
 from aiodist.transport import Key, SocketEndpoint, dialing
 from aiodist.transport.dialing import DIAL_DEADLINE, Unanswered, persist
 from aiodist.transport.endpoint import Mode
 from aiodist.transport.greeting import Greeting
+from tests.support.channel_pair import Recorder, turn_until
 
 
 class Attempts:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from aiodist.testing.channel_pair import Recorder, turn_until
 from aiodist.transport import Endpoint, Into, Key, SocketEndpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.shm.arena import available
+from tests.support.channel_pair import Recorder, turn_until
 
 KINDS = ["tcp", "memory", *(["shm"] if available() else [])]
 

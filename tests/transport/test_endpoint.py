@@ -27,7 +27,6 @@ from aiodist.base.errors import (
 )
 from aiodist.net import admission
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
-from aiodist.testing.channel_pair import Pair, Recorder
 from aiodist.transport import (
     FRAGMENT,
     ControlLink,
@@ -44,6 +43,7 @@ from aiodist.transport.endpoint import Mode
 from aiodist.transport.listening import unix_address
 from aiodist.transport.shm.arena import available
 from tests.ports import needs_ipv6
+from tests.support.channel_pair import Pair, Recorder
 
 needs_memfd = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 

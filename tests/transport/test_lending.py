@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from aiodist.net.wire.frame import PAYLOAD_LIMIT, Type, pack
-from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import rings
 from aiodist.transport.base import FRAGMENT, Fold, Into
 from aiodist.transport.lending import LEND
 from aiodist.transport.shm.remote import Own, Remote
 from aiodist.transport.shm.ring import WORDS
+from tests.support.channel_pair import turn_until
 from tests.transport.test_rings import BOTH, KEY, Pair, contents, refused
 
 MANY = (WORDS + 3) * PAYLOAD_LIMIT

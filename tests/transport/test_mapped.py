@@ -10,13 +10,13 @@ from functools import partial
 import pytest
 
 from aiodist.net.wire.frame import HEADER, Type, pack, parse
-from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import FRAGMENT, Fold, Key
 from aiodist.transport.mapped import BLOCKS, MappedLink
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.sending import Outgoing
 from aiodist.transport.shm.arena import PAGE, available
 from tests.helpers import BLOCKS_AT, shared
+from tests.support.channel_pair import turn_until
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 

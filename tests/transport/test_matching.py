@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.testing.channel_pair import Pair, content, turn_until
 from aiodist.transport import (
     EAGER_MESSAGE,
     FRAGMENT,
@@ -20,6 +19,7 @@ from aiodist.transport import (
     sending,
 )
 from aiodist.transport.peers import Silent
+from tests.support.channel_pair import Pair, content, turn_until
 
 SIZES = [0, 1, 1000, EAGER_MESSAGE, EAGER_MESSAGE + 1, FRAGMENT + 16, 5 * FRAGMENT]
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aiodist.net.wire.frame import HEADER, Type, pack
-from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import EAGER_MESSAGE, FRAGMENT, Into, Key
 from aiodist.transport.link import Waiting
 from aiodist.transport.mapped import BLOCKS, MappedLink
@@ -22,6 +21,7 @@ from aiodist.transport.shm.heap import Heap
 from aiodist.transport.shm.ring import RING, Producer, area_bytes, clear
 from aiodist.transport.stream import StreamLink
 from tests.helpers import shared
+from tests.support.channel_pair import turn_until
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 

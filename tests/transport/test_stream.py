@@ -19,10 +19,10 @@ from aiodist.base.errors import Tampered, WireError
 from aiodist.net import buffered
 from aiodist.net.sealed import SealedSocket
 from aiodist.net.wire.frame import HEADER, Frame, Type, pack
-from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import Key
 from aiodist.transport.link import Message
 from aiodist.transport.stream import StreamLink
+from tests.support.channel_pair import turn_until
 
 KEY = Key(1, 2, 3, 4)
 

@@ -12,9 +12,9 @@ import pytest
 from aiodist.base.errors import RendezvousTimeout
 from aiodist.ddp import ShardedOptimizer
 from aiodist.group import ProcessGroup
-from aiodist.testing import Chaos, run_cluster, run_virtual
-from aiodist.testing.chaos import Crashed
+from aiodist.testing import run_cluster, run_virtual
 from tests.levels import MORE, few
+from tests.support.chaos import Chaos, Crashed
 
 STEPS, ITEMS = 12, 60
 
@@ -69,7 +69,7 @@ def test_values_are_those_of_a_run_without_deaths(seed: int) -> None:
             loop.call_later(comes, chaos.join, train, 30.0)
         return await train(pg)
 
-    results: list[Any] = run_virtual(run_cluster(size, main, chaos=chaos))
+    results: list[Any] = run_virtual(run_cluster(size, main, processes=chaos))
     wanted = without_deaths()
     assert len(chaos.joined) == 1
     for found in (*results, chaos.joined[0].result()):
@@ -92,6 +92,6 @@ def test_a_newcomer_that_does_not_reach_the_members_stops_nobody() -> None:
         ends.append(loop.time())
         return [one.tobytes() for one in mine]
 
-    assert run_virtual(run_cluster(3, main, chaos=chaos)) == [without_deaths()] * 3
+    assert run_virtual(run_cluster(3, main, processes=chaos)) == [without_deaths()] * 3
     assert isinstance(chaos.joined[0].exception(), RendezvousTimeout)
     assert max(ends) < 300

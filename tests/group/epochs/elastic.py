@@ -11,7 +11,7 @@ import numpy as np
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.testing.chaos import Chaos
+from tests.support.chaos import Chaos
 
 Main = Callable[[ProcessGroup], Awaitable[Any]]
 
@@ -19,7 +19,7 @@ Main = Callable[[ProcessGroup], Awaitable[Any]]
 def run(size: int, main: Main, chaos: Chaos | None = None, timeout: float = 5.0) -> list[Any]:
     """What each rank returned; what one raised is raised."""
     made = Chaos() if chaos is None else chaos
-    return run_virtual(run_cluster(size, main, chaos=made, timeout=timeout))
+    return run_virtual(run_cluster(size, main, processes=made, timeout=timeout))
 
 
 def crash(chaos: Chaos, number: int, after: float = 0.05) -> None:

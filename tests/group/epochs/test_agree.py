@@ -10,10 +10,10 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.testing.chaos import Chaos
 from aiodist.transport.memory import MemoryNetwork
 from tests.group.epochs.elastic import run, total, until_broken
 from tests.levels import few
+from tests.support.chaos import Chaos
 
 
 def test_agree() -> None:

@@ -13,10 +13,10 @@ from aiodist.group.core import GroupCore
 from aiodist.group.epochs.convening import Convening
 from aiodist.group.epochs.job import Job
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.testing.chaos import Chaos
 from aiodist.transport.peers import Endpoint
 from tests.group.epochs.elastic import run, total, work_until
 from tests.levels import few
+from tests.support.chaos import Chaos
 
 
 def test_a_cancelled_rebuild_goes_on_and_the_next_call_takes_it_up() -> None:
@@ -50,7 +50,7 @@ def test_the_group_may_be_closed_at_any_moment_of_a_cancelled_rebuild() -> None:
                     raise TimeoutError
 
         async def scene() -> None:
-            await run_cluster(3, main, chaos=chaos, timeout=5.0)
+            await run_cluster(3, main, processes=chaos, timeout=5.0)
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
         run_virtual(scene())
@@ -154,7 +154,7 @@ def test_a_newcomer_that_is_cancelled_leaves_nothing_behind(hosted: bool) -> Non
             await work_until(pg, 1.0)
 
         async def scene() -> None:
-            await run_cluster(2, main, chaos=chaos, timeout=5.0)
+            await run_cluster(2, main, processes=chaos, timeout=5.0)
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
         run_virtual(scene())

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from aiodist.group import ProcessGroup
-from aiodist.testing.chaos import Chaos
 from tests.group.epochs.elastic import crash, run, until_broken
+from tests.support.chaos import Chaos
 
 
 def test_a_death_and_the_epoch_after_it_can_be_followed(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,9 +10,9 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.default import find_default
-from aiodist.testing.chaos import Chaos
 from tests.group.epochs.elastic import crash, now, run, total, unreached, until_broken, work_until
 from tests.levels import few
+from tests.support.chaos import Chaos
 
 
 @pytest.mark.parametrize("hosted", [False, True], ids=["store", "majority"])

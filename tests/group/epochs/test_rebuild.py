@@ -14,8 +14,8 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.default import find_default
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.testing.chaos import Chaos, Crashed
 from tests.group.epochs.elastic import crash, now, run, total, until_broken
+from tests.support.chaos import Chaos, Crashed
 
 
 @pytest.mark.parametrize("place", ["store", "majority", "majority on one host"])
@@ -293,7 +293,7 @@ def test_a_draft_that_fails_is_followed_by_another_where_tasks_begin_at_once() -
 
         async def cluster(main: Any = main, chaos: Chaos = chaos) -> list[Any]:
             asyncio.get_running_loop().set_task_factory(begin)
-            return await run_cluster(4, main, chaos=chaos, timeout=30.0, return_exceptions=True)
+            return await run_cluster(4, main, processes=chaos, timeout=30.0, return_exceptions=True)
 
         results = run_virtual(cluster())
         assert [type(result) for result in (results[0], results[2])] == [int, int], f"step {step}: {results}"

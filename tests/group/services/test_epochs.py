@@ -12,12 +12,12 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.services.under_way import CALLS
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.testing.chaos import Chaos
+from tests.support.chaos import Chaos
 
 
 def run(size: int, main: Any, chaos: Chaos) -> list[Any]:
     """What each rank returned."""
-    return run_virtual(run_cluster(size, main, chaos=chaos, timeout=5.0))
+    return run_virtual(run_cluster(size, main, processes=chaos, timeout=5.0))
 
 
 def serve(pg: ProcessGroup, name: str) -> None:

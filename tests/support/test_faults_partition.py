@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiodist.testing.faults import Partition, Stage, Victims
 from aiodist.testing.hosts import Hosts
+from tests.support.faults import Partition, Stage, Victims
 
 PORT = 30_000
 

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Self
 
 from aiodist.net.sockets import connect_socket
-from aiodist.testing.faults.course import Clog, Course, Cut, Fault, Finish, Forward, Kind
+from tests.support.faults.course import Clog, Course, Cut, Fault, Finish, Forward, Kind
 
 Address = tuple[str, int]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.testing.faults.course import Clog, Course, Cut, Fault, Finish, Forward
+from tests.support.faults.course import Clog, Course, Cut, Fault, Finish, Forward
 
 
 def passed(course: Course, pieces: list[bytes]) -> tuple[bytes, object]:

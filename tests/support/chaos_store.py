@@ -7,7 +7,7 @@ from typing import Any
 
 from aiodist.base.errors import RendezvousError
 from aiodist.rendezvous import HashStore, Store, Watch
-from aiodist.testing.chaos_links import Faults, Process
+from tests.support.chaos_links import Faults, Process
 
 REFUSED_AFTER = 2.0
 """Seconds after the death of its host in which a store's clients give it up."""

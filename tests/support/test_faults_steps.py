@@ -10,7 +10,7 @@ import pytest
 
 from aiodist.base.errors import PeerLost, name_ranks
 from aiodist.base.timeouts import seconds
-from aiodist.testing.faults import Steps
+from tests.support.faults import Steps
 
 
 @pytest.fixture(autouse=True)

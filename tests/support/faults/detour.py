@@ -15,7 +15,7 @@ import msgpack
 
 from aiodist.base.environment import job_id, secret, store_address, tls
 from aiodist.rendezvous import PrefixStore, Store, TcpStore
-from aiodist.testing.faults.proxy import Address, FaultProxy
+from tests.support.faults.proxy import Address, FaultProxy
 
 _CARDS = "/cards"  # the round of `group.epochs.world` in which addresses are shown
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aiodist.testing.faults import FaultProxy
 from tests.ports import free_port
+from tests.support.faults import FaultProxy
 from tests.waiting import until_so
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

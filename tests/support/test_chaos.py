@@ -10,8 +10,8 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.epochs.regroup import regroup_of
-from aiodist.testing import Chaos, run_cluster, run_virtual
-from aiodist.testing.chaos import LOST_AFTER, STORE, Crashed
+from aiodist.testing import run_cluster, run_virtual
+from tests.support.chaos import LOST_AFTER, STORE, Chaos, Crashed
 
 
 def now() -> float:
@@ -41,7 +41,7 @@ def test_a_crash(silent: bool) -> None:
         assert error.ranks == (1,)
         return when
 
-    results: list[object] = [*run_virtual(run_cluster(3, main, chaos=chaos))]
+    results: list[object] = [*run_virtual(run_cluster(3, main, processes=chaos))]
     first, crashed, last = results
     assert isinstance(crashed, Crashed)
     for when in (first, last):
@@ -69,7 +69,7 @@ def test_a_partition_breaks_connections_only_if_it_lasts(one_way: bool) -> None:
                 return False
             return True
 
-        return run_virtual(run_cluster(2, main, chaos=chaos))
+        return run_virtual(run_cluster(2, main, processes=chaos))
 
     assert play(LOST_AFTER / 2) == [True, True]
     assert play(10.0) == [False, False]
@@ -97,7 +97,7 @@ def test_a_store_that_stops_and_a_process_that_is_cut_from_it() -> None:
             return stopped, False
         return stopped, True
 
-    assert run_virtual(run_cluster(2, main, chaos=chaos)) == [(True, True), (True, False)]
+    assert run_virtual(run_cluster(2, main, processes=chaos)) == [(True, True), (True, False)]
 
 
 def test_the_same_seed_gives_the_same_times() -> None:
@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_times() -> None:
                 chaos.crash_at_step(2, chaos.processes[2].steps + 9)
             return (await lost(pg))[0]
 
-        results = run_virtual(run_cluster(3, main, chaos=chaos, return_exceptions=True))
+        results = run_virtual(run_cluster(3, main, processes=chaos, return_exceptions=True))
         return [result for result in results if isinstance(result, float)]
 
     assert len(play(1)) == 2

@@ -36,11 +36,11 @@ from typing import IO, Any, Self
 
 from aiodist.base.environment import tls
 from aiodist.rendezvous import StoreServer
-from aiodist.testing.faults.detour import Detours
-from aiodist.testing.faults.process import RankProcess
-from aiodist.testing.faults.rank import Stage
 from aiodist.testing.forkserver import Forked, ForkServer, Request
 from aiodist.testing.hosts import Hosts
+from tests.support.faults.detour import Detours
+from tests.support.faults.process import RankProcess
+from tests.support.faults.rank import Stage
 
 Scenario = Callable[..., Awaitable[Any]]
 
@@ -179,7 +179,7 @@ class Victims:
             prefix = [] if self._hosts is None else self._hosts.enter(host)
             self._servers[host] = ForkServer(prefix, self._env, output)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = Request("aiodist.testing.faults.rank:main", (), None, os.getcwd())
+        request = Request("tests.support.faults.rank:main", (), None, os.getcwd())
         try:
             with theirs:
                 forked = Forked(self._servers[host], request, output, [theirs.fileno()])

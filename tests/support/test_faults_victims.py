@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.testing.channel_pair import turn_until
-from aiodist.testing.faults import RoundFailed, Stage, Victims
 from tests.levels import few
+from tests.support.channel_pair import turn_until
+from tests.support.faults import RoundFailed, Stage, Victims
 
 
 async def reduce_forever(stage: Stage, count: int = 100) -> dict[str, Any]:
@@ -188,18 +186,3 @@ async def test_connections_lead_through_proxies() -> None:
         outcomes = await round.outcomes()
         assert None not in outcomes.values()
         assert 1 in {rank for o in outcomes.values() if o and o.value for rank in o.value["ranks"]}
-
-
-def test_the_package_shows_them_lazily() -> None:
-    code = (
-        "import sys, aiodist.testing as t\n"
-        "assert not {'aiodist.group', 'aiodist.testing.faults', 'numpy'} & set(sys.modules)\n"
-        "from aiodist.testing import FaultProxy, Partition, Victims\n"
-        "from aiodist.testing import faults\n"
-        "assert (FaultProxy, Partition) == (faults.FaultProxy, faults.Partition)\n"
-        "assert Victims is faults.Victims\n"
-        "assert all(getattr(t, name).__name__ == name for name in t.__all__)\n"
-        "print(hasattr(t, 'Nonsense'))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

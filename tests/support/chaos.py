@@ -2,7 +2,7 @@
 
     chaos = Chaos(seed=7)
     loop.call_later(2.0, chaos.crash, 1)
-    await run_cluster(4, main, chaos=chaos)
+    await run_cluster(4, main, processes=chaos)
 
 Processes are numbered in the order in which they start: those of the first epoch by their ranks, newcomers
 (`Chaos.join`) after them. All that is random comes from the seed, one sequence for each pair of processes, so
@@ -16,9 +16,10 @@ on connections that live through it arrives afterwards.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import random
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +29,12 @@ from aiodist.group.epochs.links import Links
 from aiodist.group.epochs.world import Settings
 from aiodist.group.membership.record import UID_BYTES
 from aiodist.rendezvous import Store
-from aiodist.testing.chaos_links import ChaosEndpoint, ChaosPipe, Process
-from aiodist.testing.chaos_store import REFUSED_AFTER, STORE, Shelf
+from aiodist.testing.cluster import Newcomer
 from aiodist.transport import Endpoint
 from aiodist.transport.control_link import MemoryControl
 from aiodist.transport.memory import MemoryNetwork
+from tests.support.chaos_links import ChaosEndpoint, ChaosPipe, Process
+from tests.support.chaos_store import REFUSED_AFTER, STORE, Shelf
 
 __all__ = ["LOST_AFTER", "STORE", "Chaos", "Crashed", "Process"]
 
@@ -40,8 +42,8 @@ LOST_AFTER = 1.25
 """Seconds of a partition after which both ends of a control link take it for broken."""
 
 
-async def leave() -> None:
-    """Do nothing: a process of a cluster holds nothing when it has left its last epoch."""
+async def _leave() -> None:
+    """Do nothing: these processes hold nothing when they have left their last epoch."""
 
 
 class Crashed(Exception):
@@ -73,8 +75,7 @@ class Chaos:
         arrivals: by process and process, when the last thing arrives that one sent to the other.
     """
 
-    # Takes a newcomer in: its process, what it does then, and seconds. `run_cluster` sets it.
-    enter: Callable[[Process, Callable[[ProcessGroup], Any], float], Coroutine[Any, Any, Any]]
+    _newcomer: Newcomer
 
     def __init__(
         self,
@@ -111,6 +112,37 @@ class Chaos:
         self.processes.append(made)
         return made
 
+    def uid(self, rank: int) -> bytes:
+        """The uid of a rank's process."""
+        return self.processes[rank].uid
+
+    def hosts_store(self, rank: int) -> bool:
+        """Whether a rank's process hosts the store."""
+        return self.hosted and rank == 0
+
+    def job_of(self, rank: int, settings: Settings) -> Job:
+        """The job, as a rank's process has it."""
+        return self.job(self.processes[rank], settings)
+
+    async def endpoint(self, rank: int, job: Job) -> Endpoint:
+        """A rank's endpoint in the first epoch."""
+        return await job.open_endpoint(rank, "")
+
+    def started(self, tasks: list[asyncio.Task[Any]], newcomer: Newcomer) -> None:
+        """Make a process of each task, before it runs."""
+        for task in tasks:
+            self.process().task = task
+        self._newcomer = newcomer
+
+    async def ended(self, results: list[Any]) -> Collection[int]:
+        """Wait for the newcomers → the crashed ranks, whose results become `Crashed`."""
+        crashed = [rank for rank in range(len(results)) if self.processes[rank].dead]
+        for rank in crashed:
+            results[rank] = Crashed(f"rank {rank} was crashed")
+        while not all(task.done() for task in self.joined):
+            await asyncio.gather(*self.joined, return_exceptions=True)
+        return crashed
+
     def job(self, process: Process, settings: Settings) -> Job:
         """The job that `process` is a member of."""
         address = self._newest_store(process)
@@ -130,7 +162,7 @@ class Chaos:
             settings,
             self._shelves[address].client(process),
             open_endpoint,
-            leave,
+            _leave,
             host_store if self.hosted else None,
             reach_store if self.hosted else None,
             store_address=address if self.hosted else "",
@@ -142,7 +174,9 @@ class Chaos:
         """Start a newcomer, which does `main(pg)` when it has been admitted, within so many seconds."""
         process = self.process()
         process.task = process.context.run(
-            asyncio.create_task, self.enter(process, main, timeout), name=f"process {process.number}"
+            asyncio.create_task,
+            self._newcomer(process.uid, functools.partial(self.job, process), main, timeout),
+            name=f"process {process.number}",
         )
         self.joined.append(process.task)
         return process
@@ -327,6 +361,9 @@ class Chaos:
         self.faults[kind] = self.faults.get(kind, 0) + 1
 
     async def aclose(self) -> None:
-        """Let go of the stores."""
+        """End the newcomers, and let go of the stores."""
+        for task in self.joined:
+            task.cancel()
+        await asyncio.gather(*self.joined, return_exceptions=True)
         for shelf in self._stores:
             await shelf.end()

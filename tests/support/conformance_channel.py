@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from aiodist.base.environment.tuning import EAGER_BUDGET
-from aiodist.testing.channel_pair import Pair, Recorder, content, signature, turn_until
 from aiodist.transport import (
     CONTROL_MESSAGE,
     EAGER_MESSAGE,
@@ -26,6 +25,7 @@ from aiodist.transport import (
     Sink,
 )
 from aiodist.transport.base import REMEMBERED
+from tests.support.channel_pair import Pair, Recorder, content, signature, turn_until
 
 MakePair = Callable[[], Awaitable[tuple[Endpoint, Endpoint]]]
 """A maker of two endpoints of the running loop, ranks 0 and 1, introduced to each other."""

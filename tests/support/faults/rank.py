@@ -71,7 +71,7 @@ class Stage:
 
         if not self._detour:
             return await dist.init_process_group(timeout=timeout)
-        from aiodist.testing.faults.detour import detour_store
+        from tests.support.faults.detour import detour_store
 
         self._store = await detour_store(self._detour, partial(self.say, "listens"))
         return await dist.init_process_group(
@@ -86,7 +86,7 @@ class Stage:
                 ('aiodist.group.epochs.world:World._link'); '' counts the calls of all of them.
             count: at which of those calls, from 1.
         """
-        from aiodist.testing.faults.steps import Steps
+        from tests.support.faults.steps import Steps
 
         def die() -> None:
             self.say("dies")

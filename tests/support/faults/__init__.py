@@ -9,13 +9,13 @@
 All is seeded or planned, so that a failure that was found once can be found again. Linux.
 """
 
-from aiodist.testing.faults.course import Fault
-from aiodist.testing.faults.detour import Detours, DetourStore
-from aiodist.testing.faults.partition import Partition
-from aiodist.testing.faults.proxy import Direction, FaultProxy
-from aiodist.testing.faults.rank import Stage
-from aiodist.testing.faults.steps import Steps
-from aiodist.testing.faults.victims import Round, RoundFailed, Said, Victims
+from tests.support.faults.course import Fault
+from tests.support.faults.detour import Detours, DetourStore
+from tests.support.faults.partition import Partition
+from tests.support.faults.proxy import Direction, FaultProxy
+from tests.support.faults.rank import Stage
+from tests.support.faults.steps import Steps
+from tests.support.faults.victims import Round, RoundFailed, Said, Victims
 
 __all__ = [
     "DetourStore",

@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aiodist.testing.faults.rank import PACKET
 from aiodist.testing.forkserver import Forked
+from tests.support.faults.rank import PACKET
 
 
 class RankProcess:
