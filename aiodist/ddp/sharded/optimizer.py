@@ -170,6 +170,7 @@ class ShardedOptimizer:
         self._held = False  # this rank has its share of a state
         self._synced = False  # all ranks have the same values
         self._lost = False  # nobody has the state of some elements any more
+        self._missing_elements = 0  # of how many, where that was raised
         self._late, self._orphan = self._elastic and is_newcomer(pg), False  # as in `first_holder`
         self._complete = True  # the arrays hold what the pieces hold; not within a step, and after a load
         self._loaded = False
@@ -279,7 +280,15 @@ class ShardedOptimizer:
         for one in self._model.given:
             one.grad = None
 
+    def _state_lost(self) -> StateLost:
+        return StateLost(
+            f"the optimizer's state of {self._missing_elements} elements died with the members that had it",
+            hint="Load a checkpoint on all members and await the optimizer; redundancy=1 prevents it",
+        )
+
     def _check_synced(self) -> None:
+        if self._missing_elements:
+            raise self._state_lost()  # again: the caller may have been cancelled in the step that lost it
         if not self._synced:
             raise UsageError(
                 "this rank may not have the common values yet",
@@ -357,20 +366,25 @@ class ShardedOptimizer:
 
         await apart(self.pg, elements * _UPDATE_NS, update)
         self._complete = False
+        before = self.steps
         self.steps += 1
         well = True
         try:
-            await self._model.gather(self.pg, shares)
-        except GroupBroken as error:
-            self._check(error)
-            well = False
-        if self._elastic and not await self.pg.agree(well):
-            await self._regroup(admit=False)  # a newcomer would not know what the program does after a step
-            if self._history != history:
-                return []
-        else:
-            await self._model.write(self.pg)
-            self._complete = True
+            try:
+                await self._model.gather(self.pg, shares)
+            except GroupBroken as error:
+                self._check(error)
+                well = False
+            if self._elastic and not await self.pg.agree(well):
+                await self._regroup(admit=False)  # a newcomer would not know what comes after a step
+                if self._history != history:
+                    return []
+            else:
+                await self._model.write(self.pg)
+                self._complete = True
+        except BaseException:  # it is in no array: a caller that was cancelled reads no more than `steps`
+            self.steps = min(self.steps, before)
+            raise
         return list(self._model.given)
 
     async def _fill(self, gradients: Mapping[int, Array]) -> None:
@@ -461,10 +475,8 @@ class ShardedOptimizer:
             self._lost = True
             if self._restore is not None and not met.restored:
                 continue  # nobody has a state now: `restore` is called
-            raise StateLost(
-                f"the optimizer's state of {met.missing} elements died with the members that had it",
-                hint="Load a checkpoint on all members and await the optimizer; redundancy=1 prevents it",
-            )
+            self._missing_elements = met.missing
+            raise self._state_lost()
         self._shares, self.steps, self._history = met.shares, met.steps, met.history
         if met.options:
             self._update.options = met.options
@@ -474,6 +486,7 @@ class ShardedOptimizer:
         await self._model.write(self.pg)
         self._held = self._synced = self._complete = True
         self._lost = self._loaded = False
+        self._missing_elements = 0
 
     async def _meet(self) -> _Met | None:
         """Find out who has what, and make this rank's shares of it. Nothing changes but the buckets.
@@ -584,6 +597,7 @@ class ShardedOptimizer:
         self._history = _new_history()
         self._held = self._loaded = True
         self._synced = self._complete = self._lost = False
+        self._missing_elements = 0
 
 
 def _new_history() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from typing import Any
@@ -136,6 +137,30 @@ async def test_without_a_copy_all_survivors_are_told_of_the_loss(pg: ProcessGrou
     assert isinstance(caught.value, dist.CheckpointError)
     if pg.rank != 1:
         assert pg._core.lineage.latest.owner.size == 2
+
+
+@spmd(world_size=3, exits={1: -9})
+async def test_a_cancelled_step_whose_state_died_does_not_count(pg: ProcessGroup) -> None:
+    values, begun = np.zeros(30), []
+
+    def update(value: Any, gradient: Any, state: dict[str, Any]) -> None:
+        state.setdefault("velocity", np.zeros_like(value))
+        if optimizer.steps == 1 and pg.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if optimizer.steps == 1:
+            begun[0].cancel()
+        value -= gradient
+
+    optimizer = await ShardedOptimizer(pg, [values], update, elastic=True)
+    await optimizer.step([np.ones(30)])
+    begun.append(asyncio.ensure_future(optimizer.step([np.ones(30)])))
+    with pytest.raises((asyncio.CancelledError, dist.StateLost)):
+        await begun[0]
+    assert optimizer.steps == 1 and (values == -1).all()
+    for call in (lambda: optimizer.step([np.ones(30)]), optimizer.synced):
+        with pytest.raises(dist.StateLost, match=r"state of \d+ elements died"):
+            await call()
+    assert optimizer.steps == 1
 
 
 @spmd(world_size=3, exits={1: -9})
