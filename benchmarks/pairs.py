@@ -87,7 +87,7 @@ def peers(old: Path) -> Iterator[tuple[Peer, Peer]]:
 
 def library(peer: Peer) -> Path:
     """The folder from which a peer's processes load aiodist."""
-    where = "import aiodist.base.errors; print(aiodist.base.errors.__file__)"
+    where = "import aiodist; print(aiodist.__file__)"
     found = subprocess.check_output([sys.executable, "-c", where], env=environment(peer), text=True)
     return Path(found.strip()).parent
 

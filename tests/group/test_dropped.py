@@ -77,11 +77,12 @@ async def flat(pg: ProcessGroup, most: int) -> None:
         for _ in range(count):
             await make_and_drop(pg)
         await until_closed(pg)
-        await until_so(lambda: cores() == 1, "the end of what refers to them for a turn of the loop")
+        await until_so(lambda: cores() == before, "the end of what refers to them for a turn of the loop")
         found = cores(), pg.statistics().get("segment", {}).get("taken_bytes", 0), len(gc.get_objects())
         await pg.barrier()
         return found
 
+    before = cores()  # those of failed tests are kept with their tracebacks
     groups, taken, objects = await turn(20)
     again, then, more = await turn(most)
     assert (again, then) == (groups, taken)

@@ -306,7 +306,7 @@ def test_a_death_can_be_read_until_the_page_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_dashboard_of_its_own_ends_by_ctrl_c(tmp_path: Path, job_here: str) -> None:
-    left = tmp_path / "state/aiodist/observe/dashboard-99999999.url"
+    left = tmp_path / "state/aiodist/dashboard-99999999.url"
     left.parent.mkdir(parents=True, mode=0o700)
     left.touch()
     with started(tmp_path, "dashboard", job_here) as page:
