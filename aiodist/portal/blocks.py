@@ -116,9 +116,17 @@ class _Leaving:
                 if raised is not block.leaving.error:  # Ctrl-C, wherever it struck
                     context._portal._interrupted[block.leaving] = block.break_off, block.thread
                     try:
-                        block.break_off()
-                    except BaseException:
                         surely(block.break_off)
+                    except BaseException:  # before the first line of `surely`
+                        try:
+                            surely(block.break_off)
+                        except BaseException:
+                            try:
+                                surely(block.break_off)
+                            except BaseException:
+                                surely(block.break_off)
+                                raise
+                            raise
                         raise
                     finally:
                         if block in context._blocks:
@@ -155,9 +163,17 @@ class SyncContext:
             if error is not block.entering.error:  # Ctrl-C: nobody will leave the block
                 portal._interrupted[block.leaving] = block.break_off, block.thread  # as in `Portal._call`
                 try:
-                    block.break_off()
-                except BaseException:
                     surely(block.break_off)
+                except BaseException:  # before the first line of `surely`
+                    try:
+                        surely(block.break_off)
+                    except BaseException:
+                        try:
+                            surely(block.break_off)
+                        except BaseException:
+                            surely(block.break_off)
+                            raise
+                        raise
                     raise
             raise
         return entered

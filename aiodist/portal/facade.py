@@ -157,9 +157,17 @@ class Portal(LoopThread):
                 # Before any call: a second one cannot strike up to here.
                 self._interrupted[reply] = give_up, thread
                 try:
-                    give_up()
-                except BaseException:
                     surely(give_up)
+                except BaseException:  # before the first line of `surely`
+                    try:
+                        surely(give_up)
+                    except BaseException:
+                        try:
+                            surely(give_up)
+                        except BaseException:
+                            surely(give_up)
+                            raise
+                        raise
                     raise
             raise
 
@@ -417,6 +425,7 @@ class Portal(LoopThread):
                 given_up.task = self.start(source.ended(), lambda *_: None)
         else:
             if work is not None:
+                work._let_be_dropped()  # its caller waited for it
                 work._give_up()
                 if work.done():
                     self.settle(given_up, None)

@@ -186,7 +186,7 @@ class LoopThread:
                 "a blocking call on the portal's own loop would wait for itself",
                 hint="Use the async methods there, or call from another thread",
             )
-        reply = Reply() if reply is None else reply
+        known, reply = reply is not None, Reply() if reply is None else reply
         self._replies.add(reply)  # first: the end of the loop fails what is in here
         try:
             assert self._loop is not None
@@ -194,6 +194,10 @@ class LoopThread:
         except RuntimeError:  # the loop is closed
             self._replies.discard(reply)
             raise GroupClosed("the portal is closed") from None
+        except BaseException:  # Ctrl-C: nobody waits for a new reply, and it may not have been posted
+            if not known:
+                self._replies.discard(reply)
+            raise
         return reply
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dis
+import gc
 import inspect
 import os
 import re
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -1039,6 +1041,118 @@ def test_a_block_whose_messages_have_come_gives_them_back(monkeypatch: pytest.Mo
             other = np.zeros(3, np.int64)
             pg.recv(other, 0)
             assert set(other) == {number}
+
+
+class Struck(BaseException):
+    """What a handler of the tests raises."""
+
+
+@pytest.mark.parametrize("way", ["receive", "block", "entering"])
+def test_four_signals_at_once_change_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter calls their handlers one after another, at the next function each: the receive is taken
+    back when the last is raised. (Of five, the last would leave that to the thread's next call.)"""
+    wait, signals = loop_thread.Reply.wait, [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPROF]
+    struck: list[int] = []
+    left: list[bool] = []
+
+    def handler(number: int, _frame: object) -> None:
+        struck.append(number)
+        raise Struck(number)
+
+    def waits(self: Any, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread() and left:
+            left.pop()
+            begin.release()
+            sent.acquire()  # one call in C: no handler runs before it ends
+        return wait(self, timeout)
+
+    def send() -> None:
+        begin.acquire()
+        for one in signals:
+            os.kill(os.getpid(), one)  # taken by another thread, which has the main thread call the handler
+        sent.release()
+
+    begin, sent, sender = threading.Lock(), threading.Lock(), threading.Thread(target=send)
+    begin.acquire()
+    sent.acquire()
+    sender.start()
+
+    before = [signal.signal(one, handler) for one in signals]
+    try:
+        with dist.portal.init_process_group(world_size=1) as pg:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # of this thread alone
+            place, block = np.full(3, -7), pg.coalesce()
+            if way == "block":
+                block.__enter__()
+                pg.recv(place, 0)
+            with monkeypatch.context() as patch, pytest.raises(Struck):
+                patch.setattr(loop_thread.Reply, "wait", waits)
+                left.append(True)
+                if way == "receive":
+                    pg.recv(place, 0)
+                elif way == "block":
+                    block.__exit__(None, None, None)
+                else:
+                    block.__enter__()
+            assert len(struck) == 4
+            # Behind no other call of this thread, which would take back what is left.
+            other = threading.Thread(target=pg.send, args=(np.full(3, 5), 0))
+            other.start()
+            other.join()
+            assert (place == -7).all()
+            got = np.full(3, 0)
+            pg.recv(got, 0)
+            assert (got == 5).all()
+            assert not pg.portal._interrupted
+            assert not pg.portal._given_up
+    finally:
+        sender.join()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        for one, handled in zip(signals, before, strict=True):
+            signal.signal(one, handled)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_receive_that_an_interrupt_meets_as_it_begins_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its message is here already: it is received and given back, and closing raises nothing."""
+    receive = ProcessGroup.recv
+
+    def interrupted(self: ProcessGroup, *args: Any, **named: Any) -> Any:
+        work = receive(self, *args, **named)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while not pg.portal._interrupted:
+            time.sleep(0.001)
+        return work
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        pg.send(np.full(3, 5), 0)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(ProcessGroup, "recv", interrupted)
+            pg.recv(np.full(3, 0), 0)
+        got = np.full(3, 0)
+        pg.recv(got, 0)
+        assert (got == 5).all()
+        gc.collect()
+
+
+def test_a_reply_that_nobody_waits_for_does_not_stay() -> None:
+    """An interrupt strikes while a give-up is posted."""
+
+    class Interrupted:
+        def call_soon_threadsafe(self, *args: object) -> None:
+            raise KeyboardInterrupt
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        portal, loop = pg.portal, pg.portal._loop
+        portal._loop = Interrupted()  # type: ignore[assignment]
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                portal.post(lambda reply: None)
+        finally:
+            portal._loop = loop
+        assert not portal._replies
 
 
 @pytest.mark.parametrize("way", ["receive", "block"])

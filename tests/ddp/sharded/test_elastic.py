@@ -141,7 +141,8 @@ async def test_without_a_copy_all_survivors_are_told_of_the_loss(pg: ProcessGrou
 
 @spmd(world_size=3, exits={1: -9})
 async def test_a_cancelled_step_whose_state_died_does_not_count(pg: ProcessGroup) -> None:
-    values, begun = np.zeros(30), []
+    values = np.zeros(30)
+    begun: list[asyncio.Future[Any]] = []
 
     def update(value: Any, gradient: Any, state: dict[str, Any]) -> None:
         state.setdefault("velocity", np.zeros_like(value))
