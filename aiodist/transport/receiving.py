@@ -196,6 +196,15 @@ class Incoming:
         del self._posted[key]
         return True
 
+    def park(self, key: Key) -> bool:
+        """Take back the receive of a message that has been announced, before its sender was asked for it: the
+        message stays where it is until `post_again` → whether that could be."""
+        receive = self._posted.get(key)
+        if receive is None or receive.ready:
+            return False
+        del self._posted[key]
+        return True
+
     def redirect(self, key: Key, into: Into, moves: bool) -> None:
         """Have the bytes of a message, of which some may be here, go into another sink of the same size.
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from aiodist.transport import SocketEndpoint
@@ -60,6 +61,105 @@ async def test_messages_stay_in_order(nested: Nested, kind: str, place: str | No
             else:
                 await send_all(pg, kind, turns)
 
+    await run_at(place, main)
+
+
+SIZES = {"small": (7, 1), "large": (40_000, 50_000), "another dtype": (3, 3), "object": (50_000, 0)}
+"""Elements of two messages; 0: an object."""
+
+
+@pytest.mark.parametrize("sizes", few(SIZES, ["small", "large", "object"]))
+@pytest.mark.parametrize(
+    "nested", few([in_wait_for, in_task_group, in_two_groups], [in_wait_for, in_two_groups])
+)
+async def test_receives_of_several_sizes_that_are_given_up_fit_later(
+    nested: Nested, sizes: str, place: str | None
+) -> None:
+    """The first is given up at once, the second some turns later, and has its message by then."""
+    first, second = SIZES[sizes]
+
+    def message(turns: int, number: int) -> Any:
+        size = (first, second)[number]
+        if not size:
+            return f"{turns} {number}"
+        dtype = np.float32 if sizes == "another dtype" and number else np.int32
+        return np.arange(size, dtype=dtype) + turns + 100 * number
+
+    async def main(pg: ProcessGroup) -> None:
+        for turns in TURNS:
+            if pg.rank == 1:
+                await pg.recv_object(0, tag=1)
+                for number in range(2):
+                    data = message(turns, number)
+                    await (pg.send_object(data, 0) if type(data) is str else pg.send(data, 0))
+            else:
+                await receive_both(pg, turns)
+
+    async def receive_both(pg: ProcessGroup, turns: int) -> None:
+        got: dict[int, Any] = {}
+
+        async def receive(number: int) -> None:
+            wanted = message(turns, number)
+            if type(wanted) is str:
+                got[number] = await pg.recv_object(1)
+            else:
+                into = np.zeros_like(wanted)
+                await pg.recv(into, 1)
+                got[number] = into
+
+        both = [asyncio.create_task(receive(0)), asyncio.create_task(nested(lambda: receive(1)))]
+        for _ in range(6):
+            await asyncio.sleep(0)
+        asking = asyncio.ensure_future(pg.send_object("now", 1, tag=1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in both:
+            task.cancel()
+        await asyncio.wait(both)
+        for number in range(2):
+            if number not in got:
+                await receive(number)
+        await asking
+        assert all(np.array_equal(got[number], message(turns, number)) for number in range(2))
+
+    await run_at(place, main)
+
+
+@pytest.mark.parametrize("size", [1, 50_000])
+async def test_a_receive_whose_task_is_cancelled_before_it_begins_gets_no_message(
+    size: int, place: str | None
+) -> None:
+    """Whatever its message is: another size is no mismatch."""
+
+    async def main(pg: ProcessGroup) -> None:
+        for turns in TURNS:
+            if pg.rank == 1:
+                await pg.recv_object(0, tag=1)
+                await pg.send(np.arange(size) + turns, 0)
+            else:
+                asking = asyncio.ensure_future(pg.send_object("now", 1, tag=1))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task = asyncio.create_task(pg.recv(np.zeros(100, int), 1))
+                task.cancel()
+                into = np.zeros(size, int)
+                await pg.recv(into, 1)
+                await asyncio.wait([task])
+                await asking
+                assert np.array_equal(into, np.arange(size) + turns)
+
+    await run_at(place, main)
+
+
+async def test_what_fits_no_receive_is_a_mismatch_and_its_sender_is_told(place: str | None) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        with pytest.raises(dist.CollectiveMismatch, match=r"send\(int64\[50000\].*recv\(int64\[40000\]"):
+            await (pg.send(np.arange(50_000), 1) if pg.rank == 0 else pg.recv(np.zeros(40_000, int), 0))
+
+    await run_at(place, main)
+
+
+async def run_at(place: str | None, main: Callable[[ProcessGroup], Any]) -> None:
     def endpoint(rank: int) -> SocketEndpoint:
         boot = str(rank) if place == "there" else "one"
         return SocketEndpoint(asyncio.get_running_loop(), rank, "job", b"", boot=boot)

@@ -50,6 +50,8 @@ class Claim:
         complete: all bytes are in `place`.
         copy: what copies them to the receiver's tensor now.
         decoded: the object that a thread makes of them. It stays when the receive is taken back.
+        unfit: the receiver that the message does not fit, if it does not fit the last one.
+        waits: its bytes, where it stays with its sender or in the channel, since it fits no receive; else -1.
         order: -1: it came before all that nobody has claimed (`messages.Arrival`).
     """
 
@@ -64,6 +66,8 @@ class Claim:
     complete: bool = False
     copy: TensorCopy | None = None
     decoded: Decoded | None = None
+    unfit: Operation | None = None
+    waits: int = -1
     order: int = -1
 
     def sever(self) -> memoryview:

@@ -34,6 +34,7 @@ from aiodist.transport import Incoming, Into, Key, Taken
 _NOTHING: Mapping[tuple[int, int], Arrival] = {}
 _NO, _NOW, _KEPT = map(int, Taken)
 _NO_PLACE = np.empty(0, np.uint8)
+_SURE = 6  # turns of the loop after which no cancel is on its way to a receive any more
 
 
 class Arrival(NamedTuple):
@@ -259,10 +260,15 @@ class Messages:
         claim = self._claims.find(source, tag, number)
         if claim is not None:
             claim.signature = signature
+            other = claim.place.nbytes != nbytes  # that of the first receiver
             if claim.receiver is None:
+                claim.waits = nbytes if other else -1
                 self._match(source, tag)
-            elif self._check(claim.receiver, source, number, signature) and claim.place.nbytes != nbytes:
-                self._post(claim, again=True)  # its receiver is of another size than the first one
+            elif not self._fits(claim):
+                if self._channel(claim).park(self._key(claim)) or other:
+                    claim.waits = nbytes
+            elif other:
+                self._post(claim, again=True)
             return
         arrivals = self._arrivals.setdefault(tag, {})
         arrivals.setdefault((source, number), Arrival(next(self._came), source, number, signature, nbytes))
@@ -437,8 +443,13 @@ class Messages:
         self._adopt(claim, operation)
         if arrival is None:
             self._post(claim)
-        elif self._check(operation, source, number, arrival.signature):
+        elif self._fits(claim):
             self._post(claim, data=arrival.data)
+        elif arrival.data is None:
+            claim.waits = arrival.nbytes
+        else:
+            claim.place, claim.complete = np.frombuffer(arrival.data, np.uint8), True
+            self._channel(claim).let_go(channels.context, arrival.nbytes)
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────────────
 
@@ -449,8 +460,21 @@ class Messages:
         if operation.senders:
             operation.result = operation.senders[claim.source]
         else:  # of any size: the message's bytes are the result
+            if claim.waits >= 0:
+                self._have_come(claim)
             operation.target = claim.place
             operation.result = (claim.source, claim.place)
+
+    def _have_come(self, claim: Claim) -> None:
+        """Have a message that waits come to memory of its own."""
+        try:
+            claim.place = np.empty(claim.waits, np.uint8)
+        except MemoryError as error:  # it was only offered: it may be a lie
+            self._channels.failed(error)
+            return
+        into, received = Into(as_bytes(claim.place)), partial(self._received, claim)
+        claim.complete = self._channel(claim).post_again(self._key(claim), claim.waits, into, received)
+        claim.waits = -1
 
     def _settle(self, claim: Claim) -> None:
         """Go on with a message that has got another receiver."""
@@ -458,15 +482,14 @@ class Messages:
         assert receiver is not None
         target = receiver.target
         assert isinstance(target, np.ndarray)
-        if claim.signature is not None and not self._check(
-            receiver, claim.source, claim.number, claim.signature
-        ):
+        if claim.signature is not None and not self._fits(claim):
             return
         if claim.complete:
             self._deliver(claim)
             return
         channel, key = self._channel(claim), self._key(claim)
-        if target.nbytes != claim.place.nbytes and (claim.signature is not None or channel.withdraw(key)):
+        other = target.nbytes != claim.place.nbytes
+        if claim.waits >= 0 or (other and (claim.signature is not None or channel.withdraw(key))):
             self._post(claim, again=True)
         else:
             self._channels.drive(receiver.work, channel)
@@ -487,7 +510,7 @@ class Messages:
         else:
             claim.made = buffers(receiver, channels.rank, channels.size)
             (claim.place,) = claim.made.recv
-        claim.users = bool(receiver.senders)  # else it is the message's own
+        claim.users, claim.waits = bool(receiver.senders), -1  # else the place is the message's own
         place = as_bytes(claim.place)
         if data is not None and len(data) == len(place):
             place[:] = data
@@ -512,6 +535,8 @@ class Messages:
         """Give a message that is here to its receiver."""
         receiver, made = claim.receiver, claim.made
         assert receiver is not None
+        if claim.unfit is receiver:
+            return
         if made is not None:
             self._copy(claim, made.after)
         elif isinstance(receiver.convert, Decoding):
@@ -639,7 +664,9 @@ class Messages:
     def _leave(self, claim: Claim) -> None:
         """Have a message go on in memory of its own, wherever it is: it does not go to its receiver, whose
         tensor is touched no more."""
-        if claim.users or claim.copy is not None:
+        if claim.waits >= 0:
+            claim.place, claim.users, claim.made = _NO_PLACE, False, None
+        elif claim.users or claim.copy is not None:
             moves = claim.users and claim.made is None
             own = Into(claim.sever())
             if not claim.complete:
@@ -695,15 +722,34 @@ class Messages:
     def _key(self, claim: Claim) -> Key:
         return Key(self._channels.context, 1 + claim.tag, claim.number, 0)
 
-    def _check(self, operation: Operation, source: int, number: int, theirs: bytes) -> bool:
-        target = operation.target
+    def _fits(self, claim: Claim) -> bool:
+        """Compare a message with its receiver. One that it does not fit breaks the group, some turns later:
+        a cancel may be on its way to the receiver by now, through tasks inside each other, or the end of a
+        block. Then the message is another's."""
+        receiver, theirs = claim.receiver, claim.signature
+        assert receiver is not None
+        assert theirs is not None
+        target = receiver.target
         assert isinstance(target, np.ndarray)
-        mine = message_signature(target.dtype, target.size, number)
+        mine = message_signature(target.dtype, target.size, claim.number)
         if agree(mine, theirs):
-            operation.happened(FIRST)
+            receiver.happened(FIRST)
             return True
-        self._channels.unfit(source, number, mine, theirs, operation)
+        claim.unfit = receiver
+        self._break_later(
+            claim, receiver, partial(self._channels.unfit, claim.source, claim.number, mine, theirs)
+        )
         return False
+
+    def _break_later(
+        self, claim: Claim, receiver: Operation, unfit: Callable[[Operation], None], turns: int = _SURE
+    ) -> None:
+        if self._dead or claim.receiver is not receiver:
+            return
+        if turns:
+            self._channels.loop.call_soon(self._break_later, claim, receiver, unfit, turns - 1)
+        else:
+            self._channels.guard(unfit, receiver)
 
     def _run(self, cost: float, copies: Callable[[], None], then: Callable[[], None]) -> None:
         def done() -> None:

@@ -63,11 +63,11 @@ class Bench:
         self.asked: list[tuple[int, Key]] = []
         self.messages = Messages(self)  # type: ignore[arg-type]
 
-    def _soon(self, call: Callable[[], None]) -> None:
+    def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
         if self.turn is None:
-            call()
+            call(*arguments)
         else:
-            self.turn.append(call)
+            self.turn.append(partial(call, *arguments))
 
     def _run(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
         if self.slow:
@@ -90,6 +90,7 @@ class Bench:
         return SimpleNamespace(
             recv=recv,
             post_again=recv,
+            park=lambda key: self.posted.pop((source, key), None) is not None,
             withdraw=withdraw,
             redirect=redirect,
             ask=lambda key: self.asked.append((source, key)),
