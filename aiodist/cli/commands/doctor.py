@@ -13,15 +13,6 @@ from aiodist.base.terminal import CLEAR, bar, painter, takes_colour
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
 
-_WORDS = {
-    "pair": "two ranks",
-    "driver": "the GPU driver",
-    "cupy": "CuPy",
-    "mpi": "MPI",
-    "package": "packages",
-    "address": "addresses",
-}
-
 
 def main(argv: Sequence[str]) -> int:
     """Print the report; 0 if the host backend works, 1 if not."""
@@ -36,35 +27,34 @@ def main(argv: Sequence[str]) -> int:
         help="ranks that this host is to have (a launcher's number, else one for each core)",
     )
     parser.add_argument(
-        "--limit", type=float, metavar="S", help="seconds that drivers and libraries have to answer (20)"
+        "--limit",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="seconds that drivers and libraries have to answer (20)",
     )
     args = parser.parse_args(list(argv))
     if args.nproc_per_node is not None and args.nproc_per_node < 1:
         raise UsageError(f"--nproc-per-node must be at least 1, got {args.nproc_per_node}")
-    if args.limit is not None and not 0 < args.limit < float("inf"):
+    if not 0 < args.limit < float("inf"):
         raise UsageError(f"--limit must be a positive number of seconds, got {args.limit:g}")
-    from aiodist.cli.doctor.examine import LIMIT, examine
+    from aiodist.cli.doctor.examine import examine
     from aiodist.cli.doctor.report import as_dict, as_lines, host_works
 
     live = sys.stderr.isatty()
-    sections = examine(
-        os.environ,
-        ranks=args.nproc_per_node,
-        limit=args.limit or LIMIT,
-        waiting=_say if live else lambda name, done, total: None,
-    )
+    waiting = _say if live else None
+    report = examine(os.environ, ranks=args.nproc_per_node, limit=args.limit, waiting=waiting)
     if live:
         print(CLEAR, end="", file=sys.stderr, flush=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # whatever a variable holds, or a terminal lacks
     if args.json:
-        show(json.dumps(as_dict(sections), indent=1))
+        show(json.dumps(as_dict(report), indent=1))
     else:
         paint = painter(takes_colour(sys.stdout.isatty(), os.environ))
-        show("\n".join(as_lines(sections, paint)))
-    return 0 if host_works(sections) else 1
+        show("\n".join(as_lines(report, paint)))
+    return 0 if host_works(report) else 1
 
 
-def _say(name: str, done: int, total: int) -> None:
-    what = _WORDS.get(name, name)
-    print(f"{CLEAR}{bar(done, total)}  waiting for {what} …", end="", file=sys.stderr, flush=True)
+def _say(about: str, done: int, total: int) -> None:
+    print(f"{CLEAR}{bar(done, total)}  waiting for {about} …", end="", file=sys.stderr, flush=True)

@@ -1,14 +1,21 @@
-"""The backend that `backend=None` picks in this process, and those that other packages bring."""
+"""The backend that `backend=None` picks in a process, and those that other packages bring."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
-from aiodist.cli.doctor.text import describe
+from aiodist.base.errors import AiodistError
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, Question, describe
 
 
-def probe() -> dict[str, Any]:
+def questions(machine: Machine) -> dict[str, Question]:
+    """Other packages' code runs in a process of its own."""
+    return {"backends": Question("backends", look)}
+
+
+def look() -> dict[str, Any]:
     """Look for backends.
 
     Returns:
@@ -38,7 +45,6 @@ def _picked() -> tuple[str, str]:
 
 def _tried(name: str) -> str:
     from aiodist.backends.registry import HOST, find_engine
-    from aiodist.base.errors import AiodistError
 
     try:
         engine = None if name.lower() in HOST else find_engine(name.lower())
@@ -50,3 +56,23 @@ def _tried(name: str) -> str:
     except Exception as error:
         return describe(error)
     return ""
+
+
+def findings(answers: Answers, machine: Machine) -> Iterator[Finding]:
+    """Say what `backend=None` picks, and which backends other packages bring."""
+    name, answer = "backend=None", answers["backends"]
+    if answer.trouble:
+        yield Finding(name, "missing", answer.trouble, "the default is not known")
+        return
+    facts = answer.facts
+    if facts["trouble"]:
+        yield Finding(name, "missing", facts["trouble"], "only backends that are named can be used")
+    else:
+        value = f"host tensors: {facts['host']}; device tensors: {facts['device'] or 'not taken'}"
+        yield Finding(name, "ok", value)
+    for other in facts["others"]:
+        name, package, trouble = other["name"], other["package"], other["trouble"]
+        if trouble:
+            yield Finding(name, "missing", f"{package}: {trouble}", f"backend='{name}' cannot be used")
+        else:
+            yield Finding(name, "ok", f"by {package}")

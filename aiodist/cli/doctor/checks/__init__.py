@@ -1,1 +1,0 @@
-"""The checks: from what was seen to findings. Pure: nothing here looks at the machine."""
