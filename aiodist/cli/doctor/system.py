@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from aiodist.cli.doctor.topic import Answers, Finding, Machine
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, describe
 from aiodist.net.descriptors import receive
 
 _X86 = ("x86_64", "amd64")
@@ -63,6 +63,8 @@ def check_feature(feature: Feature) -> Finding:
     """Try it, and say what came of that."""
     try:
         return Finding(feature.name, "ok", feature.attempt())
+    except ImportError as error:  # aiodist's own code needs a package that is not here: `packages` says which
+        return Finding(feature.name, "limited", f"could not be tried: {describe(error)}")
     except AttributeError:
         trouble = "this platform has none"
     except OSError as error:

@@ -40,6 +40,15 @@ def test_what_a_kernel_lacks_costs_something_and_can_be_mended(
     assert found.cost and found.fix
 
 
+def test_what_cannot_be_tried_without_a_package_is_told() -> None:
+    def fail() -> str:
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    found = check_feature(FEATURES[0]._replace(attempt=fail))
+    said = "could not be tried: ModuleNotFoundError: No module named 'numpy'"
+    assert (found.state, found.value) == ("limited", said)
+
+
 def test_other_systems_and_processors_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
