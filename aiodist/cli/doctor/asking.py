@@ -20,12 +20,12 @@ from typing import IO, NamedTuple
 
 from aiodist.cli.doctor.topic import Answer, Question, one_line
 
-# -P, and the package last on the path: nothing of the current folder is taken for a library.
-_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from aiodist.cli.doctor.apart import main; main()"
-_ROOT = str(Path(__file__).parents[3])
 Waiting = Callable[[str, int, int], object]
 """Called with what the answer that is waited for is about, how many are there, and of how many."""
 
+# -P, and the package last on the path: nothing of the current folder is taken for a library.
+_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from aiodist.cli.doctor.apart import main; main()"
+_ROOT = str(Path(__file__).parents[3])
 _GRACE = 1.0  # for a killed process to be gone; one that hangs in a driver never is
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from aiodist.base.environment import placement
@@ -39,10 +39,6 @@ _OF_MPI = ("PMI_", "PMIX_", "PRTE_", "OMPI_COMM_", "OMPI_UNIVERSE_", "HYDRA_", "
 _LOOK = 0.3  # seconds for which the cores are looked at
 
 
-def _none(machine: Machine) -> dict[str, Question]:
-    return {}
-
-
 class Topic(NamedTuple):
     """A topic, by its functions; see `topic`.
 
@@ -54,7 +50,7 @@ class Topic(NamedTuple):
 
     section: str
     findings: Callable[[Answers, Machine], Iterable[Finding]]
-    questions: Callable[[Machine], Mapping[str, Question]] = _none
+    questions: Callable[[Machine], Mapping[str, Question]] = lambda machine: {}
 
 
 TOPICS = (
@@ -89,7 +85,10 @@ def examine(
         waiting: for progress.
     """
     others = disturbance_now(_LOOK)  # before those that are asked take the cores
-    with _folder() as folder:
+    with contextlib.ExitStack() as stack:
+        folder = ""
+        with contextlib.suppress(OSError):  # not every container has one to write to
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aiodist-doctor-"))
         machine = Machine(environ, ranks or _ranks(environ), limit, folder, others)
         questions: dict[str, Question] = {}
         for topic in TOPICS:
@@ -116,18 +115,6 @@ def _ranks(environ: Environ) -> int:
         if place.launcher != "alone" and place.local_world_size:
             return place.local_world_size
     return max(1, int(cores()))
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    """A folder for what the processes write; '' where nothing can be written."""
-    try:
-        made = tempfile.TemporaryDirectory(prefix="aiodist-doctor-")
-    except OSError:
-        yield ""
-        return
-    with made as folder:
-        yield folder
 
 
 def _undisturbed(environ: Environ, folder: str) -> dict[str, str]:
