@@ -19,6 +19,10 @@ MORE = "more of the same"
 """Reason of most slow tests: what they show, another one shows at one size, place or transport."""
 
 
+COSTLY = "half a second of CPU, or more"
+"""Reason of the other slow tests: most start processes. Each kind of them has quick ones that take less."""
+
+
 def few(values: Iterable[Any], quick: Collection[Any], reason: str = MORE) -> list[Any]:
     """Values of a parametrisation, or rows of them, of which the quick run takes only those in `quick`."""
     values = list(values)

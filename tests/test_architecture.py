@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import aiodist
+from tests.levels import COSTLY
 
 PACKAGE = Path(aiodist.__file__).parent
 
@@ -94,6 +95,7 @@ def violations(package: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow(COSTLY)
 def test_imports_go_one_way_down() -> None:
     assert violations(PACKAGE) == []
 

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.levels import in_share
+from tests.levels import COSTLY, in_share
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,6 +32,7 @@ def collected(*share: str) -> set[str]:
     return {line for line in ran.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_shares_of_a_file_are_all_its_tests() -> None:
     shares = [collected("--share", f"{number}/3") for number in range(3)]
     everything = collected()

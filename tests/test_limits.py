@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.processes import run_to_end
 from tests.skips import summary
 
@@ -68,6 +68,7 @@ def failed(output: str) -> set[str]:
     return set(re.findall(r"^(?:FAILED|ERROR) .*?::(\S+)", output, re.MULTILINE))
 
 
+@pytest.mark.slow(COSTLY)
 @WORKERS
 def test_whatever_hangs_fails_by_name_and_the_others_run(tmp_path: Path, workers: int) -> None:
     code, output = run(
@@ -125,6 +126,7 @@ async def test_after_too():
     assert "time.sleep" in output
 
 
+@pytest.mark.slow(COSTLY)
 def test_what_swallows_the_failure_is_told_again(tmp_path: Path) -> None:
     code, output = run(
         tmp_path,
@@ -165,6 +167,7 @@ def test_after():
     assert "1 passed" in output
 
 
+@pytest.mark.slow(COSTLY)
 def test_an_entry_without_a_line_ends_no_run(tmp_path: Path) -> None:
     """The limit may be raised at an instruction of the compiler's own, which belongs to no line."""
     code, output = run(
@@ -196,6 +199,7 @@ def test_after():
     assert "1 passed" in output
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"])
 def test_who_does_not_react_ends_the_run(library: str, tmp_path: Path) -> None:
     """Where it holds the interpreter, too, as ctypes.PyDLL does, there is nothing but a stack."""
@@ -208,6 +212,7 @@ def test_who_does_not_react_ends_the_run(library: str, tmp_path: Path) -> None:
         assert "1 failed in" in output
 
 
+@pytest.mark.slow(COSTLY)
 def test_who_does_not_react_in_a_worker_ends_that_one_alone(tmp_path: Path) -> None:
     code, output = run(tmp_path, NATIVE.format(library="CDLL"), again=0.2, workers=1)
     assert code == 1, output
@@ -232,6 +237,7 @@ def test_skips_are_counted_by_reason(reasons: list[str], lines: list[str]) -> No
     assert summary(reasons) == lines
 
 
+@pytest.mark.slow(COSTLY)
 @WORKERS
 def test_skips_are_a_line_and_failures_are_listed(tmp_path: Path, workers: int) -> None:
     _, output = run(
@@ -271,6 +277,7 @@ def test_some(n):
 """
 
 
+@pytest.mark.slow(COSTLY)
 @WORKERS
 def test_slow_tests_are_left_out_and_counted_by_reason(tmp_path: Path, workers: int) -> None:
     code, output = run(tmp_path, LEVELS, workers=workers)
@@ -287,6 +294,7 @@ def test_slow_tests_run_when_asked_for(tmp_path: Path, marked: str, count: int) 
     assert "left out" not in output
 
 
+@pytest.mark.slow(COSTLY)
 @WORKERS
 def test_a_slow_test_needs_a_reason(tmp_path: Path, workers: int) -> None:
     markers = ["slow", "slow()", "slow('')", "slow(3)", "slow('why', 'else')", "slow('why')"]

@@ -15,6 +15,7 @@ from aiodist.backends.host.backend import HostBackend
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
 from tests.helpers import error_of
+from tests.levels import COSTLY
 
 
 def mine(rank: int, count: int = 4) -> Any:
@@ -134,6 +135,7 @@ def test_pitfall_5_late_frames_of_a_timed_out_operation_never_match_the_next() -
     run_virtual(run_cluster(2, main))
 
 
+@pytest.mark.slow(COSTLY)
 async def test_pitfall_6_un_awaited_works_keep_their_tensors_and_tell_no_collector() -> None:
     """Handles and tensors that the caller drops live until the operation has ended, and what a dropped one
     failed with is not logged by the garbage collector (pytorch/pytorch#137014)."""
@@ -157,6 +159,7 @@ async def test_pitfall_6_un_awaited_works_keep_their_tensors_and_tell_no_collect
     assert results == [True, True]
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.filterwarnings("ignore:.*never closed that new_group:RuntimeWarning")
 async def test_pitfall_7_closing_is_explicit_and_no_finalizer_communicates() -> None:
     """A finalizer that ends a group collectively hangs or deadlocks (pytorch/pytorch#119797): dropping a

@@ -20,6 +20,7 @@ from aiodist.testing import check_backend, run_cluster
 from aiodist.transport import SocketEndpoint
 from tests.backends.foreign.device_box import DeviceBox, OnDevice
 from tests.backends.foreign.postbox import PostboxEngine
+from tests.levels import COSTLY
 
 for made in (PostboxEngine, DeviceBox):
     dist.register_backend(made.name, made)
@@ -108,6 +109,7 @@ async def test_messages_of_one_tag_are_in_order_in_each_place(backend: str) -> N
     await run_cluster(2, main, backend=backend, timeout=5)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("backend", ["postbox", "cpu:host,cuda:device-box"])
 async def test_old_word_in_a_slot_is_no_new_operation(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host engine comes to the same slots again after as many numbers as its words can tell apart."""

@@ -17,12 +17,14 @@ from benchmarks.run import Run, Settings, Step
 from benchmarks.suites import SUITES, steps
 from benchmarks.suites.beside import against_ideal
 from benchmarks.turns import measure, slowest
+from tests.levels import COSTLY
 
 
 def make_run(**settings: object) -> Run:
     return Run(Found({}, []), Settings(**settings), Results())  # type: ignore[arg-type]
 
 
+@pytest.mark.slow(COSTLY)
 def test_two_limits_take_turns() -> None:
     run = make_run(turns=2, budget=0.0)
     try:
@@ -58,6 +60,7 @@ def test_many_ranks_have_fewer_sizes_unless_these_were_asked_for() -> None:
     assert sizes(8, sizes=(24, 1 << 30)) == ["24 B", "1 GiB"]
 
 
+@pytest.mark.slow(COSTLY)
 def test_many_ranks_are_forks_of_one_process() -> None:
     with Crew(PASSES, 3, forked=True) as crew:
         assert len(crew.call("descriptors")) == 3
@@ -65,6 +68,7 @@ def test_many_ranks_are_forks_of_one_process() -> None:
             crew.call("dance")
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_rank_that_fails_is_named_with_its_error() -> None:
     with Crew(PASSES, 2) as crew, pytest.raises(CrewError, match=r"passes: rank \d of 2 failed in 'dance'"):
         crew.call("dance")

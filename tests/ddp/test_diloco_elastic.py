@@ -12,7 +12,7 @@ import aiodist as dist
 from aiodist.ddp import DiLoCo
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 
 STEPS, EVERY = 24, 4
 COUNT = 40
@@ -59,6 +59,7 @@ async def train(pg: ProcessGroup, dies: tuple[tuple[int, int, str], ...], delay:
     return diloco
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("where", "delay"),
     few([("before", 0), ("within", 0), ("after", 0), ("before", 2), ("within", 2)], [("within", 0)]),

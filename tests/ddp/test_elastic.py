@@ -11,7 +11,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 
 STEPS = 12
 ITEMS = 60  # of which each step's batch consists
@@ -67,6 +67,7 @@ async def train(pg: ProcessGroup, dies: tuple[tuple[int, int, str], ...]) -> tup
     return sync.pg, repeated
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("where", few(["before", "between", "after"], ["between"]))
 @spmd(world_size=4, exits={2: -9})
 async def test_a_death_in_a_step_changes_nothing(pg: ProcessGroup, where: str) -> None:
@@ -84,6 +85,7 @@ async def test_rank_0_and_another_die_in_different_steps(pg: ProcessGroup) -> No
     assert last.epoch == repeated == 2
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, exits={0: -9, 1: -9})
 async def test_the_last_one_ends_alone(pg: ProcessGroup) -> None:
     last, _ = await train(pg, ((2, 1, "after"), (4, 0, "between")))
@@ -103,6 +105,7 @@ async def test_too_few_to_go_on(pg: ProcessGroup) -> None:
         await sync.finish()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2)
 async def test_elastic_is_for_a_world(pg: ProcessGroup) -> None:
     half = await pg.split(0)

@@ -12,6 +12,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
+from tests.levels import COSTLY
 from tests.support.chaos import Chaos
 
 STEPS = 6
@@ -55,6 +56,7 @@ async def diloco(pg: ProcessGroup, reached: list[int]) -> None:
     assert (values == STEPS).all()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("train", "error"), [(sync, dist.QuorumLost), (diloco, dist.QuorumLost), (sharded, dist.StateLost)]
 )

@@ -13,6 +13,7 @@ from aiodist.ddp import GradientSync
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
+from tests.levels import COSTLY
 
 SHAPES: list[tuple[tuple[int, ...], Any]] = [
     ((30, 4), np.float32),
@@ -41,6 +42,7 @@ def arrays() -> list[Any]:
     return [np.zeros(shape, dtype) for shape, dtype in SHAPES]
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_mean_over_many_steps_is_exact() -> None:
     async def part(pg: ProcessGroup) -> list[Any]:
         sync = await GradientSync(pg, arrays(), 1e-4, codec="int4")

@@ -16,7 +16,7 @@ import pytest
 
 from aiodist.testing.outcome import check
 from aiodist.testing.ranks import launch
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 pytest.importorskip("torch")
 
@@ -26,6 +26,7 @@ SIZES = (2, 3, 4, 5)
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", few(SIZES, [2]))
 async def test_the_same_programs_give_the_same_results(size: int, capfd: pytest.CaptureFixture[str]) -> None:

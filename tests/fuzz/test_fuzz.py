@@ -19,6 +19,7 @@ from tests.fuzz import engine, with_atheris
 from tests.fuzz.mutate import framed, headers, join, packed, raw, split, texts
 from tests.fuzz.target import Run, Target
 from tests.fuzz.targets import TARGETS
+from tests.levels import COSTLY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and shares memory")
 
@@ -103,6 +104,7 @@ def test_what_is_wrong_is_seen(parse: Any, words: str) -> None:
     assert b"good" not in crash.data
 
 
+@pytest.mark.slow(COSTLY)
 def test_what_never_ends_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "PATIENCE", 1)
     outcome = engine.Outcome("wrong")
@@ -112,6 +114,7 @@ def test_what_never_ends_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None
     assert "no end" in str(wrong)
 
 
+@pytest.mark.slow(COSTLY)
 def test_what_is_wrong_is_shrunk() -> None:
     def parse(data: bytes) -> str:
         if len(data) >= 20:
@@ -126,6 +129,7 @@ def test_what_is_wrong_is_shrunk() -> None:
         assert good in once, "one change is enough, so there is one"
 
 
+@pytest.mark.slow(COSTLY)
 def test_an_expected_error_is_none() -> None:
     outcome = engine.fuzz(parser(raises(WireError("no"))), 300, 1)
     assert not outcome.crashes

@@ -16,6 +16,7 @@ from aiodist.group.functional.point_to_point import isend
 from aiodist.testing import run_cluster, run_virtual, spmd
 from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
+from tests.levels import COSTLY
 from tests.support.chaos import Chaos
 
 LARGE = 200_000
@@ -117,6 +118,7 @@ def endpoint_of(place: str) -> Callable[[int], SocketEndpoint]:
     return lambda rank: SocketEndpoint(loop, rank, "job", b"", boot="one" if place == "shm" else str(rank))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(3, transport="shm")
 async def test_it_ends_between_processes_of_one_host(pg: ProcessGroup) -> None:
     await closes_early(pg, WAYS["tensor"], "connected", whole=False)
@@ -124,6 +126,7 @@ async def test_it_ends_between_processes_of_one_host(pg: ProcessGroup) -> None:
     await closes_early(pg, WAYS["tensor"], "connected", whole=True)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(3, transport="tcp")
 async def test_it_ends_between_processes_over_tcp(pg: ProcessGroup) -> None:
     await closes_early(pg, WAYS["tensor"], "connected", whole=False)
@@ -159,12 +162,14 @@ def test_what_was_received_is_not_told_as_lost(delay: float) -> None:
     run_virtual(run_cluster(2, lambda pg: receives_and_closes(pg, 10, LARGE), network=network))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(2, transport="shm")
 async def test_what_was_received_through_shared_memory_is_not_told_as_lost(pg: ProcessGroup) -> None:
     for elements in (2000, 20_000, 2_000_000):
         await receives_and_closes(pg, 3, elements)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(2, transport="tcp")
 async def test_what_was_received_over_tcp_is_not_told_as_lost(pg: ProcessGroup) -> None:
     for elements in (2000, 20_000, 2_000_000):
@@ -294,6 +299,7 @@ def test_two_that_close_do_not_wait_for_each_other(whole: bool) -> None:
     run_virtual(run_cluster(2, lambda pg: both_close(pg, whole), timeout=300))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(2)
 async def test_two_processes_that_close_do_not_wait_for_each_other(pg: ProcessGroup) -> None:
     await both_close(pg, whole=False)

@@ -14,7 +14,7 @@ from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
 from aiodist.transport.memory import MemoryNetwork
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 
 @pytest.mark.parametrize("size", few(range(1, 9), [1, 2, 5]))
@@ -22,12 +22,14 @@ async def test_conformance_over_memory(size: int) -> None:
     await run_cluster(size, lambda pg: check_backend(pg, seed=size))
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=30, deadline=None)
 @given(size=st.integers(1, 8), seed=st.integers(0, 2**32))
 def test_random_programs_equal_numpy(size: int, seed: int) -> None:
     run_virtual(run_cluster(size, lambda pg: check_program(pg, seed, 12)))
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=20, deadline=None)
 @given(size=st.integers(2, 6), seed=st.integers(0, 2**32))
 def test_random_programs_all_at_once_over_a_slow_network(size: int, seed: int) -> None:

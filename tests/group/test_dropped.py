@@ -24,6 +24,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.core import GroupCore
 from aiodist.testing import run_cluster, run_virtual, spmd
 from tests.helpers import error_of
+from tests.levels import COSTLY
 from tests.support.chaos import Chaos
 from tests.waiting import until_so
 
@@ -89,6 +90,7 @@ async def flat(pg: ProcessGroup, most: int) -> None:
     assert more - objects < 40 * most  # what the recorder remembers of them; 260 each where they stay
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.filterwarnings(IGNORED)
 def test_a_thousand_groups_leave_nothing() -> None:
     async def main(pg: ProcessGroup) -> None:
@@ -97,12 +99,14 @@ def test_a_thousand_groups_leave_nothing() -> None:
     run_virtual(run_cluster(1, main))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(2, transport="shm", timeout=120)
 async def test_many_groups_leave_nothing_in_the_shared_segment(pg: ProcessGroup) -> None:
     warnings.simplefilter("ignore", RuntimeWarning)
     await flat(pg, 200)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(2, transport="tcp", timeout=120)
 async def test_many_groups_leave_nothing_over_sockets(pg: ProcessGroup) -> None:
     warnings.simplefilter("ignore", RuntimeWarning)
@@ -165,6 +169,7 @@ def test_operations_under_way_end_first() -> None:
     assert [FORGOTTEN in text for _, _, text in warned_by(main, 3)] == [True, True]
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_group_that_is_taken_from_its_work_stays_until_it_is_dropped_again() -> None:
     """While what was under way ends, and after that, too."""
 
@@ -301,12 +306,14 @@ def test_peers_that_go_on_learn_who_has_left() -> None:
     assert len(warned_by(drop_on_rank_1)) == 1
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(2, transport="shm")
 async def test_processes_that_go_on_learn_who_has_left(pg: ProcessGroup) -> None:
     warnings.simplefilter("ignore", RuntimeWarning)
     await drop_on_rank_1(pg)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(2, transport="tcp")
 async def test_processes_that_go_on_learn_over_sockets_who_has_left(pg: ProcessGroup) -> None:
     warnings.simplefilter("ignore", RuntimeWarning)
@@ -466,6 +473,7 @@ if sys.argv[1] == "late":
 """
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("when", ["fork", "late", "at exit"])
 def test_nothing_happens_in_a_child_nor_after_the_loop(when: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
@@ -496,6 +504,7 @@ def test_a_loop_that_is_closed_leaves_what_is_dropped_later() -> None:
     assert gone[0]() is None
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_loop_that_is_closed_before_the_world_leaves_what_is_dropped_later(tmp_path: Path) -> None:
     """Nothing is closed then, and nothing is said but what Python says."""
     path = tmp_path / "late.py"
@@ -530,6 +539,7 @@ pg.close()
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_group_of_the_portal_is_closed_likewise(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(PORTAL)

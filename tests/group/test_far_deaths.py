@@ -13,10 +13,12 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual, spmd
+from tests.levels import COSTLY
 from tests.support.channel_pair import turn_until
 from tests.support.chaos import Chaos
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("waits_in", ["all_reduce", "recv_object"])
 @spmd(9, transport="shm", exits={0: -9})
 async def test_all_its_neighbours_have_left(pg: ProcessGroup, waits_in: str) -> None:
@@ -34,6 +36,7 @@ async def test_all_its_neighbours_have_left(pg: ProcessGroup, waits_in: str) -> 
         await (pair.all_reduce(np.ones(1)) if waits_in == "all_reduce" else pair.recv_object(0))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(9, transport="shm", exits=dict.fromkeys((0, 1, 2, 4, 5, 7, 8), -9))
 async def test_all_its_neighbours_die_with_it(pg: ProcessGroup) -> None:
     pair = await pg.new_group([0, 3])

@@ -18,6 +18,7 @@ from aiodist.backends import forgotten
 from aiodist.backends.forgotten import Forgotten, Origin
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
+from tests.levels import COSTLY
 
 HERE = Origin("barrier", "train.py", 7)
 
@@ -192,6 +193,7 @@ def test_many_lines_are_cut_and_no_line_is_said_so() -> None:
     assert "issued by no line of the program" in str(dist.ForgottenAwait([("barrier", "", 0, 1)]))
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_program_fails(kept: bool, tmp_path: Path) -> None:
     path = tmp_path / "train.py"

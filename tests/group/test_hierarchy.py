@@ -25,7 +25,7 @@ from aiodist.testing.issued import perform
 from aiodist.testing.programs import operations, program
 from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 
 Main = Callable[[ProcessGroup], Awaitable[Any]]
 
@@ -69,6 +69,7 @@ def taken(pg: ProcessGroup) -> int:
 # ── right ────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("hosts", few(LAYOUTS, ["abab"]))
 def test_conformance(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
@@ -78,6 +79,7 @@ def test_conformance(hosts: str) -> None:
     simulated(hosts, main)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("hosts", few(["aabb", "aaabbb", "abcabc"], ["aabb"]))
 async def test_conformance_over_sockets_and_shared_memory(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
@@ -99,6 +101,7 @@ def test_random_programs_whatever_comes_first(hosts: str, seed: int) -> None:
     simulated(hosts, main, seed=seed)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("hosts", few(["aabb", "aabbcc"], ["aabb"]))
 async def test_random_programs_over_sockets(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
@@ -111,6 +114,7 @@ async def test_random_programs_over_sockets(hosts: str) -> None:
     await connected(hosts, main)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     "dtype",
     few([np.float16, BFLOAT16, np.float32, np.float64, np.complex64], [BFLOAT16]),
@@ -201,6 +205,7 @@ async def test_arrays_of_every_kind_of_memory() -> None:
     await connected("aaabbb", main)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("dtype", few([np.uint8, np.int8, np.bool_], [np.uint8]), ids=str)
 @pytest.mark.parametrize("hosts", few(["aabb", "aaabbb"], ["aabb"]))
 async def test_pieces_are_cut_at_any_byte(hosts: str, dtype: Any) -> None:

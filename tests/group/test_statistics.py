@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, spmd
 from aiodist.transport.memory import MemoryNetwork
+from tests.levels import COSTLY
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_between_processes_of_a_host(pg: ProcessGroup) -> None:
     before = pg.statistics()

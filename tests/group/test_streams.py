@@ -18,9 +18,10 @@ from aiodist.testing import spmd
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from tests.group.streams import Streams
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("seed", few(range(3), [0]))
 @spmd(transport="shm")
 async def test_nothing_is_lost_whatever_awaits_are_cancelled(pg: ProcessGroup, seed: int) -> None:
@@ -32,12 +33,14 @@ async def test_nothing_is_lost_whatever_awaits_are_cancelled(pg: ProcessGroup, s
         assert streams.lost_patience > 0
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_nothing_is_lost_in_virtual_time(seed: int) -> None:
     run_virtual(run_cluster(2, lambda pg: Streams(pg, seed, 12).run()))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(transport="shm")
 async def test_one_that_is_cancelled_when_it_has_its_message_gives_it_to_the_next(pg: ProcessGroup) -> None:
     """An await that was busy for long lets the loop turn once it has its result, and is cancelled there."""
@@ -84,6 +87,7 @@ async def test_what_does_not_fit_is_a_mismatch(pg: ProcessGroup) -> None:
             await pg.recv(np.zeros(4, np.float32), 0)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(transport="shm")
 async def test_receives_are_served_in_the_order_in_which_they_were_posted(pg: ProcessGroup) -> None:
     """Also where one that has claimed nothing is not awaited yet when the next is posted: from anybody, or of

@@ -14,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.processes import run_to_end
 
 JOB = """
@@ -82,6 +82,7 @@ def met(ended: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(re.findall(r"<([^>]*)>", ended.stdout))
 
 
+@pytest.mark.slow(COSTLY)
 def test_separate_agents_are_refused(flavour: str, job: str) -> None:
     ended = mpirun(flavour, 2, agent(job))
     assert ended.returncode == 2, ended.stdout + ended.stderr
@@ -101,6 +102,7 @@ def test_separate_agents_may_be_meant(flavour: str, job: str) -> None:
     assert "job of its own" not in ended.stderr
 
 
+@pytest.mark.slow(COSTLY)
 def test_agents_of_one_job_meet(flavour: str, job: str, port: int) -> None:
     meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
     ended = mpirun(flavour, 2, agent(job, *meet), AIODIST_SECRET="of the nodes")
@@ -115,6 +117,7 @@ def test_one_process_of_mpirun_is_no_company(flavour: str, job: str) -> None:
     assert "job of its own" not in ended.stderr
 
 
+@pytest.mark.slow(COSTLY)
 def test_plain_script_is_one_job(flavour: str, job: str) -> None:
     assert met(mpirun(flavour, 2, [sys.executable, job])) == ["0 of 2: 11", "1 of 2: 11"]
 
@@ -127,6 +130,7 @@ def test_plain_script_may_be_separate_jobs(flavour: str, job: str) -> None:
     assert met(mpirun(flavour, 2, [sys.executable, job, "1"])) == ["0 of 1: 1"] * 2
 
 
+@pytest.mark.slow(COSTLY)
 def test_agent_of_a_step_is_refused(job: str) -> None:
     ended = run(agent(job), **STEP)
     assert ended.returncode == 2

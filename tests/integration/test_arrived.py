@@ -12,7 +12,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 
 BUSY = 2.0
 """Seconds for which a rank's loop does not turn."""
@@ -34,6 +34,7 @@ async def with_busy(pg: ProcessGroup, rank: int, published: bool) -> dist.Collec
     return None
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("rank", few([0, 1], [0]))  # the leader, for whom nobody answers, and another one
 @spmd(world_size=3)
 async def test_who_has_published_is_said_to_have_arrived(pg: ProcessGroup, rank: int) -> None:
@@ -66,6 +67,7 @@ async def test_who_was_busy_finds_what_has_ended_meanwhile(pg: ProcessGroup) -> 
     assert np.array_equal(tensor, 2 * np.arange(500_000) + 7)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3)
 async def test_a_leader_that_does_not_answer_is_followed_by_the_next_member(pg: ProcessGroup) -> None:
     await pg.barrier()

@@ -11,7 +11,7 @@ import pytest
 from aiodist.base.types import ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.levels import MORE
+from tests.levels import COSTLY, MORE
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="about torch")
 
@@ -33,6 +33,7 @@ async def average(pg: ProcessGroup) -> None:
                 assert not np.flatnonzero(row != rows[0]).size, f"rank {rank}"
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="tcp")
 async def test_averages_over_tcp(pg: ProcessGroup) -> None:
     await average(pg)

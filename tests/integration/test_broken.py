@@ -14,13 +14,14 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 # Each test with one of them in the quick run.
 OVER_SHM = pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
 OVER_TCP = pytest.mark.parametrize("transport", few(["shm", "tcp"], ["tcp"]))
 
 
+@pytest.mark.slow(COSTLY)
 @OVER_TCP
 @pytest.mark.parametrize("odd", few([0, 2], [2]))
 @spmd(world_size=3)
@@ -63,6 +64,7 @@ async def _die_in_a_loop_of_all_reduces(pg: ProcessGroup, victim: int, count: in
         await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @OVER_SHM
 @pytest.mark.parametrize("count", few([100, 4_000_000], [4_000_000]))
 @spmd(world_size=4, exits={1: -signal.SIGKILL})
@@ -70,12 +72,14 @@ async def test_killed_peer_is_named_on_every_survivor(pg: ProcessGroup, count: i
     await _die_in_a_loop_of_all_reduces(pg, 1, count)
 
 
+@pytest.mark.slow(COSTLY)
 @OVER_TCP
 @spmd(world_size=3, exits={0: -signal.SIGKILL})
 async def test_killed_rank_0_is_named_on_every_survivor(pg: ProcessGroup, transport: str) -> None:
     await _die_in_a_loop_of_all_reduces(pg, 0, 10_000)
 
 
+@pytest.mark.slow(COSTLY)
 @OVER_SHM
 @spmd(world_size=3, exits={2: 7})
 async def test_peer_that_exits_mid_operation_is_lost_at_once(pg: ProcessGroup, transport: str) -> None:
@@ -126,6 +130,7 @@ async def test_endless_all_reduce_alone_lets_others_run(pg: ProcessGroup) -> Non
         await pg.all_reduce(np.zeros(4))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3)
 async def test_exception_in_async_with_reaches_the_others(pg: ProcessGroup) -> None:
     child = await pg.new_group()
@@ -140,6 +145,7 @@ async def test_exception_in_async_with_reaches_the_others(pg: ProcessGroup) -> N
     await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2)
 async def test_child_of_a_fork_has_no_group(pg: ProcessGroup) -> None:
     read, write = os.pipe()

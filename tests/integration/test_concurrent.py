@@ -18,7 +18,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual, spmd
 from aiodist.testing.programs import COLLECTIVES, Step, program
 from aiodist.transport.memory import MemoryNetwork
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 MEMBERS = ((0, 1, 2, 3), (0, 1, 2), (1, 2, 3), (0, 3), (0, 1, 2, 3))
 EACH = 40
@@ -109,6 +109,7 @@ def outcome(step: Step, ranks: tuple[int, ...], rank: int) -> Any:
             return None
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
 @spmd(world_size=4)
 async def test_200_collectives_at_once_between_processes(pg: ProcessGroup, transport: str) -> None:

@@ -7,9 +7,10 @@ import pytest
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
 @pytest.mark.parametrize("world_size", few(range(1, 9), [3]))
 @spmd()
@@ -17,6 +18,7 @@ async def test_backend(pg: ProcessGroup, world_size: int, transport: str) -> Non
     await check_backend(pg, seed=pg.size)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("transport", few(["shm", "tcp"], ["tcp"]))
 @pytest.mark.parametrize("world_size", few([2, 3, 5], [3]))
 @spmd()

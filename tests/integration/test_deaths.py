@@ -11,12 +11,15 @@ import pytest
 from benchmarks.deaths.__main__ import compare
 from benchmarks.deaths.algorithms import ALGORITHMS
 
+COSTLY = "half a second of CPU, or more"  # written out: ranks run this file, and find no other tests
+
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform"),
     pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
 ]
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_bits_are_those_of_a_training_without_deaths(tmp_path: Path) -> None:
     found = compare(tmp_path, "ddp", [7], [7], steps=200, kills=2)
     assert found.kills >= 2

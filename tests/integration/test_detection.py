@@ -25,7 +25,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.control.liveness import PATIENCE
 from aiodist.testing import spmd
 from aiodist.testing.ranks import launch
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.support.channel_pair import turn_until
 
 # Each test with one of them in the quick run: it is noticed in the same way over the other.
@@ -78,6 +78,7 @@ async def test_a_child_that_holds_the_sockets_of_the_dead_delays_nothing(pg: Pro
             os.kill(int(numbers[1, 1]), signal.SIGKILL)
 
 
+@pytest.mark.slow(COSTLY)
 @OVER_SHM
 @spmd(world_size=4, exits={2: -signal.SIGKILL})
 async def test_the_last_words_of_a_process_are_heard(pg: ProcessGroup, transport: str) -> None:
@@ -120,6 +121,7 @@ async def stop_and_go(pg: ProcessGroup, victim: int, late: bool) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow(COSTLY)
 @OVER_TCP
 @pytest.mark.parametrize("late", few([False, True], [True]))
 @spmd(world_size=3, env=SHORT)
@@ -218,6 +220,7 @@ async def block(pg: ProcessGroup, how: str) -> None:
 HOWS = pytest.mark.parametrize("how", few(["blocked", "held"], ["held"]))
 
 
+@pytest.mark.slow(COSTLY)
 @OVER_TCP
 @HOWS
 @spmd(world_size=3, env=QUICK)
@@ -247,6 +250,7 @@ async def test_all_ranks_are_busy_at_once(pg: ProcessGroup) -> None:
     await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, env=QUICK)
 async def test_a_receive_says_whose_loop_does_not_turn(pg: ProcessGroup) -> None:
     over = Path(await pg.broadcast_object(tempfile.mktemp()))
@@ -266,6 +270,7 @@ async def test_a_receive_says_whose_loop_does_not_turn(pg: ProcessGroup) -> None
     over.unlink()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, env=QUICK)
 async def test_an_operations_own_deadline_holds_and_says_whose_loop_does_not_turn(pg: ProcessGroup) -> None:
     await pg.barrier()
@@ -286,6 +291,7 @@ async def test_an_operations_own_deadline_holds_and_says_whose_loop_does_not_tur
 JOB = str(Path(__file__).parent / "silent_job.py")
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("ending", few(["held", "given up"], ["given up"]))
 async def test_where_nobody_sees_the_process_silence_is_given_minutes(ending: str) -> None:
     """As between hosts with one rank each: the processes cannot look at each other."""
@@ -298,6 +304,7 @@ async def test_where_nobody_sees_the_process_silence_is_given_minutes(ending: st
     assert words in outcomes[0].output
 
 
+@pytest.mark.slow(COSTLY)
 async def test_a_loop_that_is_closed_with_its_groups_open_is_lost() -> None:
     outcomes = await launch([JOB, "closed"], 2, timeout=60, env={"AIODIST_HEARTBEAT": "0.05"})
     assert [outcome.code for outcome in outcomes] == [0, 0], [outcome.output for outcome in outcomes]
@@ -318,6 +325,7 @@ def lose_packets(way: str) -> list[list[str]]:
     return [["ip", "neigh", "replace", *entry, *nobody], ["ip", "neigh", "del", *entry]]
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("way", few(["both ways", "there", "back"], ["both ways"]))
 @spmd(world_size=4, hosts=2)
 async def test_black_hole(pg: ProcessGroup, way: str) -> None:

@@ -14,6 +14,7 @@ from aiodist.backends.work import Work
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, spmd
 from aiodist.transport.memory import MemoryNetwork
+from tests.levels import COSTLY
 
 Issue = Callable[[ProcessGroup], Work[Any]]
 
@@ -76,6 +77,7 @@ async def contract(pg: ProcessGroup) -> None:
         await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @spmd(world_size=2)
 async def test_between_processes(pg: ProcessGroup, transport: str) -> None:

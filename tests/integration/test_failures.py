@@ -19,12 +19,13 @@ from benchmarks.failures.rows import ROWS  # noqa: E402
 from benchmarks.failures.scale import Scale  # noqa: E402
 from benchmarks.failures.table import COMMAND, table  # noqa: E402
 from benchmarks.marks import END, begin, put_into  # noqa: E402
-from tests.levels import few  # noqa: E402
+from tests.levels import COSTLY, few  # noqa: E402
 from tests.support.faults import Said  # noqa: E402
 
 HERE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 20, 21)  # the others are tests of their own
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", few(HERE, (6,), "a row of the table of faults"))
 def test_row(number: int) -> None:

@@ -12,7 +12,7 @@ from aiodist.net.wire.frame import HEADER
 from aiodist.testing import run_cluster, run_virtual, spmd
 from aiodist.transport import EAGER_BUDGET, EAGER_MESSAGE
 from aiodist.transport.memory import MemoryNetwork
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.support.channel_pair import turn_until
 
 FLOOD = 600
@@ -66,6 +66,7 @@ async def check_flood(pg: ProcessGroup, nbytes: int) -> None:
     assert summed[0] == sum(range(1, pg.size + 1))
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("nbytes", few([200, EAGER_MESSAGE, 50_000], [50_000]))
 @pytest.mark.parametrize("transport", few(["shm", "tcp"], ["tcp"]))
 @spmd(world_size=2)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.base.errors import UsageError
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.processes import run_to_end
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +104,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "script.py"
 
 
+@pytest.mark.slow(COSTLY)
 def test_two_hosts_are_two_nodes_of_one_job() -> None:
     ended = run("a:2,user@b.cluster:1", HELLO)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -113,6 +114,7 @@ def test_two_hosts_are_two_nodes_of_one_job() -> None:
     assert ended.stderr == ""
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_first_failure_is_named_once_and_its_code_returned(script: Path) -> None:
     script.write_text(FAILS)
     ended = run("a:2,b:2", str(script))
@@ -123,6 +125,7 @@ def test_the_first_failure_is_named_once_and_its_code_returned(script: Path) -> 
     assert "│ last words" in ended.stderr
 
 
+@pytest.mark.slow(COSTLY)
 def test_variables_arrive_and_no_command_line_has_them(script: Path) -> None:
     script.write_text(LOOKS)
     words = ("-x", "GIVEN=a b'c", "-x", "HANDED", "--chdir", str(script.parent), str(script))
@@ -159,6 +162,7 @@ def test_what_is_wrong_with_a_host_is_said_before_anything_starts(host: str, sai
     assert not (script.parent / "started").exists()
 
 
+@pytest.mark.slow(COSTLY)
 def test_another_interpreter_or_folder_that_is_not_there() -> None:
     ended = run("a,b", "--python", "/no/python", HELLO)
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 2)
@@ -193,6 +197,7 @@ def test_a_signal_ends_the_wait_for_a_host_that_is_silent() -> None:
         job.communicate()
 
 
+@pytest.mark.slow(COSTLY)
 def test_what_a_login_leaves_behind_holds_up_nobody() -> None:
     """A process there holds the pipes of ssh; it lives for longer than this test may take."""
     ended = run("a,lingering", HELLO)
@@ -201,6 +206,7 @@ def test_what_a_login_leaves_behind_holds_up_nobody() -> None:
         os.kill(int(pid), signal.SIGKILL)
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_hostfile_of_all_dialects_and_its_filters(script: Path) -> None:
     """Open MPI's, DeepSpeed's and Horovod's line, Hydra's, a login; and what the workers are given of it."""
     script.write_text(
@@ -221,6 +227,7 @@ def test_a_hostfile_of_all_dialects_and_its_filters(script: Path) -> None:
     assert said("--exclude", "d@c@b:0@a:1") == ["a:0│ 0 1 3 0", "b:1│ 0 2 3 1,2", "b:2│ 1 2 3 1,2"]
 
 
+@pytest.mark.slow(COSTLY)
 def test_options_of_workers_are_judged_by_the_hosts_numbers(script: Path) -> None:
     script.write_text("import os\nprint('local', os.environ['LOCAL_RANK'])")
     ended = run("a:3,b:1", "--local-ranks-filter", "0", str(script))
@@ -230,6 +237,7 @@ def test_options_of_workers_are_judged_by_the_hosts_numbers(script: Path) -> Non
     assert sorted(ended.stdout.splitlines()) == ["a:1│ local 1", "a:2│ local 2"]
 
 
+@pytest.mark.slow(COSTLY)
 def test_variables_of_this_environment_are_not_read_again(script: Path) -> None:
     """On a host that is this one the agent has them all."""
     script.write_text(FAILS.replace("pg.rank == 2", "pg.rank == 0"))
@@ -300,6 +308,7 @@ def staying(script: Path, *before: str) -> Iterator[tuple[subprocess.Popen[str],
             os.close(pidfd)
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_host_that_goes_is_left_and_an_excluded_one_never_comes(script: Path) -> None:
     """The job begins again, on those that are there; --exclude holds for what comes later, too."""
     script.write_text(STAYS)
@@ -447,6 +456,7 @@ def test_a_discovery_script_that_hangs_is_ended_with_its_children(script: Path, 
     assert has_ended(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_signal_that_was_ignored_stays_ignored(script: Path) -> None:
     with staying(script, "nohup") as (job, pidfds):
         job.send_signal(signal.SIGHUP)
@@ -456,6 +466,7 @@ def test_a_signal_that_was_ignored_stays_ignored(script: Path) -> None:
         assert all_end(pidfds)
 
 
+@pytest.mark.slow(COSTLY)
 def test_who_reads_nothing_more_holds_up_nobody_who_is_to_end(script: Path) -> None:
     script.write_text(FLOOD)
     job = subprocess.Popen(
@@ -472,6 +483,7 @@ def test_who_reads_nothing_more_holds_up_nobody_who_is_to_end(script: Path) -> N
         job.communicate()
 
 
+@pytest.mark.slow(COSTLY)
 def test_lines_stay_whole_under_a_flood(script: Path) -> None:
     script.write_text(LINES)
     ended = run("a:2,b:2", str(script))
@@ -524,6 +536,7 @@ dist.run(main())
 """
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("number", few(SIGNALS, [signal.SIGTERM]))
 def test_one_signal_is_one_wish_on_every_host(number: signal.Signals, script: Path) -> None:
     """It comes to an agent from the launcher, and from the first agent that has it; neither is a second."""
@@ -543,6 +556,7 @@ def test_one_signal_is_one_wish_on_every_host(number: signal.Signals, script: Pa
         job.communicate()
 
 
+@pytest.mark.slow(COSTLY)
 def test_usr1_is_for_the_workers_of_every_host(script: Path) -> None:
     """It ends nobody but who means to end by it; these do, and well."""
     script.write_text(SAVES)
@@ -576,6 +590,7 @@ def test_an_agent_that_is_stopped_is_lost_and_the_verdict_comes(script: Path) ->
         assert all_end(pidfds)
 
 
+@pytest.mark.slow(COSTLY)
 def test_large_and_odd_variables_arrive(script: Path) -> None:
     script.write_text(
         "import os; print('<', len(os.environ['BIG']), os.fsencode(os.environ['ODD']), "
@@ -621,6 +636,7 @@ def test_a_killed_launcher_leaves_nobody(script: Path) -> None:
         assert all_end(pidfds)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("number", few(SIGNALS, [signal.SIGINT]))
 def test_a_signal_ends_the_job_and_is_said_once(number: signal.Signals, script: Path) -> None:
     with staying(script) as (job, pidfds):
@@ -631,6 +647,7 @@ def test_a_signal_ends_the_job_and_is_said_once(number: signal.Signals, script: 
         assert said.count(f"stopped by {number.name}: all 4 worker(s) have ended") == 1
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_signal_to_one_job_ends_no_other(script: Path, tmp_path: Path) -> None:
     """Nor does a job leave anything in the folder for temporary files."""
     until = tmp_path / "until"
@@ -671,6 +688,7 @@ def test_a_signal_to_one_job_ends_no_other(script: Path, tmp_path: Path) -> None
         second.communicate()
 
 
+@pytest.mark.slow(COSTLY)
 def test_an_agent_that_dies_is_named_and_the_others_end(script: Path) -> None:
     with staying(script) as (job, pidfds):
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()

@@ -17,7 +17,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
-from tests.levels import MORE
+from tests.levels import COSTLY, MORE
 from tests.processes import run_to_end
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +79,7 @@ def test_aiodist_run() -> None:
     check(run([*agent, HELLO], {}), [(local, 3, 0, 1) for local in range(3)])
 
 
+@pytest.mark.slow(COSTLY)
 @TORCH
 @pytest.mark.parametrize(
     "words",
@@ -89,6 +90,7 @@ def test_torchrun_and_launch_that_adds_a_word(words: list[str], port: int) -> No
     check(run([sys.executable, "-m", *words, *place, "--nproc-per-node", "2", HELLO], {}), ONE_NODE)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("flavour", mpi.FLAVOURS, ids=lambda flavour: flavour.name)
 def test_mpirun_says_no_node_and_it_is_known(flavour: mpi.Flavour) -> None:
     found = mpi.find(flavour, None, mpi.search_path(), mpi.own_prefix())
@@ -139,6 +141,7 @@ def slurm(port: int) -> list[Environ]:
     ]
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("launcher", "places"),
     [
@@ -188,6 +191,7 @@ def horovodrun() -> Iterator[int]:
         thread.join()
 
 
+@pytest.mark.slow(COSTLY)
 def test_horovodrun(horovodrun: int) -> None:
     """horovodrun itself is not here; its store is one of two requests."""
     store = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(horovodrun)}
@@ -196,6 +200,7 @@ def test_horovodrun(horovodrun: int) -> None:
     check(each([{**rank, **store, **node} for rank in ranks]), ONE_NODE)
 
 
+@pytest.mark.slow(COSTLY)
 @TORCH
 @pytest.mark.parametrize(
     ("order", "more"),
@@ -213,6 +218,7 @@ def test_torch_in_the_same_process(order: str, more: Environ, port: int) -> None
     )
 
 
+@pytest.mark.slow(COSTLY)
 @TORCH
 def test_ranks_that_only_torch_was_told(port: int) -> None:
     """As Lightning and others have it: no RANK, no WORLD_SIZE."""

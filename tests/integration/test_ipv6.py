@@ -13,7 +13,7 @@ import pytest
 from aiodist.cli.main import main
 from aiodist.testing.hosts import Hosts
 from tests.launchers.sshd import lay
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.ports import free_port, needs_ipv6
 from tests.processes import run_to_end
 
@@ -67,12 +67,14 @@ def agents(where: str, *words: str) -> list[list[str]]:
 TWO_NODES = [("0", "2", "0", "2", "3"), ("1", "2", "1", "2", "3")]
 
 
+@pytest.mark.slow(COSTLY)
 def test_agents_meet_there_and_tell_their_address() -> None:
     needs_ipv6()
     commands = agents(f"[::1]:{free_port()}", "--local-addr=[::1]")
     assert ranks(together(commands, [{"AIODIST_TRANSPORT": "tcp"}] * 2)) == TWO_NODES
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("address", few(["::1", "[::1]"], ["[::1]"]))
 def test_ranks_meet_there(address: str) -> None:
     needs_ipv6()
@@ -82,6 +84,7 @@ def test_ranks_meet_there(address: str) -> None:
     assert [line[:2] for line in found] == [("0", "2"), ("1", "2")]
 
 
+@pytest.mark.slow(COSTLY)
 def test_hosts_with_nothing_else() -> None:
     with Hosts(2, ipv6=True) as hosts:
         commands = [

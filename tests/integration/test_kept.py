@@ -14,7 +14,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from tests.helpers import error_of, memory_mapped
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 
 
 async def break_it(pg: ProcessGroup) -> None:
@@ -59,6 +59,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("kind", "transport"), few(CASES, CASES[2:4]), ids=[" ".join(case) for case in CASES]
 )
@@ -100,6 +101,7 @@ async def test_arrays_in_flight_between_hosts_are_freed(pg: ProcessGroup, kind: 
     assert [ref() for ref in refs] == [None] * len(refs)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @spmd(world_size=2)
 async def test_a_broken_group_that_is_still_held_keeps_no_arrays(pg: ProcessGroup, transport: str) -> None:
@@ -144,6 +146,7 @@ async def test_a_broken_group_that_is_not_closed_keeps_no_arrays(pg: ProcessGrou
     await group.aclose()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @spmd(world_size=2)
 async def test_what_messages_carried_is_given_up_when_it_has_ended(pg: ProcessGroup, transport: str) -> None:
@@ -166,6 +169,7 @@ async def test_what_messages_carried_is_given_up_when_it_has_ended(pg: ProcessGr
     await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("how", ["new_group", "split"])
 @spmd(world_size=3, transport="shm")
 async def test_memory_of_a_group_that_a_member_never_made_is_freed(pg: ProcessGroup, how: str) -> None:

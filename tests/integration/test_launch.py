@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.ports import free_port
 from tests.processes import run_to_end, sockets_of
 
@@ -232,6 +232,7 @@ def listening_sockets(pids: set[int]) -> set[int]:
     return set().union(*map(sockets_of, pids)) & every_listening_socket()
 
 
+@pytest.mark.slow(COSTLY)
 def test_two_agents_are_one_world(start: Start) -> None:
     script = """
 import numpy as np

@@ -14,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.processes import run_to_end
 
 SLOW = pytest.mark.slow(MORE)
@@ -41,6 +41,7 @@ def check(out: str, size: int) -> None:
     assert set(re.findall(r"<(\d: [^>]*)>", out)) == met, out
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize(
     ("options", "steps"),
@@ -64,6 +65,7 @@ def test_torchrun(options: list[str], steps: list[str], port: int) -> None:
         assert set(re.findall(r"<torch: ([^>]*)>", out)) == {"0, 111", "1, 111", "2, 111"}
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("flavour", few(mpi.FLAVOURS, mpi.FLAVOURS[:1]), ids=lambda flavour: flavour.name)
 def test_mpirun_without_mpi(flavour: mpi.Flavour) -> None:
     found = mpi.find(flavour, None, mpi.search_path(), mpi.own_prefix())

@@ -14,11 +14,12 @@ import pytest
 from aiodist.base.errors import GroupBroken
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 TIMES = 12
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("how", ["abort", "close"])
 @pytest.mark.parametrize("kind", few(["all_reduce", "broadcast", "barrier"], ["broadcast"]))
 @spmd(world_size=3, transport="shm")

@@ -20,7 +20,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
 from tests.helpers import error_of
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 # Thresholds so small that programs of small arrays go through every path, in many blocks.
 TINY = {
@@ -47,6 +47,7 @@ def values(pg: ProcessGroup, count: int, dtype: np.dtype[Any], rank: int, salt: 
 # ── every path ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("world_size", few([2, 3, 5], [3]))
 @spmd(transport="shm", env=TINY)
 async def test_programs_in_many_blocks(pg: ProcessGroup, world_size: int) -> None:
@@ -56,11 +57,13 @@ async def test_programs_in_many_blocks(pg: ProcessGroup, world_size: int) -> Non
         await check_concurrent(pg, 600 + seed, 40)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, transport="shm", env=TINY | {"AIODIST_POLL": "0"})
 async def test_without_polling(pg: ProcessGroup) -> None:
     await check_backend(pg, 7)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, transport="shm", env={"AIODIST_LOCAL": "0"})
 async def test_messages_instead(pg: ProcessGroup) -> None:
     """Where flags in shared memory are not ordered, sockets carry everything."""
@@ -71,12 +74,14 @@ async def test_messages_instead(pg: ProcessGroup) -> None:
 # ── arrays that all ranks map ────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm")
 async def test_some_ranks_have_mapped_arrays_and_some_have_not(pg: ProcessGroup, world_size: int) -> None:
     await check_mixed(pg)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm", env=TINY)
 async def test_some_ranks_have_mapped_arrays_in_many_blocks(pg: ProcessGroup, world_size: int) -> None:
@@ -131,12 +136,14 @@ async def check_mixed(pg: ProcessGroup) -> None:
         tensor[...] = 0
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm")
 async def test_views_that_begin_at_any_byte(pg: ProcessGroup, world_size: int) -> None:
     await check_any_byte(pg)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm", env=TINY)
 async def test_views_that_begin_at_any_byte_in_many_blocks(pg: ProcessGroup, world_size: int) -> None:
@@ -190,6 +197,7 @@ async def check_any_byte(pg: ProcessGroup) -> None:
         assert (reduced == np.max([row[pg.rank].astype(np.float32) for row in theirs], 0).astype(dtype)).all()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_nans_of_misaligned_arrays_are_the_same_on_all_ranks(pg: ProcessGroup) -> None:
     """Law 3, also where NumPy chooses between two NaNs by how operands are aligned."""
@@ -204,6 +212,7 @@ async def test_nans_of_misaligned_arrays_are_the_same_on_all_ranks(pg: ProcessGr
             assert (seen[0] == seen[1]).all()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_mapped_memory_is_given_back_with_the_last_view(pg: ProcessGroup) -> None:
     shared = hub(pg)
@@ -224,6 +233,7 @@ async def test_mapped_memory_is_given_back_with_the_last_view(pg: ProcessGroup) 
     assert shared.taken() == before
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_what_empty_refuses_and_what_is_empty(pg: ProcessGroup) -> None:
     assert pg.empty(0).shape == (0,)
@@ -254,6 +264,7 @@ async def test_empty_without_shared_memory_is_an_ordinary_array(pg: ProcessGroup
 # ── the short way ───────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm")
 async def test_short_and_long_all_reduces_meet(pg: ProcessGroup, world_size: int) -> None:
@@ -271,6 +282,7 @@ async def test_short_and_long_all_reduces_meet(pg: ProcessGroup, world_size: int
         assert (tensor == expected).all()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("world_size", few([2, 4], [2]))
 @spmd(transport="shm")
 async def test_more_in_flight_than_there_are_slots(pg: ProcessGroup, world_size: int) -> None:
@@ -282,6 +294,7 @@ async def test_more_in_flight_than_there_are_slots(pg: ProcessGroup, world_size:
         assert (tensors[number] == total).all()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_a_short_handle_does_all_that_any_other_does(pg: ProcessGroup) -> None:
     for count in (3, 3000, 30_000):  # in the slot, beside it, in parts
@@ -315,6 +328,7 @@ async def test_a_short_handle_does_all_that_any_other_does(pg: ProcessGroup) -> 
     assert "failed: " in repr(work)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_nobody_awaits_and_it_ends_all_the_same(pg: ProcessGroup) -> None:
     ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -327,6 +341,7 @@ async def test_nobody_awaits_and_it_ends_all_the_same(pg: ProcessGroup) -> None:
     await pg.drain()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("roots", few([[0, 0, 2, 0], [0, 1, 2, 3], [0, 1, 0, 1]], [[0, 0, 2, 0]]), ids=str)
 @spmd(world_size=4, transport="shm")
 async def test_the_next_operation_of_all_tells_of_different_roots(pg: ProcessGroup, roots: list[int]) -> None:
@@ -345,6 +360,7 @@ async def test_the_next_operation_of_all_tells_of_different_roots(pg: ProcessGro
         await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, transport="shm")
 async def test_roots_that_differed_are_told_when_the_slot_is_used_again(pg: ProcessGroup) -> None:
     group = await pg.new_group()
@@ -368,6 +384,7 @@ class Index(int):
         return int(self)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_what_is_no_op_of_ours_is_refused_also_where_its_number_is_known(pg: ProcessGroup) -> None:
     ops = [op for op in ReduceOp if op < ReduceOp.BAND]
@@ -384,6 +401,7 @@ async def test_what_is_no_op_of_ours_is_refused_also_where_its_number_is_known(p
     assert np.array_equal(await pg.all_reduce(tensor), np.arange(4.0) * 2 + 1)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_a_short_all_reduce_that_differs_is_a_mismatch(pg: ProcessGroup) -> None:
     for _ in range(3):
@@ -395,6 +413,7 @@ async def test_a_short_all_reduce_that_differs_is_a_mismatch(pg: ProcessGroup) -
     assert "float64[4]" in str(caught.value)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_a_short_all_reduce_and_another_collective_are_a_mismatch(pg: ProcessGroup) -> None:
     await pg.all_reduce(np.ones(3))
@@ -402,6 +421,7 @@ async def test_a_short_all_reduce_and_another_collective_are_a_mismatch(pg: Proc
         await (pg.all_reduce(np.ones(3)) if pg.rank else pg.broadcast(np.ones(3), src=1))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_a_short_all_reduce_that_nobody_joins_times_out(pg: ProcessGroup) -> None:
     group = await pg.new_group([0, 1])
@@ -416,6 +436,7 @@ async def test_a_short_all_reduce_that_nobody_joins_times_out(pg: ProcessGroup) 
     await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_a_peer_that_closes_ends_a_short_all_reduce(pg: ProcessGroup) -> None:
     group = await pg.new_group([0, 1])
@@ -429,6 +450,7 @@ async def test_a_peer_that_closes_ends_a_short_all_reduce(pg: ProcessGroup) -> N
     await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_abort_ends_short_all_reduces(pg: ProcessGroup) -> None:
     group = await pg.new_group([0, 1])
@@ -444,6 +466,7 @@ async def test_abort_ends_short_all_reduces(pg: ProcessGroup) -> None:
     await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("awaited", [True, False])
 @spmd(world_size=2, transport="shm")
 async def test_an_array_that_becomes_read_only_breaks_the_group(pg: ProcessGroup, awaited: bool) -> None:
@@ -462,6 +485,7 @@ async def test_an_array_that_becomes_read_only_breaks_the_group(pg: ProcessGroup
         assert "read-only" in str(work.exception())
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_the_short_way_refuses_what_the_other_refuses(pg: ProcessGroup) -> None:
     tensor = np.ones(3)
@@ -488,6 +512,7 @@ async def test_the_short_way_refuses_what_the_other_refuses(pg: ProcessGroup) ->
     await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("count", few([1, 3, 8, 9, 33, 1000], [3, 33]))
 @spmd(world_size=2, transport="shm")
 async def test_nans_of_a_small_all_reduce_are_the_same_on_all_ranks(pg: ProcessGroup, count: int) -> None:
@@ -504,6 +529,7 @@ async def test_nans_of_a_small_all_reduce_are_the_same_on_all_ranks(pg: ProcessG
 # ── responsiveness, and what is left behind ──────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_a_loop_of_short_all_reduces_starves_nobody(pg: ProcessGroup) -> None:
     turns = 0
@@ -524,6 +550,7 @@ async def test_a_loop_of_short_all_reduces_starves_nobody(pg: ProcessGroup) -> N
     task.cancel()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, transport="shm")
 async def test_groups_give_their_memory_back_when_nobody_reads_it(pg: ProcessGroup) -> None:
     """A root that leaves right after its broadcast leaves what it published to those who come later."""
@@ -541,6 +568,7 @@ async def test_groups_give_their_memory_back_when_nobody_reads_it(pg: ProcessGro
     assert max(after[6:]) <= max(after[:6])
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
 async def test_closing_lets_go_of_the_memory_also_where_handles_are_kept(pg: ProcessGroup) -> None:
     import os
@@ -562,6 +590,7 @@ async def test_closing_lets_go_of_the_memory_also_where_handles_are_kept(pg: Pro
     assert held() == 0
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("nbytes", few([100, 100_000, 8_000_000], [100_000]))
 @spmd(world_size=3, transport="shm", exits={2: -9})
 async def test_a_rank_that_is_killed_ends_operations_of_any_size(pg: ProcessGroup, nbytes: int) -> None:
@@ -577,6 +606,7 @@ async def test_a_rank_that_is_killed_ends_operations_of_any_size(pg: ProcessGrou
             await pg.all_reduce(tensor)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     "what", few(["barrier", "all_reduce", "plain all_reduce", "then abort"], ["all_reduce", "then abort"])
 )
@@ -613,6 +643,7 @@ async def test_what_a_rank_did_before_its_end_counts(pg: ProcessGroup, what: str
         await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, transport="shm")
 async def test_group_for_which_one_rank_has_no_room_is_broken_on_all(pg: ProcessGroup) -> None:
     mine = hub(pg)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.ports import free_port
 
 SCRIPT = """
@@ -90,12 +90,14 @@ def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow(COSTLY)
 async def test_env_without_a_launcher() -> None:
     port = free_port()
     got = await outputs([await start(environment(rank, 3, port)) for rank in range(3)])
     assert got == [f"0: rank {rank} of 3 total 111\n" for rank in range(3)]
 
 
+@pytest.mark.slow(COSTLY)
 async def test_rank_follows_from_node_and_local_rank() -> None:
     port = free_port()
     started = []
@@ -109,12 +111,14 @@ async def test_rank_follows_from_node_and_local_rank() -> None:
     assert await outputs(started) == [f"0: rank {rank} of 4 total 1111\n" for rank in range(4)]
 
 
+@pytest.mark.slow(COSTLY)
 async def test_tcp_url() -> None:
     url = f"tcp://127.0.0.1:{free_port()}"
     started = [await start({}, init_method=url, rank=rank, world_size=2) for rank in range(2)]
     assert await outputs(started) == [f"0: rank {rank} of 2 total 11\n" for rank in range(2)]
 
 
+@pytest.mark.slow(COSTLY)
 async def test_file_url_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "meet"
     started = [await start({}, init_method=f"file://{path}", rank=rank, world_size=3) for rank in range(3)]
@@ -122,6 +126,7 @@ async def test_file_url_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow(COSTLY)
 async def test_users_store_and_a_second_world_over_it() -> None:
     before = """
 async def main():
@@ -143,10 +148,12 @@ sys.exit(0)
     assert got == ["0: first 3\nsecond 3\n"] * 2
 
 
+@pytest.mark.slow(COSTLY)
 async def test_alone_is_a_world_of_one() -> None:
     assert await outputs([await start({})]) == ["0: rank 0 of 1 total 1\n"]
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("change", "words"),
     few(
@@ -188,6 +195,7 @@ async def test_bad_arguments(arguments: dict[str, object]) -> None:
     assert got.startswith("3: UsageError: ")
 
 
+@pytest.mark.slow(COSTLY)
 async def test_port_in_use_names_the_owner() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -199,6 +207,7 @@ async def test_port_in_use_names_the_owner() -> None:
     assert str(os.getpid()) in got
 
 
+@pytest.mark.slow(COSTLY)
 async def test_unreachable_master() -> None:
     port = free_port()
     [got] = await outputs([await start(environment(1, 2, port, AIODIST_TIMEOUT="2"))])
@@ -207,6 +216,7 @@ async def test_unreachable_master() -> None:
     assert "refused" in got
 
 
+@pytest.mark.slow(COSTLY)
 async def test_other_settings_are_refused_in_one_line() -> None:
     port = free_port()
     started = [
@@ -261,6 +271,7 @@ async def wrong_secret_is_refused() -> None:
     assert not any("right" in text.lower().replace("copyright", "") for text in got)
 
 
+@pytest.mark.slow(COSTLY)
 async def test_who_meets_in_vain_is_told_why() -> None:
     """All at the same time: each takes its 10 seconds."""
     async with asyncio.TaskGroup() as group:
@@ -284,6 +295,7 @@ def listening():
 """
 
 
+@pytest.mark.slow(COSTLY)
 async def test_everything_listens_on_loopback_alone() -> None:
     inside = "print('listening', listening())"
     port = free_port()

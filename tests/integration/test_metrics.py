@@ -28,6 +28,7 @@ from aiodist.observe.host import look_at_jobs
 from aiodist.observe.metrics import Tally, exposition
 from aiodist.observe.metrics.catalog import CATALOG
 from aiodist.observe.summary import summary
+from tests.levels import COSTLY
 from tests.observe.metrics.receiver import receiving, serving
 from tests.observe.metrics.test_examples import DASHBOARD, EXAMPLES, EXPRESSIONS
 from tests.ports import HOST, free_port
@@ -120,6 +121,7 @@ def values(text: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_command(
     job: tuple[Name, Callable[[], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.ports import free_port
 from tests.processes import run_to_end
 
@@ -66,12 +66,14 @@ def well(flavour: str, program: str, size: int = 4, **environ: str) -> subproces
 BROKE, OPEN = "a group broke", "it has operations that cannot be taken back (1)"
 
 
+@pytest.mark.slow(COSTLY)
 @BOTH
 @pytest.mark.parametrize("size", few([1, 4], [4]))
 def test_all_that_a_backend_must_do(flavour: str, size: int) -> None:
     assert well(flavour, "conformance", size).stderr == ""
 
 
+@pytest.mark.slow(COSTLY)
 @BOTH
 @pytest.mark.parametrize(
     ("program", "size"),
@@ -93,12 +95,14 @@ def test_process_of_its_own_is_a_world_of_one(flavour: str) -> None:
     assert well(flavour, "conformance", 0).stderr == ""
 
 
+@pytest.mark.slow(COSTLY)
 @BOTH
 @pytest.mark.parametrize("program", few(["serialized", "uninitialised"], ["serialized"]))
 def test_mpi_that_the_user_has_set_up_is_used_as_it_is(flavour: str, program: str) -> None:
     assert well(flavour, program, 3).stderr == ""
 
 
+@pytest.mark.slow(COSTLY)
 @BOTH
 @pytest.mark.parametrize(
     ("program", "why"),
@@ -117,6 +121,7 @@ def test_it_is_refused_on_every_rank(flavour: str, program: str, why: str) -> No
     assert why in said
 
 
+@pytest.mark.slow(COSTLY)
 @BOTH
 def test_job_ends_at_once_where_one_rank_cannot_go_on(flavour: str) -> None:
     ended = run(flavour, "one_is_wrong", 2)
@@ -172,6 +177,7 @@ def test_more_groups_than_there_is_room_for(flavour: str) -> None:
     assert said.count(limit[flavour]) == 2
 
 
+@pytest.mark.slow(COSTLY)
 @BOTH
 def test_parts_that_do_not_fit_are_no_success(flavour: str) -> None:
     assert OPEN not in well(flavour, "splits", 3).stderr
@@ -185,6 +191,7 @@ def test_what_all_have_begun_ends_when_the_group_is_aborted(flavour: str) -> Non
     assert OPEN not in said
 
 
+@pytest.mark.slow(COSTLY)
 def test_library_of_another_mpi_than_mpirun_is_refused() -> None:
     other = installed("openmpi")
     if isinstance(other, str):
@@ -196,6 +203,7 @@ def test_library_of_another_mpi_than_mpirun_is_refused() -> None:
     )
 
 
+@pytest.mark.slow(COSTLY)
 @BOTH
 def test_process_ends_though_operations_are_open(flavour: str) -> None:
     assert well(flavour, "open_but_all_end", 3).stderr.count(OPEN) == 1
@@ -209,6 +217,7 @@ def test_job_ends_though_operations_are_open_and_a_rank_hangs(flavour: str) -> N
     assert OPEN in ended.stderr
 
 
+@pytest.mark.slow(COSTLY)
 @BOTH
 def test_job_ends_though_a_rank_hangs(flavour: str) -> None:
     ended = run(flavour, "one_hangs", 3)

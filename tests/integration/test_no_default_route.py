@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.testing.hosts import Hosts
+from tests.levels import COSTLY
 from tests.processes import run_to_end
 
 ROOT = Path(__file__).parents[2]
@@ -106,11 +107,13 @@ def well(ended: subprocess.CompletedProcess[str]) -> None:
         assert line.split()[-1].startswith("10.83.0.1:"), line
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_first_host_is_this_one(ground: Ground) -> None:
     """No ssh has come to it, so its routes to the others say where they reach it."""
     well(ground.launch("localhost:1,b:1", {"b": "10.83.0.2"}))
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_first_host_is_reached_by_a_network_that_the_others_have_not(ground: Ground) -> None:
     well(ground.launch("a:1,b:1", {"a": "10.99.0.1", "b": "10.83.0.2"}))
 

@@ -20,7 +20,7 @@ from aiodist.testing import check_backend
 from aiodist.testing.outcome import check
 from aiodist.testing.ranks import launch
 from tests.backends.foreign.device_box import ForDevices, OnDevice
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.third_party.aiodist_unix import UnixEngine
 
 
@@ -71,6 +71,7 @@ async def main() -> None:
         await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("size", few([2, 3], [2]))
 @pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
 def test_operations_of_both_in_any_mixture(size: int, transport: str) -> None:

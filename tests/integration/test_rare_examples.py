@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = (
@@ -21,6 +21,7 @@ RUNS = (
 )
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("words", few(RUNS, (RUNS[0], RUNS[3]), "an example of training"))
 def test_it_learns(words: str) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")

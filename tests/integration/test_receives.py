@@ -10,9 +10,10 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing.spmd import spmd
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("transport", "before"),
     few(product(["shm", "tcp"], [False, True]), [("shm", True), ("tcp", False)]),

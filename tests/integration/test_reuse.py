@@ -23,7 +23,7 @@ from aiodist.backends.work import Work
 from aiodist.base.errors import CollectiveTimeout, GroupAborted, GroupBroken, PeerLost
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 INLINE, BULK = 100_000, 8_000_000
 """Bytes of arrays that the loop handles, and the thread."""
@@ -98,6 +98,7 @@ async def fail(
     go_on.parent.rmdir()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("how", ["abort", "timeout"])
 @pytest.mark.parametrize(
     "kind", few(["all_reduce", "reduce", "broadcast", "all_gather", "all_to_all"], ["all_reduce"])
@@ -137,6 +138,7 @@ async def test_where_another_is_killed(pg: ProcessGroup) -> None:
         await work
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, transport="shm")
 async def test_where_another_closes_early(pg: ProcessGroup) -> None:
     """Rank 0 breaks the group because of an operation that rank 1 has not issued, and rank 2 never will: what
@@ -162,6 +164,7 @@ async def test_where_another_closes_early(pg: ProcessGroup) -> None:
     await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("kind", ["broadcast", "all_to_all"])
 @spmd(world_size=2, transport="shm")
 async def test_in_the_thread(pg: ProcessGroup, kind: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing.spmd import spmd
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 
 def die() -> None:
@@ -68,6 +68,7 @@ async def test_a_death_fails_calls_to_the_dead_alone(pg: ProcessGroup, transport
     await rebuilt.aclose()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, exits={2: -9}, timeout=60)
 async def test_calls_go_on_while_the_group_is_rebuilt(pg: ProcessGroup) -> None:
     """Also the first ones of a pair, which find the other at its new address."""
@@ -105,6 +106,7 @@ async def test_calls_go_on_while_the_group_is_rebuilt(pg: ProcessGroup) -> None:
     await epochs.aclose()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2)
 async def test_thousands_of_calls_and_64_mib(pg: ProcessGroup) -> None:
     @pg.handler

@@ -27,7 +27,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
 from aiodist.testing.outcome import check
 from aiodist.testing.ranks import launch
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.third_party.aiodist_unix import UnixEngine
 
 PROJECT = Path(__file__).parents[1] / "third_party"
@@ -138,24 +138,29 @@ async def aborts(pg: ProcessGroup) -> None:
             await work
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("size", few([1, 2, 4], [2]))
 def test_it_does_all_that_a_backend_must(installed: Path, size: int) -> None:
     run(installed, does_everything, size)
 
 
+@pytest.mark.slow(COSTLY)
 def test_messages_without_numbers_keep_their_order(installed: Path) -> None:
     run(installed, overtakes, 2)
 
 
+@pytest.mark.slow(COSTLY)
 def test_ranks_that_disagree_are_told_what_each_said(installed: Path) -> None:
     run(installed, disagrees, 3)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("messages", few([False, True], [False]))
 def test_a_killed_rank_is_named_and_the_others_go_on(installed: Path, messages: bool) -> None:
     run(installed, dies, 3, {1: -signal.SIGKILL}, messages=messages)
 
 
+@pytest.mark.slow(COSTLY)
 def test_it_can_be_stopped_while_it_moves_data(installed: Path) -> None:
     run(installed, aborts, 3)
 
@@ -213,6 +218,7 @@ def test_page_names_every_flag() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)) == flags
 
 
+@pytest.mark.slow(COSTLY)
 def test_test_on_the_page_passes(installed: Path, tmp_path: Path) -> None:
     path = tmp_path / "test_unix.py"
     path.write_text(shown("python")[1])

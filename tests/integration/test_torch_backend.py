@@ -14,7 +14,7 @@ import pytest
 
 from aiodist.backends.host.local.hub import supported
 from aiodist.transport.shm import available
-from tests.levels import MORE
+from tests.levels import COSTLY, MORE
 from tests.processes import run_to_end
 
 JOB = Path(__file__).parent / "torch_calls_job.py"
@@ -235,6 +235,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return run_together(scripts, tmp_path_factory.mktemp("torch"))[0]
 
 
+@pytest.mark.slow(COSTLY)
 def test_programs_that_say_gloo_and_one_that_gloo_itself_serves_with_a_warning(tmp_path: Path) -> None:
     told, errors = run_together({"gloo": GLOO, "mixed": MIXED, "plain": PLAIN}, tmp_path, "--torch")
     assert told["gloo"].count("gloo GlooStandIn [2.0, 2.0, 2.0]") == 2
@@ -289,6 +290,7 @@ def test_works_that_only_cpp_keeps_are_waited_for(said: dict[str, str]) -> None:
     assert said["uneven"].count("registered 600000.0") == 2, said["uneven"]
 
 
+@pytest.mark.slow(COSTLY)
 def test_import_of_torch_loads_nothing_of_ours_but_the_entry() -> None:
     code = "import sys, torch; print(sorted(name for name in sys.modules if name.startswith('aiodist')))"
     ended = run_to_end([sys.executable, "-c", code], dict(os.environ), 100)
@@ -329,6 +331,7 @@ for name in ("aiodist", "gloo"):
 """
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("broken", "environ", "said"),
     [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.processes import run_to_end
 
 JOB = Path(__file__).parent / "torch_parallel_job.py"
@@ -55,6 +55,7 @@ def test_what_torch_builds_on_groups_is_what_it_builds_on_gloo(job: str, tmp_pat
     run(tmp_path, *JOBS[job])
 
 
+@pytest.mark.slow(COSTLY)
 def test_each_check_is_run() -> None:
     defined = re.findall(r"^@(?:check|exact|alone)\ndef (\w+)", JOB.read_text(), re.MULTILINE)
     elsewhere = {"checkpoint_kept", "checkpoint_found", "compiled_by_inductor"}

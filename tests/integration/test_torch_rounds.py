@@ -11,7 +11,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from tests.levels import MORE
+from tests.levels import COSTLY, MORE
 from tests.ports import free_port
 from tests.processes import run_to_end
 
@@ -70,6 +70,7 @@ def test_a_job_that_is_started_again_after_a_death() -> None:
     run([*AIODIST, "--max-restarts=1"], "aiodist", 8, "die")
 
 
+@pytest.mark.slow(COSTLY)
 def test_ranks_that_are_started_by_hand() -> None:
     """Rank 0's store stays at MASTER_PORT after a round. It makes way for a group of aiodist's own there, and
     a group of gloo's does not see its keys."""

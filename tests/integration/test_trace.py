@@ -19,6 +19,7 @@ import aiodist.base.errors
 from aiodist.observe import JobView
 from aiodist.observe.clocks import place
 from aiodist.observe.host import look_at_jobs
+from tests.levels import COSTLY
 from tests.observe.format import check
 from tests.ports import free_port
 
@@ -145,6 +146,7 @@ async def traced(job: JobView, target: Path) -> Any:
     return made
 
 
+@pytest.mark.slow(COSTLY)
 async def test_the_digits_job(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     run = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "2"]
@@ -169,6 +171,7 @@ def can_set_clocks_apart() -> bool:
         return False
 
 
+@pytest.mark.slow(COSTLY)
 async def test_clocks_that_are_set_apart(tmp_path: Path) -> None:
     if not can_set_clocks_apart():
         pytest.skip("time namespaces need root")

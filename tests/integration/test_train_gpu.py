@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("library", few(["torch", "cupy"], ["cupy"]))
 def test_missing_gpu_is_said_in_one_line(library: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "train_gpu.py"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import aiodist.base.errors
+from tests.levels import COSTLY
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
@@ -21,6 +22,7 @@ ROOT = Path(aiodist.__file__).parents[1]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform")
 
 
+@pytest.mark.slow(COSTLY)
 def test_output_is_whole_lines_with_prefix(start: Start) -> None:
     code, out, err = start(
         """
@@ -38,6 +40,7 @@ def test_output_is_whole_lines_with_prefix(start: Start) -> None:
     assert sorted(err.splitlines()) == ["0| trouble", "1| trouble"]
 
 
+@pytest.mark.slow(COSTLY)
 def test_environment_of_the_workers(start: Start) -> None:
     code, out, _ = start(
         """
@@ -77,6 +80,7 @@ def test_workers_can_use_the_store(start: Start) -> None:
     assert (code, sorted(out.splitlines())) == (0, ["0| b'10'", "1| b'0'"]), err
 
 
+@pytest.mark.slow(COSTLY)
 def test_first_failure_stops_the_rest_and_is_shown(start: Start) -> None:
     job = start(
         """
@@ -102,6 +106,7 @@ def test_first_failure_stops_the_rest_and_is_shown(start: Start) -> None:
     assert box[-2] == "│ exit code 7" and box[-1].startswith("╰──")
 
 
+@pytest.mark.slow(COSTLY)
 def test_death_by_signal(start: Start) -> None:
     code, _, err = start("if RANK == 0: signal.raise_signal(signal.SIGSEGV)").end()
     assert code == 139
@@ -110,6 +115,7 @@ def test_death_by_signal(start: Start) -> None:
     assert "│ Fatal Python error: Segmentation fault" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_worker_that_ignores_sigterm_is_killed(start: Start) -> None:
     job = start(
         """
@@ -131,6 +137,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(start: Start) -> None:
     assert "rank 1: stopped by aiodist run (SIGKILL, since it did not end on SIGTERM)" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_symptoms_do_not_hide_the_culprit(start: Start) -> None:
     """Rank 0 dies of rank 1's death, and is seen first."""
     job = start(
@@ -156,6 +163,7 @@ def test_symptoms_do_not_hide_the_culprit(start: Start) -> None:
     assert "│ rank 0 noticed: lost rank 1\n" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_who_is_killed_did_not_die_of_an_error_that_it_has_survived(start: Start) -> None:
     """Rank 0 writes that it waited for rank 1, goes on, and is killed; rank 1 has to be stopped."""
     job = start(
@@ -178,6 +186,7 @@ def test_who_is_killed_did_not_die_of_an_error_that_it_has_survived(start: Start
     assert "rank 1: stopped by aiodist run (SIGTERM)" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_survivors_say_what_they_noticed_before_the_box(start: Start) -> None:
     """Rank 2 is killed, ranks 0 and 1 notice, and rank 3 has to be stopped."""
     job = start(
@@ -207,6 +216,7 @@ def test_survivors_say_what_they_noticed_before_the_box(start: Start) -> None:
     assert "worker(s) here still run; they are asked to end\n" in err
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("signum", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -221,6 +231,7 @@ def test_the_operators_signal_leaves_nothing(start: Start, signum: signal.Signal
     )
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("prefix", "signum"),
     [
@@ -252,6 +263,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_signals_that_were_blocked_before_reach_the_agent_and_not_its_workers(start: Start) -> None:
     """Nor do the guardians miss that a worker has ended."""
     blocked = (sys.executable, "-c", BLOCKING)
@@ -264,6 +276,7 @@ def test_signals_that_were_blocked_before_reach_the_agent_and_not_its_workers(st
     assert start(body + "sys.exit(200)", prefix=blocked, nproc=1).end()[0] == 200
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_second_interrupt_does_not_wait(start: Start) -> None:
     job = start(
         """
@@ -279,6 +292,7 @@ def test_a_second_interrupt_does_not_wait(start: Start) -> None:
     assert job.end()[0] == 130
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
 def test_a_signal_interrupts_a_main_thread_that_is_not_the_only_one(
     start: Start, signum: signal.Signals
@@ -303,6 +317,7 @@ def test_a_signal_interrupts_a_main_thread_that_is_not_the_only_one(
     assert job.end()[0] == 128 + signum
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_signal_that_the_main_thread_blocks_reaches_the_thread_that_waits_for_it(start: Start) -> None:
     job = start(
         """
@@ -338,11 +353,13 @@ def test_a_killed_agent_leaves_nothing(start: Start) -> None:
     assert job.end()[0] == -signal.SIGKILL
 
 
+@pytest.mark.slow(COSTLY)
 def test_what_a_good_worker_leaves_behind_is_ended(start: Start) -> None:
     body = "here()\nfamily()\nkin.stdout.close()\nkin.returncode = 0"
     assert start(body, "--shutdown-timeout", "0.02").end()[0] == 0
 
 
+@pytest.mark.slow(COSTLY)
 def test_usr1_is_passed_on(start: Start) -> None:
     job = start(
         """
@@ -356,6 +373,7 @@ def test_usr1_is_passed_on(start: Start) -> None:
     assert job.end()[0] == 0
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_reader_that_goes_away_does_not_stop_the_job(start: Start) -> None:
     job = start(
         """
@@ -375,6 +393,7 @@ def test_a_reader_that_goes_away_does_not_stop_the_job(start: Start) -> None:
     assert (job.process.returncode, err) == (0, "")
 
 
+@pytest.mark.slow(COSTLY)
 def test_files(start: Start, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     code, out, err = start(
@@ -394,12 +413,14 @@ def test_files(start: Start, tmp_path: Path) -> None:
     assert "err 1" in err and "err 0" not in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_only_some_ranks_are_shown(start: Start) -> None:
     code, out, _ = start("print('from', RANK)", "--local-ranks-filter", "1").end()
     assert code == 0
     assert "from 1" in out and "from 0" not in out
 
 
+@pytest.mark.slow(COSTLY)
 def test_rank_0_reads_the_launchers_input(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print(repr(sys.stdin.read()))")
@@ -422,6 +443,7 @@ def test_rank_0_reads_the_launchers_input(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["0'hello'", "1''"]
 
 
+@pytest.mark.slow(COSTLY)
 def test_on_a_terminal_prefixes_have_colours_and_progress_is_drawn_over(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nsys.stderr.write('\\r 10%\\r 20%\\r100%\\n')")

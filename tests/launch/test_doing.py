@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.launch.doing import MOST, doing
+from tests.levels import COSTLY
 from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="recorders have files on Linux")
@@ -32,6 +33,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_its_stack_cut_where_it_is_long() -> None:
     command = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -62,6 +64,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_rank_of_another_node_that_others_waited_for(tmp_path: Path) -> None:
     """Nobody of its own node has failed when the job ends."""
     program = tmp_path / "late_job.py"

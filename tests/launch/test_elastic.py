@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux is the fu
 PLAIN = ("--line-prefix-template", "${rank}|")
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_whole_group_is_restarted(start: Start) -> None:
     job = start(
         """
@@ -51,6 +52,7 @@ def test_the_whole_group_is_restarted(start: Start) -> None:
     assert stores["0"] != stores["1"], "nothing of the dead attempt is in the way"
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_group_that_keeps_failing(start: Start) -> None:
     job = start("here(COUNT)\nsys.exit(4 + COUNT if RANK == 1 else 0)", "--max-restarts", "2")
     code, _, err = job.end()
@@ -61,6 +63,7 @@ def test_a_group_that_keeps_failing(start: Start) -> None:
     assert "rank 1 failed first" in err and "│ 2 of 2 restarts were used\n│ exit code 6\n" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_who_has_ended_well_begins_again_with_all_and_is_told_so(start: Start) -> None:
     job = start(
         """
@@ -84,6 +87,7 @@ def test_who_has_ended_well_begins_again_with_all_and_is_told_so(start: Start) -
     assert f"{again}aiodist run: ranks 0 and 2 had ended well, and begin again, too: an attempt" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_those_who_die_of_a_death_cost_no_restart(start: Start) -> None:
     code, _, err = start(
         """
@@ -103,6 +107,7 @@ def test_those_who_die_of_a_death_cost_no_restart(start: Start) -> None:
     assert err.endswith("the job ended well after 1 restart\n")
 
 
+@pytest.mark.slow(COSTLY)
 def test_one_worker_is_restarted_into_the_running_group(start: Start) -> None:
     job = start(
         """
@@ -132,6 +137,7 @@ def test_one_worker_is_restarted_into_the_running_group(start: Start) -> None:
     assert err.endswith("aiodist run: the job ended well after 1 restart\n")
 
 
+@pytest.mark.slow(COSTLY)
 def test_restarts_of_one_worker_are_used_up(start: Start) -> None:
     code, _, err = start(
         """
@@ -153,6 +159,7 @@ def test_restarts_of_one_worker_are_used_up(start: Start) -> None:
     assert "│ 2 of 2 restarts were used\n│ exit code 3\n" in box
 
 
+@pytest.mark.slow(COSTLY)
 def test_an_elastic_group_that_dies_as_a_whole_is_restarted_as_a_whole(start: Start) -> None:
     job = start(
         """
@@ -172,6 +179,7 @@ def test_an_elastic_group_that_dies_as_a_whole_is_restarted_as_a_whole(start: St
     assert "restart 1 of 1: all workers begin again, 3\n" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_work_is_done_while_one_is_away(start: Start) -> None:
     """Rank 1 fails twice; while it waits to be started again, rank 0 finishes the job."""
     job = start(
@@ -192,6 +200,7 @@ def test_the_work_is_done_while_one_is_away(start: Start) -> None:
     assert "aiodist run: the job ended well after 2 restarts, without rank 1 (exit code 3 after " in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_failure_after_the_others_have_ended_well_is_not_hidden(start: Start) -> None:
     job = start(
         """
@@ -230,12 +239,14 @@ def test_on_failure_continue(start: Start) -> None:
     assert "aiodist run: the job ended well without rank 1 (killed by SIGKILL after " in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_on_failure_continue_when_nobody_is_left(start: Start) -> None:
     code, _, err = start("here()\nsys.exit(3 + RANK)", "--on-failure", "continue").end()
     assert code in (3, 4)
     assert f"rank {code - 3} failed first" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_restarts_first_then_the_survivors_go_on(start: Start) -> None:
     job = start(
         """
@@ -255,6 +266,7 @@ def test_restarts_first_then_the_survivors_go_on(start: Start) -> None:
     assert "the job ended well after 1 restart, without rank 1 (exit code 3 after " in err
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("elastic", "signum"),
     few(
@@ -271,6 +283,7 @@ def test_the_operators_signal_during_a_backoff(start: Start, signum: signal.Sign
     assert f"stopped by {signum.name}" in err.splitlines()[-1]
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_killed_agent_leaves_no_restarted_worker(start: Start) -> None:
     job = start(
         """
@@ -291,6 +304,7 @@ def test_a_killed_agent_leaves_no_restarted_worker(start: Start) -> None:
     assert job.end()[0] == -signal.SIGKILL
 
 
+@pytest.mark.slow(COSTLY)
 def test_files_of_each_attempt(start: Start, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     code, _, err = start(
@@ -304,6 +318,7 @@ def test_files_of_each_attempt(start: Start, tmp_path: Path) -> None:
     assert files == {f"attempt_{n}/{rank}/stdout.log": f"out {n}\n" for n in (0, 1) for rank in (0, 1)}
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_stopped_worker_is_news(start: Start) -> None:
     job = start("here(os.getpid())\nuntil_go()")
     pid = int(next(line for line in job.expect(2) if line.startswith("1 ")).split()[1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.levels import MORE
+from tests.levels import COSTLY, MORE
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Job, Start
@@ -48,6 +48,7 @@ def go(jobs: list[Job]) -> list[tuple[int, str, str]]:
     return [job.end() for job in jobs]
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_failure_restarts_the_workers_of_all_nodes(start: Start, port: int) -> None:
     body = "here(COUNT)\nif not COUNT:\n    if RANK == 3: sys.exit(5)\n    wait()\n"
     jobs = [start(body, *node(port, "2", "--max-restarts", "2", rank=rank)) for rank in (0, 1)]
@@ -61,6 +62,7 @@ def test_a_failure_restarts_the_workers_of_all_nodes(start: Start, port: int) ->
         assert end[2].endswith("aiodist run: the job ended well after 1 restart\n")
 
 
+@pytest.mark.slow(COSTLY)
 def test_restarts_are_counted_over_all_nodes(start: Start, port: int) -> None:
     body = "here(COUNT)\nif RANK == COUNT: sys.exit(5 + COUNT)\nwait()\n"
     jobs = [start(body, *node(port, "2", "--max-restarts", "1"), nproc=1) for _ in (0, 1)]
@@ -69,6 +71,7 @@ def test_restarts_are_counted_over_all_nodes(start: Start, port: int) -> None:
         assert "│ 1 of 1 restart was used\n│ exit code 6\n" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_starts_with_max_without_a_last_call(start: Start, port: int) -> None:
     options = node(port, "1:2", conf=ALL)
     jobs = [start(WAIT, *options, nproc=1) for _ in (0, 1)]
@@ -76,6 +79,7 @@ def test_starts_with_max_without_a_last_call(start: Start, port: int) -> None:
     assert [end[0] for end in go(jobs)] == [0, 0]
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_late_node_joins_an_elastic_job(start: Start, port: int) -> None:
     jobs = [start(ELASTIC, *node(port, "1:3"))]
     jobs[0].expect(2)
@@ -91,6 +95,7 @@ def test_a_late_node_joins_an_elastic_job(start: Start, port: int) -> None:
     assert "joins the job with 3 worker(s)" in ends[0][2]
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_late_node_makes_all_begin_again_where_the_script_is_not_elastic(start: Start, port: int) -> None:
     jobs = [start(WAIT, *node(port, "1:2"), nproc=1)]
     jobs[0].expect(1)
@@ -103,6 +108,7 @@ def test_a_late_node_makes_all_begin_again_where_the_script_is_not_elastic(start
     assert "╭─" not in ends[0][2] and "restart" not in ends[0][2], "it was nobody's failure"
 
 
+@pytest.mark.slow(COSTLY)
 def test_an_elastic_job_goes_on_without_a_lost_node(start: Start, port: int) -> None:
     jobs = [start(ELASTIC, *node(port, "2:3", conf=ALL), nproc=1) for _ in range(3)]
     assert sorted(line.split()[1] for line in told(jobs)) == ["3/0/3/0/0", "3/1/3/0/0", "3/2/3/0/0"]
@@ -118,6 +124,7 @@ def test_an_elastic_job_goes_on_without_a_lost_node(start: Start, port: int) -> 
     assert victim.end()[0] == -signal.SIGKILL
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_lost_node_costs_a_restart_where_the_script_is_not_elastic(start: Start, port: int) -> None:
     jobs = [start(WAIT, *node(port, "2:3", "--max-restarts", "1", conf=ALL), nproc=1) for _ in range(3)]
     told(jobs)
@@ -131,6 +138,7 @@ def test_a_lost_node_costs_a_restart_where_the_script_is_not_elastic(start: Star
         assert "node 2 is lost; restart 1 of 1: all workers begin again, 2 on 2 nodes\n" in end[2]
 
 
+@pytest.mark.slow(COSTLY)
 def test_another_node_comes_in_a_lost_ones_place(start: Start, port: int) -> None:
     """Below MIN everything waits; the late node makes it complete."""
     options = [node(port, "2", "--max-restarts", "1", rank=rank) for rank in (0, 1)]
@@ -159,6 +167,7 @@ def test_too_few_are_left(start: Start, port: int, elastic: str) -> None:
     assert "aiodist run: node 1 was lost ─" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_spare_node_is_sent_home_at_the_end(start: Start, port: int) -> None:
     jobs = [start(ELASTIC, *node(port, "1:2", conf=ALL), nproc=1) for _ in range(2)]
     told(jobs)
@@ -171,6 +180,7 @@ def test_a_spare_node_is_sent_home_at_the_end(start: Start, port: int) -> None:
     assert err == "aiodist run: the job has ended, and did not need this node\n"
 
 
+@pytest.mark.slow(COSTLY)
 def test_continue_without_a_lost_node(start: Start, port: int) -> None:
     jobs = [start(WAIT, *node(port, "2", "--on-failure", "continue", rank=rank), nproc=1) for rank in (0, 1)]
     told(jobs)
@@ -181,6 +191,7 @@ def test_continue_without_a_lost_node(start: Start, port: int) -> None:
     assert err.endswith("aiodist run: the job ended well without node 1 (lost)\n")
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_heads_loss_ends_the_job(start: Start, port: int) -> None:
     options = node(port, "1:2", "--max-restarts", "3", "--on-failure", "continue", conf=ALL)
     jobs = [start(ELASTIC, *options, nproc=1) for _ in range(2)]
@@ -192,6 +203,7 @@ def test_the_heads_loss_ends_the_job(start: Start, port: int) -> None:
     assert err.count("node 0, which hosts the job, is lost\n") == 1 and "node 1" not in err
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("which", [0, 1])
 def test_the_operators_signal_while_nodes_are_missing(start: Start, port: int, which: int) -> None:
     """On the head, and on a node that waits for the head's decision."""
@@ -207,6 +219,7 @@ def test_the_operators_signal_while_nodes_are_missing(start: Start, port: int, w
         assert "stopped by SIGTERM" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_operators_signal_while_waiting_for_the_first_nodes(start: Start, port: int) -> None:
     job = start("", *node(port, "2:3"))
     with socket.socket() as dialler:

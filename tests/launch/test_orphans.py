@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
@@ -37,6 +37,7 @@ def daemons(job: Job, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("then", few(["wait()", RELAY], [RELAY]), ids=["stays", "relay"])
 @pytest.mark.parametrize(
     ("end", "code"),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiodist.base.errors
-from tests.levels import MORE
+from tests.levels import COSTLY, MORE
 from tests.ports import free_port
 from tests.processes import run_to_end
 
@@ -186,6 +186,7 @@ def test_an_exception_in_another_thread_is_told(tmp_path: Path) -> None:
     assert any(line.startswith("rank 2 told: ValueError: bad data (") for line in lines), lines
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_folder_of_log_dir_is_explained_wherever_the_program_went(tmp_path: Path) -> None:
     """It is relative, and the ranks work somewhere else."""
     (tmp_path / "away").mkdir()
@@ -241,6 +242,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_job_that_was_started_again_and_ended_well_has_not_failed(tmp_path: Path) -> None:
     ended = run(tmp_path, options=("--max-restarts=1",), program=MENDED)
     assert ended.code == 0, ended.said
@@ -341,6 +343,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_jobs_of_one_name_at_the_same_time_are_not_mixed(tmp_path: Path) -> None:
     """Of one all ranks die, of the other one rank: each post-mortem has its own, and no other's."""
     script = tmp_path / "same.py"

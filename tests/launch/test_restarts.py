@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aiodist.launch.restarts import QUICK, After, Backoff, Cover, Mend, Scene, after, mend, ready, stays
 from aiodist.launch.supervisor import Away, Back, Ended, Over, Send, Supervisor, Tick, Wake
 from aiodist.launch.verdict import Ending, NodeReport, Verdict, judge
+from tests.levels import COSTLY
 
 SCENE = Scene(
     elastic=True,
@@ -158,6 +159,7 @@ class Job:
             self.do(Ended(rank, failed=True, symptom=symptom), now)
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=200)
 @given(st.data(), st.integers(1, 4), st.integers(0, 3), st.booleans(), st.booleans())
 def test_every_job_ends_and_no_restart_is_invented(

@@ -20,6 +20,7 @@ from aiodist.observe.ask import ask
 from aiodist.observe.host import look
 from aiodist.observe.recorder import records
 from aiodist.observe.recorder.records import ASKED, FAULT, STACKS, open_folder
+from tests.levels import COSTLY
 from tests.observe.asked import KEY
 
 PATIENCE = 30.0  # seconds: the machine may be busy
@@ -87,6 +88,7 @@ def test_a_loop_that_is_blocked(start: Start) -> None:
     assert "  runs now" in found.tasks
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("what", ["held", "searching"])
 def test_an_interpreter_that_is_held(start: Start, what: str) -> None:
     process = start(what)
@@ -99,6 +101,7 @@ def test_an_interpreter_that_is_held(start: Start, what: str) -> None:
     assert process.poll() is None
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_call_in_c_is_not_interrupted_where_the_watching_thread_is_not_known(start: Start) -> None:
     """As it is in the first moments of a process. `pause` would return, and the process end."""
     process = start("held")
@@ -134,6 +137,7 @@ def test_without_a_loop_and_nothing_stays(start: Start) -> None:
         assert folder.names() == []
 
 
+@pytest.mark.slow(COSTLY)
 def test_all_are_asked_at_once(start: Start) -> None:
     processes = [start("tasks"), start("blocked"), start("held")]
     views = [seen(processes[0]), seen(processes[1]), seen(processes[2], Doing.held)]
@@ -144,6 +148,7 @@ def test_all_are_asked_at_once(start: Start) -> None:
     assert [view.stacks for view in others] == [None, None]
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(("what", "doing"), [("tasks", Doing.running), ("held", Doing.held)])
 def test_many_ask_the_same_process_at_once(start: Start, what: str, doing: Doing) -> None:
     process = start(what)
@@ -171,6 +176,7 @@ def silent(process: subprocess.Popen[str]) -> Iterator[None]:
         os.kill(process.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_signal_is_sent_only_to_who_catches_it(start: Start) -> None:
     process = start("tasks")
     view = seen(process)
@@ -184,6 +190,7 @@ def test_a_signal_is_sent_only_to_who_catches_it(start: Start) -> None:
     assert process.poll() is None
 
 
+@pytest.mark.slow(COSTLY)
 def test_an_answer_that_is_broken(start: Start) -> None:
     process = start("tasks")
     view = seen(process)

@@ -18,6 +18,7 @@ from aiodist.observe.fault import FaultFile, catches, parse, send
 from aiodist.observe.frames import Call
 from aiodist.observe.recorder import records
 from aiodist.observe.recorder.records import FAULT, Memory
+from tests.levels import COSTLY
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -119,6 +120,7 @@ words = st.text(st.characters(codec="ascii", categories=["L", "N", "P"], exclude
 calls = st.builds(Call, words, st.integers(0, 10**6), words)
 
 
+@pytest.mark.slow(COSTLY)
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.lists(calls))), st.integers(0))
 def test_what_is_written_is_read(threads: list[tuple[int, list[Call]]], cut: int) -> None:
     text = "".join(

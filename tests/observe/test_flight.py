@@ -18,6 +18,7 @@ from aiodist.observe.dumps import open_given, write
 from aiodist.observe.flight import flight
 from aiodist.observe.recorder import Record
 from aiodist.observe.recorder.reading import Group, Sum
+from tests.levels import COSTLY
 from tests.observe.made import a_job, a_rank, a_record
 
 SUB = Group("sub", 0, (1, 3))
@@ -78,6 +79,7 @@ def test_a_good_job(tmp_path: Path) -> None:
     assert all(one.pass_check for one in collectives)
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_rank_that_is_missing(tmp_path: Path) -> None:
     """Rank 2 computes on, and has not issued what the others wait in for seconds."""
     waits = a_record(number=8, issued=15.0, pending=15.0)

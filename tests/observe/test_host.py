@@ -21,6 +21,7 @@ from aiodist.observe.recorder.layout import SIZE
 from aiodist.observe.recorder.records import FAULT, STACKS
 from aiodist.observe.view import Doing
 from tests.conftest import HandOver
+from tests.levels import COSTLY
 from tests.observe.made import a_rank
 from tests.observe.recorded import KEY, Rank, recording
 
@@ -153,6 +154,7 @@ def test_a_rank_that_says_it_is_another_process_is_passed_over(make: Make) -> No
     assert look() == []
 
 
+@pytest.mark.slow(COSTLY)
 def test_strange_names_and_many_jobs(make: Make, tmp_path: Path) -> None:
     rank = make(0, 2, job="\x1b[2J\n" * 100, argv=["\x1b]0;x\x07" + "x" * 500])
     whole = (folder(tmp_path) / rank.memory.name).read_bytes()

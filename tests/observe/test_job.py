@@ -15,6 +15,7 @@ from aiodist.observe.explain import explain
 from aiodist.observe.recorder.records import SHARED_MEMORY
 from aiodist.observe.view import Doing, JobView
 from benchmarks.staged.stage import ALL, AbsentError, Staged, stage
+from tests.levels import COSTLY
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="recorders have files on Linux"),
@@ -66,6 +67,7 @@ def the_dump(tmp_path: Path) -> JobView:
     return read_job(folder)
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_killed_rank_is_explained_from_what_all_have_left(tmp_path: Path) -> None:
     code, output = run(tmp_path, "killed")
     assert code == 137
@@ -80,6 +82,7 @@ def test_a_killed_rank_is_explained_from_what_all_have_left(tmp_path: Path) -> N
     assert remains(" ".join(str(rank.recording.pid) for rank in job.ranks)) == []
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_error_that_ended_a_rank_is_in_its_record(tmp_path: Path) -> None:
     code, output = run(tmp_path, "raised", f"--log-dir={tmp_path / 'logs'}")
     assert code == 1
@@ -91,6 +94,7 @@ def test_the_error_that_ended_a_rank_is_in_its_record(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("how", ["well", "left"])
 def test_a_job_that_ends_well_leaves_nothing(tmp_path: Path, how: str) -> None:
     before = set(remains(""))

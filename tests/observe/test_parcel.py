@@ -12,6 +12,7 @@ from aiodist.base.errors import WireError
 from aiodist.net.wire.bounded_json import load_json
 from aiodist.observe import parcel
 from aiodist.observe.parcel import LONGEST, pack, unpack
+from tests.levels import COSTLY
 from tests.observe.made import a_rank, a_record
 
 
@@ -62,6 +63,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_small_parcel_cannot_hold_much(parsed: list[int]) -> None:
     """Of any of these, 64 KiB held a GiB of memory, and the loop for seconds."""
     for text in (b" ", b"[],", b"0,", b"[[],[]],\n", b'"",'):

@@ -19,6 +19,7 @@ from aiodist.observe.recorder.reading import Event, Group, Line, Vitals
 from aiodist.observe.screen import plain, screen
 from aiodist.observe.summary import Summary, summary
 from aiodist.observe.verdict import Verdict
+from tests.levels import COSTLY
 from tests.observe.made import a_job, a_rank, a_record, a_sum
 
 
@@ -113,6 +114,7 @@ def test_a_terminal_with_colours_gets_them() -> None:
 strange = st.text(min_size=1, max_size=30)
 
 
+@pytest.mark.slow(COSTLY)
 @given(strange, st.integers(40, 200), st.integers(8, 60), st.integers(1, 40))
 def test_nothing_that_ranks_say_moves_the_cursor(text: str, width: int, height: int, ranks: int) -> None:
     record = a_record(text, 0, group=Group(text, 0, range(4)), line=Line(text, 3, text))

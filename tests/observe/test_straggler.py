@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aiodist.observe import JobView, RankView
 from aiodist.observe.recorder.reading import Group
 from aiodist.observe.straggler import ENOUGH, find_straggler
+from tests.levels import COSTLY
 from tests.observe.made import LINE, a_job, a_rank, a_record
 
 
@@ -66,6 +67,7 @@ def test_a_clock_that_goes_faster_is_no_rank_that_is_late() -> None:
     assert find_straggler(a_job(*ranks)) is None
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=40)
 @given(st.randoms(use_true_random=False), st.integers(0, 60), st.integers(1, 8))
 def test_shares_are_shares_and_who_is_named_was_seen(random: Random, count: int, size: int) -> None:

@@ -21,6 +21,7 @@ from aiodist.observe.recorder import Record
 from aiodist.observe.recorder.reading import Group, Sum
 from aiodist.observe.spans import spans
 from aiodist.observe.trace import trace
+from tests.levels import COSTLY
 from tests.observe.format import check
 from tests.observe.made import a_job, a_rank, a_record
 
@@ -212,6 +213,7 @@ def records(draw: st.DrawFn) -> Record:
     )
 
 
+@pytest.mark.slow(COSTLY)
 @given(st.data())
 def test_the_rules_hold_for_all_that_can_be_recorded(data: st.DataObject) -> None:
     ranks = []
@@ -261,6 +263,7 @@ def exchanged(seed: int, sizes: int, wrong: float = 1.0) -> list[RankView]:
     return [rank.placed(by[rank.rank], error[rank.rank]) for rank in ranks]
 
 
+@pytest.mark.slow(COSTLY)
 @given(st.integers(0, 2**32), st.integers(2, 5))
 def test_arrows_run_forwards_wherever_the_bounds_hold(seed: int, sizes: int) -> None:
     ranks = exchanged(seed, sizes)

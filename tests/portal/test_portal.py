@@ -47,6 +47,7 @@ from aiodist.testing.ranks import launch
 
 # Written out: ranks run this file as a script, and find nothing of the other tests.
 SLOW = pytest.mark.slow("more of the same")
+COSTLY = "half a second of CPU, or more"
 LOOPS = ["uvloop", pytest.param("asyncio", marks=SLOW)]
 
 
@@ -366,6 +367,7 @@ def test_a_reply_serves_any_number_of_waiters() -> None:
 # ── several ranks ────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("size", [pytest.param(2, marks=SLOW), 3])
 def test_collectives(size: int, loop: str) -> None:
@@ -398,6 +400,7 @@ def collectives() -> None:
         pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_thread_calls_while_another_blocks() -> None:
     ranks(crossing, 2)
 
@@ -429,6 +432,7 @@ def crossing() -> None:
         assert len(results) == 210
 
 
+@pytest.mark.slow(COSTLY)
 def test_errors_have_their_types() -> None:
     ranks(errors, 2, {1: 7})
 
@@ -474,6 +478,7 @@ def errors() -> None:
         assert lost.value.ranks == (1,)
 
 
+@pytest.mark.slow(COSTLY)
 def test_an_exception_in_with_reaches_the_others() -> None:
     ranks(leaving, 2)
 
@@ -504,6 +509,7 @@ def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_ctrl_c_interrupts_a_blocked_call_and_the_portal_goes_on(loop: str) -> None:
     ranks(interrupted, 2, None, loop)
@@ -541,6 +547,7 @@ def interrupted() -> None:
         assert pg.all_reduce(np.ones(1))[0] == 2
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_signal_that_does_not_break_the_wait_is_seen_all_the_same() -> None:
     """As one that comes just before the wait begins: here another thread gets it."""
     ranks(interrupted_beside, 1)
@@ -567,6 +574,7 @@ def interrupted_beside() -> None:
     assert not missed
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_ctrl_c_in_a_receive_leaves_its_message_to_the_next(loop: str) -> None:
     ranks(interrupted_receives, 2, None, loop)
@@ -605,6 +613,7 @@ def interrupted_receives() -> None:
             assert set(small) == set(large) == {-7}
 
 
+@pytest.mark.slow(COSTLY)
 def test_ctrl_c_at_the_end_of_a_block_takes_its_receives_back() -> None:
     ranks(interrupted_block, 1)
 
@@ -658,6 +667,7 @@ def test_an_interrupt_gives_back_what_had_come_already(monkeypatch: pytest.Monke
         assert pg.all_reduce(np.ones(1))[0] == 1
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_ctrl_c_leaves_a_message_and_a_part_to_the_next_taker(loop: str) -> None:
     ranks(interrupted_takers, 1, None, loop)
@@ -1593,6 +1603,7 @@ def test_every_method_is_a_collective_or_of_one_rank() -> None:
     assert methods == OF_ONE_RANK | COLLECTIVES and not OF_ONE_RANK & COLLECTIVES
 
 
+@pytest.mark.slow(COSTLY)
 def test_ctrl_c_out_of_with_aborts() -> None:
     ranks(interrupted_out, 2)
 
@@ -1611,6 +1622,7 @@ def interrupted_out() -> None:
         thread.join()
 
 
+@pytest.mark.slow(COSTLY)
 def test_ctrl_c_in_init_gives_up() -> None:
     ranks(interrupted_init, 1)
 
@@ -1630,6 +1642,7 @@ def interrupted_init() -> None:
 # ── the end of the process ───────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow(COSTLY)
 def test_what_is_left_open_is_closed_at_exit() -> None:
     assert "left" in ranks(left_open, 2)
 
@@ -1641,6 +1654,7 @@ def left_open() -> None:
     print("left")
 
 
+@pytest.mark.slow(COSTLY)
 def test_exit_with_what_can_never_end() -> None:
     ranks(never_ending, 2, {0: 1, 1: 3})
 
@@ -1658,6 +1672,7 @@ def never_ending() -> None:
         sys.exit(3)
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_child_of_a_fork_has_no_portal() -> None:
     ranks(forked, 1)
 
@@ -1676,6 +1691,7 @@ def forked() -> None:
     pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "portal.md"
     found = re.search(r"```python file=script.py\n(.*?)```", page.read_text(), re.DOTALL)

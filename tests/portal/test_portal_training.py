@@ -26,6 +26,8 @@ from aiodist.testing.cluster import run_cluster
 from aiodist.testing.outcome import check
 from aiodist.testing.ranks import launch
 
+COSTLY = "half a second of CPU, or more"  # written out: ranks run this file, and find no other tests
+
 SHAPES = ((40, 7), (9,))
 STEPS = 12
 STREAMING = {"sync_every": 6, "fragments": 2, "delay": 1, "mix": 0.5, "codec": "int4"}
@@ -334,34 +336,41 @@ async def awaited(kind: str) -> list[str]:
     return list(await run_cluster(2, part))
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("program", [gradients, streaming, sharded])
 def test_the_bits_are_those_of_the_awaited_class(program: Any) -> None:
     expected = asyncio.run(awaited(program.__name__))
     assert [output.split()[-1] for output in ranks(program, 2)] == expected
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_others_go_on_when_a_rank_dies() -> None:
     first, _, last = ranks(a_rank_dies, 3, {1: -9})
     assert "end [0, 2]" in first and "end [0, 2]" in last
 
 
+@pytest.mark.slow(COSTLY)
 def test_checkpoints_and_the_way_on_after_a_load(tmp_path: Path) -> None:
     first, second = ranks(checkpointed, 2, None, str(tmp_path / "checkpoints"))
     assert first.split()[-1] == second.split()[-1]
 
 
+@pytest.mark.slow(COSTLY)
 def test_after_ctrl_c_the_next_finish_says_how_the_step_ended() -> None:
     ranks(interrupted_finish, 2)
 
 
+@pytest.mark.slow(COSTLY)
 def test_after_ctrl_c_a_step_ends_before_anything_else_of_its_object() -> None:
     ranks(interrupted_steps, 2)
 
 
+@pytest.mark.slow(COSTLY)
 def test_after_ctrl_c_drain_waits_for_the_next_epoch() -> None:
     ranks(interrupted_as_one_dies, 3, {1: -9})
 
 
+@pytest.mark.slow(COSTLY)
 def test_ctrl_c_while_the_end_waits_for_a_step_aborts() -> None:
     ranks(interrupted_at_the_end, 2)
 

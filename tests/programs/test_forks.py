@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.programs.fork_mutations import MUTATIONS, Mutation
 from tests.programs.forks import APART, EXITS, IN_THE_LOOP, MEANWHILE, THEN, Plan, World, job, jobs, run_plans
 
@@ -14,6 +14,7 @@ MOST = 60
 LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(600)
 @LOOPS
 @pytest.mark.parametrize("transport", few(["auto", "tcp"], ["auto"]))
@@ -27,6 +28,7 @@ def test_children_leave_in_each_way(loop: str, transport: str) -> None:
     assert not run_plans(plans, World(2, loop, transport))
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(600)
 @LOOPS
 def test_ranks_fork_in_each_way(loop: str) -> None:

@@ -11,6 +11,7 @@ from aiodist.backends.host.local import board, direct, reduce_all, share
 from aiodist.backends.host.local.hub import supported
 from aiodist.group import batch
 from aiodist.transport.shm import available
+from tests.levels import COSTLY
 from tests.programs.plan import jobs
 from tests.programs.run import run
 
@@ -54,6 +55,7 @@ MUTATIONS: dict[Mutation, int] = {odd_offsets: 2, words_that_stay: 21, old_words
 on find it; else later ones do."""
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 async def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:

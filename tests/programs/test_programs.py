@@ -6,7 +6,7 @@ import pytest
 
 from aiodist.backends.host.local.hub import supported
 from aiodist.transport.shm import available
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.programs.__main__ import OF, main
 from tests.programs.plan import LAYOUTS, LIMITS, WORLDS
 from tests.programs.run import run
@@ -15,6 +15,7 @@ EACH = 10
 """Programs of each kind of job."""
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("limits", few(range(len(LIMITS)), [1]))
 @pytest.mark.parametrize(

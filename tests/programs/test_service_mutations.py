@@ -16,6 +16,7 @@ from aiodist.group.services.stream import Stream
 from aiodist.group.services.way import Way
 from aiodist.net.wire import repeats
 from aiodist.net.wire.calls import Says
+from tests.levels import COSTLY
 from tests.programs.service_run import Mute, Own, run
 from tests.programs.values import Excess, Pair
 
@@ -177,6 +178,7 @@ MUTATIONS: dict[Mutation, int] = {
 finds it; else later ones do."""
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:

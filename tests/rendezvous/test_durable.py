@@ -12,6 +12,7 @@ from aiodist.rendezvous.events import Connected, Disconnected, Failure, Reply, R
 from aiodist.rendezvous.machine import SESSION_GRACE, StoreMachine
 from aiodist.rendezvous.machine.budget import ANSWER_COST, ENTRY_COST, LEASE_COST, SESSION_COST
 from aiodist.rendezvous.machine.changes import Kind
+from tests.levels import COSTLY
 from tests.rendezvous.store_life import Life, state
 
 A, B = b"a" * 16, b"b" * 16
@@ -44,6 +45,7 @@ def reborn(*changes: object, now: float = 0.0) -> StoreMachine:
     return machine
 
 
+@pytest.mark.slow(COSTLY)
 @CALM
 @given(st.integers(0, 2**32))
 @example(855)  # a client is given up that was told of nothing but a failure

@@ -21,6 +21,7 @@ from aiodist.rendezvous import job_store as job_store_module
 from aiodist.rendezvous.durable import committer as committer_module
 from aiodist.rendezvous.durable.disk import Disk
 from aiodist.testing.conformance_store import arrived, check_store
+from tests.levels import COSTLY
 from tests.rendezvous.durability_load import main as load
 from tests.waiting import until_so
 
@@ -152,6 +153,7 @@ async def test_a_store_that_stays_away_is_a_timeout_that_says_why(tmp_path: Path
     await store.aclose()
 
 
+@pytest.mark.slow(COSTLY)
 async def test_a_crowd_outlives_a_store_that_is_killed() -> None:
     """With processes and SIGKILL; `python -m tests.rendezvous.durability_load 200 12` is the whole test."""
     found = await load(30, 3)

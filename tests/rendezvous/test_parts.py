@@ -23,6 +23,7 @@ from aiodist.rendezvous.machine.watches import Watches
 from aiodist.rendezvous.methods import METHODS
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.rendezvous.store import Store
+from tests.levels import COSTLY
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -148,6 +149,7 @@ def test_every_method_is_carried_out_with_its_arguments(name: str) -> None:
 # Foreign formats.
 
 
+@pytest.mark.slow(COSTLY)
 def test_foreign_formats_are_loaded_when_used() -> None:
     code = (
         "import sys, aiodist.rendezvous, aiodist.group.runtime.joining\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.rendezvous import TcpStore
-from tests.levels import MORE
+from tests.levels import COSTLY, MORE
 from tests.rendezvous.durability_load import HOST, JOB, ROOT, SECRET, Server
 
 RANK = """
@@ -49,6 +49,7 @@ async def start(rank: int, port: int) -> asyncio.subprocess.Process:
     )
 
 
+@pytest.mark.slow(COSTLY)
 async def test_collectives_go_on_while_the_store_is_killed_and_started_again(tmp_path: Path) -> None:
     server = Server(tmp_path / "data")
     await server.start()

@@ -21,7 +21,7 @@ from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.peers import Endpoint
 from aiodist.transport.shm.arena import PAGE, available
 from aiodist.transport.stream import StreamLink
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.support.channel_pair import Pair, Recorder
 
 VICTIM, CULPRIT, BYSTANDER = range(3)
@@ -38,6 +38,7 @@ async def until_it_breaks(pg: ProcessGroup) -> None:
         await pg.barrier()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("transport", few(["tcp", "shm"], ["shm"]))
 @spmd(world_size=3)
 async def test_an_unasked_fragment_costs_its_sender_the_membership(pg: ProcessGroup, transport: str) -> None:

@@ -10,6 +10,7 @@ from aiodist.group.control.plane import ControlPlane
 from aiodist.group.watch import ASKED
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.targets_control import CONTEXT, process
+from tests.levels import COSTLY
 
 
 class Dumb:
@@ -78,6 +79,7 @@ def test_targets_that_there_are_not(target: int) -> None:
     assert dropped == [2]
 
 
+@pytest.mark.slow(COSTLY)
 def test_news_of_groups_that_there_are_not() -> None:
     plane, _links, dropped = made()
     for number in range(20_000):

@@ -14,6 +14,7 @@ import pytest
 from aiodist.base.errors import RemoteError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
+from tests.levels import COSTLY
 from tests.programs.values import Pair, Verdict, arrived, form, odd, verdict, visits
 
 
@@ -157,6 +158,7 @@ async def test_a_handler_that_returns_it_is_answered_for(make: Callable[[], Any]
     await pair(client)
 
 
+@pytest.mark.slow(COSTLY)
 async def test_odd_values_arrive_or_are_refused() -> None:
     """One after the other through the same group, by all ways in turn: none disturbs the next."""
 

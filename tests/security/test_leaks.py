@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.ports import free_port
 
 SECRET = "zxqv-the-secret-of-this-test-0123456789"
@@ -91,6 +91,7 @@ def script(tmp_path: Path, then: str = "pass") -> str:
     return str(path)
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_job_that_goes_well(run: Run, tmp_path: Path) -> None:
     run(
         *CLI, "run", "--nproc-per-node", "2", "--log-dir", str(tmp_path / "logs"), "-t", "3", script(tmp_path)
@@ -98,6 +99,7 @@ def test_a_job_that_goes_well(run: Run, tmp_path: Path) -> None:
     assert list((tmp_path / "logs").rglob("*.log"))
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     "then",
     few(
@@ -120,6 +122,7 @@ def test_a_job_that_fails(run: Run, tmp_path: Path, then: str) -> None:
     assert said
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_secret_from_a_file(run: Run, tmp_path: Path) -> None:
     given = tmp_path / "given"
     given.write_text(SECRET)

@@ -15,7 +15,7 @@ from aiodist.backends.mpi import meeting
 from aiodist.base.errors import AuthenticationError
 from aiodist.rendezvous import TcpStore
 from tests.integration.test_mpi import BOTH, well
-from tests.levels import MORE
+from tests.levels import COSTLY, MORE
 
 SECRET = "known to the operator alone"
 HOST = "127.0.0.1"
@@ -44,6 +44,7 @@ def test_secret_of_a_file_is_kept_alike(flavour: str, tmp_path: Path) -> None:
     assert [found[1] for found in HEARD.finditer(ended.stdout)] == [""] * 2
 
 
+@pytest.mark.slow(COSTLY)
 @needs_mpi
 @BOTH
 def test_where_none_is_given_one_is_made_for_this_meeting(flavour: str) -> None:

@@ -10,10 +10,12 @@ import pytest
 
 from aiodist.group.runtime.member import warn_of_plain_traffic
 from tests.integration.test_mpi import BOTH, well
+from tests.levels import COSTLY
 
 SAID = "TLS is set, but backend 'mpi' moves tensors by its own connections, which are not encrypted"
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 @BOTH
 def test_mpi_beside_tls_is_announced_once_a_job(

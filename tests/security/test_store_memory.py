@@ -33,7 +33,7 @@ from aiodist.rendezvous.machine import StoreMachine, budget, store_machine
 from aiodist.rendezvous.machine.gathers import MAX_WORLD
 from aiodist.rendezvous.methods import METHODS
 from aiodist.rendezvous.shapes import MAX_KEY
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 HOST = "127.0.0.1"
 LIMIT = 2 << 20
@@ -118,6 +118,7 @@ def test_every_method_that_leaves_an_answer_is_among_the_attacks_or_needs_a_key(
     assert METHODS.keys() - tried - same_as_set - keeps_nothing == set()
 
 
+@pytest.mark.slow(COSTLY)
 def test_clients_that_come_and_go_are_charged_once_they_have_changed_something() -> None:
     with traced() as taken:
         machine = StoreMachine(LIMIT)
@@ -292,6 +293,7 @@ async def connect(server: StoreServer) -> TcpStore:
     return await TcpStore.connect(HOST, server.port, "job", b"secret", 60)
 
 
+@pytest.mark.slow(COSTLY)
 async def test_who_confirms_nothing_is_refused_and_the_others_go_on(server: StoreServer) -> None:
     async with await connect(server) as mallory, await connect(server) as alice:
         mallory._encode = lambda id, pending: mallory._encoder.request(  # type: ignore[method-assign]

@@ -33,7 +33,7 @@ from aiodist.testing.conformance_store import check_store
 from aiodist.testing.outcome import Outcome
 from aiodist.testing.ranks import launch
 from aiodist.transport import FRAGMENT, Endpoint, Key, SocketEndpoint, stream
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.support.channel_pair import Pair, Recorder, turn_until
 from tests.support.conformance_channel import check_channel
 
@@ -56,6 +56,7 @@ def run(loop: str, main: Awaitable[None]) -> None:
         runner.run(guarded())
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("eager_budget", few([65536, 0], [65536]))
 @pytest.mark.parametrize("loop", few(LOOPS, ["uvloop"]))
 def test_channels(loop: str, eager_budget: int, ours: Tls) -> None:
@@ -361,11 +362,13 @@ def job(tmp_path: Path, *environs: dict[str, str]) -> list[Outcome]:
     )
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_job(tmp_path: Path, certificates: Certificates) -> None:
     outcomes = job(tmp_path, certificates("ours"), certificates("ours"))
     assert [(one.code, one.output.strip()) for one in outcomes] == [(0, "it works")] * 2
 
 
+@pytest.mark.slow(COSTLY)
 def test_under_our_launcher(tmp_path: Path, certificates: Certificates) -> None:
     script = tmp_path / "job.py"
     script.write_text(JOB)
@@ -380,6 +383,7 @@ def test_under_our_launcher(tmp_path: Path, certificates: Certificates) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow(COSTLY)
 def test_all_who_serve_or_open_a_store_say_whether_by_tls() -> None:
     """Nobody in the package forgets it: each such call names `tls`."""
     package = Path(server_module.__file__).parents[1]
@@ -394,6 +398,7 @@ def test_all_who_serve_or_open_a_store_say_whether_by_tls() -> None:
     assert calls > 12
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_job_where_one_has_none(tmp_path: Path, certificates: Certificates) -> None:
     outcomes = job(tmp_path, certificates("ours"), {})
     for one in outcomes:
@@ -408,6 +413,7 @@ async def check_sums(pg: Any) -> None:
         assert (await pg.all_reduce(values) == np.arange(size) * 6).all()
 
 
+@pytest.mark.slow(COSTLY)
 def test_collectives(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in certificates("ours").items():
         monkeypatch.setenv(name, value)

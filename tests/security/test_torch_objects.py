@@ -11,7 +11,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.ports import free_port
 from tests.processes import run_to_end
 
@@ -78,6 +78,7 @@ c10d.destroy_process_group()
 """
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("backend", ["aiodist", "gloo"])
 def test_objects_are_refused_where_nobody_can_be_told_from_anybody(backend: str, tmp_path: Path) -> None:
     """Without a secret and TLS, in a job that other hosts can reach; tensors of numbers are not."""

@@ -16,7 +16,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.epochs.regroup import regroup_of
 from aiodist.group.membership import ballot
 from aiodist.testing import run_cluster, run_virtual
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.simulation.ledger import Ledger
 from tests.simulation.plan import Fault, Plan, plan
 from tests.simulation.run import simulate, steady
@@ -26,6 +26,7 @@ SEEDS = 150
 CHUNK = 15
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("first", few(range(0, SEEDS, CHUNK), [0, CHUNK]))
 def test_seeds(first: int) -> None:
     for seed in range(first, first + CHUNK):
@@ -77,6 +78,7 @@ def rebuild_of_three(hosted: bool, victim: int | None, step: int, second: bool =
     return [0 if rank == victim else results[rank] - began[rank] for rank in range(3)]
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("hosted", few([False, True], [False]), ids=["store", "majority"])
 @pytest.mark.parametrize("victim", few([0, 1, 2], [0]))
 @pytest.mark.parametrize("second", few([False, True], [True]), ids=["first", "second"])
@@ -87,6 +89,7 @@ def test_a_crash_at_every_step_of_a_rebuild(victim: int, hosted: bool, second: b
         rebuild_of_three(hosted, victim, step, second)
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     seed = next(seed for seed in range(1000) if len(plan(seed).faults) >= 3 and plan(seed).hosted)
     said = {f"seed {seed}: 0 violations, digest {simulate(plan(seed)).ledger.digest()}"}
@@ -111,6 +114,7 @@ QUIET = Plan(
 )
 
 
+@pytest.mark.slow(COSTLY)
 def test_without_faults_everybody_ends_well() -> None:
     for seed in range(5):
         for hosted in (False, True):
@@ -133,6 +137,7 @@ def test_a_wrong_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("sum" in words for words in simulate(QUIET).ledger.violations)
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_split_brain_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where everybody may decide alone, a partition makes two epochs."""
     monkeypatch.setattr(ballot.Ballots, "_count", _alone)

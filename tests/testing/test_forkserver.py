@@ -14,11 +14,13 @@ import pytest
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.forkserver import Forked, Request, servers
+from tests.levels import COSTLY
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=4, env={"OF_THE_TEST": "here"})
 async def test_a_rank_is_a_process_of_its_own(pg: ProcessGroup) -> None:
     assert os.environ["OF_THE_TEST"] == "here"
@@ -31,6 +33,7 @@ async def test_a_rank_is_a_process_of_its_own(pg: ProcessGroup) -> None:
     assert len(np.unique(pids)) == 4
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2)
 async def test_ranks_do_not_order_strings_alike(pg: ProcessGroup) -> None:
     """A program that relies on the order of a set must not pass its test."""
@@ -38,6 +41,7 @@ async def test_ranks_do_not_order_strings_alike(pg: ProcessGroup) -> None:
     assert hashes[0] != hashes[1]
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, env={"PYTHONHASHSEED": "0"})
 async def test_what_the_interpreter_reads_as_it_starts_is_obeyed(pg: ProcessGroup) -> None:
     hashes = np.asarray(await pg.all_gather(np.array([hash("rank")])))
@@ -93,6 +97,7 @@ def test_one_that_is_killed_is_gone_for_good() -> None:
     rank.end()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "server._process.kill()"])
 def test_nothing_outlives_who_asked_or_the_server(end: str) -> None:
     """A fork of the driver holds its descriptors open: that must keep nobody alive."""

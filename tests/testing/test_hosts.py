@@ -11,6 +11,7 @@ import pytest
 
 from aiodist.testing.hosts import Hosts
 from aiodist.testing.spmd import spmd
+from tests.levels import COSTLY
 
 
 def namespaces() -> set[str]:
@@ -45,6 +46,7 @@ def test_what_was_made_before_it_failed_goes_again(monkeypatch: pytest.MonkeyPat
     assert namespaces() == set()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=4, hosts=2)
 async def test_ranks_of_one_host_alone_share_memory(pg: object) -> None:
     engine = pg._core.backend.resources  # type: ignore[attr-defined]

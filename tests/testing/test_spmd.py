@@ -22,8 +22,10 @@ from aiodist.testing import RanksFailed, spmd
 from aiodist.testing.outcome import Outcome, check, put_in_order
 from aiodist.testing.ranks import launch
 from aiodist.testing.report import Report
+from tests.levels import COSTLY
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("word", ["one", "two"])
 @spmd(world_size=2, env={"OF_THE_TEST": "here"})
 async def test_arguments_and_environment_reach_every_rank(pg: ProcessGroup, word: str) -> None:
@@ -33,6 +35,7 @@ async def test_arguments_and_environment_reach_every_rank(pg: ProcessGroup, word
     assert (await pg.all_reduce(np.array([pg.rank + 1])))[0] == 3
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("world_size", [1, 3])
 @spmd()
 async def test_world_size_may_be_a_parameter(pg: ProcessGroup, world_size: int) -> None:
@@ -109,6 +112,7 @@ def failure(test: Any, **arguments: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow(COSTLY)
 def test_failing_rank_fails_the_test_with_its_traceback_first() -> None:
     title, traceback, rest = failure(scene_rank_1_fails).partition("ValueError: the batch is bad")
     assert title == "rank 1 of 3: "
@@ -141,6 +145,7 @@ def test_expected_exit_codes() -> None:
     scene_rank_1_exits_with(code=3)
 
 
+@pytest.mark.slow(COSTLY)
 def test_system_exit_of_a_rank_fails_the_test() -> None:
     assert failure(scene_rank_1_leaves_with_0).startswith("rank 1 of 2: SystemExit: 0")
 
@@ -153,6 +158,7 @@ def test_forgotten_await_is_shown_at_its_line() -> None:
     assert len(lines) == 4
 
 
+@pytest.mark.slow(COSTLY)
 def test_rank_that_has_returned_is_named_where_others_have_lost_it() -> None:
     lines = failure(scene_rank_0_returns).splitlines()
     assert lines[0].startswith("rank 1 of 2: Peer")
@@ -166,6 +172,7 @@ def test_other_exit_code_fails() -> None:
     )
 
 
+@pytest.mark.slow(COSTLY)
 def test_rank_that_dies_silently_comes_before_those_that_raise_because_of_it() -> None:
     lines = failure(scene_rank_2_is_killed).splitlines()
     assert lines[0] == "rank 2 of 3 was killed by SIGKILL"
@@ -220,6 +227,7 @@ def test_a_test_is_skipped_if_a_rank_skips_it_and_none_fails() -> None:
         check([replace(skips, report=Report("xfailed", line="known")), follows], {}, reported=True)
 
 
+@pytest.mark.slow(COSTLY)
 @settings(deadline=None, max_examples=2)
 @given(integers())
 @spmd(world_size=1)

@@ -18,6 +18,7 @@ import pytest
 from aiodist.testing import run as running
 from aiodist.testing import spmd
 from aiodist.testing.outcome import RanksFailed
+from tests.levels import COSTLY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tells what recorders' files hold")
 
@@ -340,6 +341,7 @@ def parts(out: str) -> dict[str, str]:
     return dict(zip(found[1::2], found[2::2], strict=True))
 
 
+@pytest.mark.slow(COSTLY)
 def test_what_passes_and_what_failures_say(library: Path) -> None:
     out = run(library, "-q", "tests/test_good.py", "tests/test_bad.py")
     assert re.search(r"7 failed, 5 passed, 2 skipped, 2 xfailed", out), out
@@ -387,6 +389,7 @@ def test_what_passes_and_what_failures_say(library: Path) -> None:
     assert "FAILED tests/test_bad.py::test_compare - rank 1 of 3: assert [3, 2] == [4, 2]" in out
 
 
+@pytest.mark.slow(COSTLY)
 def test_warnings_and_logs_of_ranks_are_filtered_and_told(library: Path) -> None:
     out = run(library, "-q", "--log-level=info", "tests/test_warns.py")
     assert "2 failed, 3 passed, 2 warnings" in out, out
@@ -399,6 +402,7 @@ def test_warnings_and_logs_of_ranks_are_filtered_and_told(library: Path) -> None
     assert first == "ranks 0 and 1 of 2: RuntimeWarning: coroutine 'sleep' was never awaited"
 
 
+@pytest.mark.slow(COSTLY)
 def test_errors_of_the_library_end_at_the_users_frame(library: Path) -> None:
     told = parts(run(library, "-q", "tests/test_inside.py"))
     for name in ("test_inside", "test_portal"):
@@ -408,6 +412,7 @@ def test_errors_of_the_library_end_at_the_users_frame(library: Path) -> None:
     assert "aiodist/group/" in run(library, "-q", "--full-trace", "tests/test_inside.py")
 
 
+@pytest.mark.slow(COSTLY)
 def test_ctrl_c_says_what_the_ranks_do(library: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-s", "tests/test_long.py"]

@@ -13,7 +13,7 @@ import pytest
 from aiodist.ddp import DiLoCo
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.sharded import optimizer as sharded
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 from tests.trainings.plan import KINDS, WRAPPER, Plan, plan
 from tests.trainings.run import train
 
@@ -22,6 +22,7 @@ MOST = 2000
 """Trainings among which one has to go wrong where a mend is taken back."""
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", few(range(0, SEEDS, CHUNK), [0], MORE))
 def test_seeds(first: int) -> None:
@@ -48,6 +49,7 @@ PLAIN = Plan(
 )
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", few([*KINDS, WRAPPER], ["sharded"], MORE))
 @pytest.mark.parametrize("victim", few([0, 2], [2], MORE))
@@ -125,6 +127,7 @@ MUTATIONS: dict[Mutation, int] = {no_histories: 41, half_a_finish: 39, steps_of_
 """Each with the seed to begin with: while trainings are drawn as they are, one soon after it goes wrong."""
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:

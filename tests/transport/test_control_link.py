@@ -19,6 +19,7 @@ from aiodist.net.sealed import SealedSocket
 from aiodist.net.wire.seal import Opener, Sealer
 from aiodist.transport import CONTROL_MESSAGE, ControlLink
 from aiodist.transport.control_link import MemoryControl, SocketControl
+from tests.levels import COSTLY
 from tests.support.channel_pair import turn_until
 
 
@@ -259,6 +260,7 @@ async def test_another_thread_posts_while_the_loop_is_stuck(sockets: Sockets) ->
     assert sockets[1].recv(1000) == b""
 
 
+@pytest.mark.slow(COSTLY)
 async def test_what_is_posted_does_not_tear_what_the_loop_sends(sockets: Sockets) -> None:
     """Both write at once, to a peer that reads slowly: whole messages arrive, each writer's in order."""
     end = End(sockets[0])

@@ -19,6 +19,7 @@ from aiodist.transport import (
     sending,
 )
 from aiodist.transport.peers import Silent
+from tests.levels import COSTLY
 from tests.support.channel_pair import Pair, content, turn_until
 
 SIZES = [0, 1, 1000, EAGER_MESSAGE, EAGER_MESSAGE + 1, FRAGMENT + 16, 5 * FRAGMENT]
@@ -31,6 +32,7 @@ MESSAGES = st.dictionaries(
 )
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=120, deadline=None)
 @given(
     messages=MESSAGES,

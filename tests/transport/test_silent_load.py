@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
+from tests.levels import COSTLY
 from tests.transport.silent_load import main
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks' ports in /proc")
 def test_a_job_among_silent_connections() -> None:
     found = main(300, rounds=2, seconds=0.2)

@@ -11,6 +11,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.cuda import library
+from tests.levels import COSTLY
 
 
 def run(code: str) -> str:
@@ -21,6 +22,7 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow(COSTLY)
 def test_importing_the_backends_imports_none_of_their_libraries() -> None:
     code = (
         "import sys, aiodist.backends.nccl, aiodist.backends.cuda.completion, aiodist.backends.cuda.waiter\n"
@@ -29,6 +31,7 @@ def test_importing_the_backends_imports_none_of_their_libraries() -> None:
     assert run(code) == "[]"
 
 
+@pytest.mark.slow(COSTLY)
 def test_without_cupy_the_one_thing_to_install_is_named() -> None:
     code = (
         "import sys\n"

@@ -14,7 +14,7 @@ from aiodist.backends.foreign.engine import Done
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
 from tests.backends.foreign.postbox import BesidePostbox, PostboxEngine
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 dist.register_backend("postbox", PostboxEngine)
 dist.register_backend("postbox-beside", BesidePostbox)
@@ -22,6 +22,7 @@ dist.register_backend("postbox-beside", BesidePostbox)
 ENGINES = pytest.mark.parametrize("backend", ["postbox", "postbox-beside"])
 
 
+@pytest.mark.slow(COSTLY)
 @ENGINES
 @pytest.mark.parametrize("size", few([1, 2, 3, 5], [3]))
 async def test_engine_does_all_that_a_backend_must(backend: str, size: int) -> None:

@@ -23,6 +23,7 @@ from aiodist.testing import spmd
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport import Taken
+from tests.levels import COSTLY
 
 LARGE = 9000  # bytes of an object that is offered
 FLOATS, BYTES = np.dtype(np.float64), np.dtype(np.uint8)
@@ -221,6 +222,7 @@ def test_one_that_waits_while_a_message_is_handed_back_is_posted() -> None:
     assert group.posted == [waiting]
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_whatever_is_received_and_taken_back_order_is_kept_and_nothing_is_lost(seed: int) -> None:
@@ -299,6 +301,7 @@ def test_whatever_is_received_and_taken_back_order_is_kept_and_nothing_is_lost(s
     run_virtual(run_cluster(3, main))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(transport="shm")
 async def test_a_receive_that_waits_ends_with_its_peer(pg: ProcessGroup) -> None:
     if pg.rank == 0:
@@ -311,6 +314,7 @@ async def test_a_receive_that_waits_ends_with_its_peer(pg: ProcessGroup) -> None
         await pg.recv_object(0)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(transport="shm")
 async def test_drain_waits_for_what_is_begun_meanwhile(pg: ProcessGroup) -> None:
     if pg.rank == 0:
@@ -332,6 +336,7 @@ async def test_drain_waits_for_what_is_begun_meanwhile(pg: ProcessGroup) -> None
     assert second.result() == "b"
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(transport="shm")
 async def test_a_closed_group_keeps_no_messages(pg: ProcessGroup) -> None:
     sub = await pg.new_group([0, 1])
@@ -345,6 +350,7 @@ async def test_a_closed_group_keeps_no_messages(pg: ProcessGroup) -> None:
     assert not backend._messages._arrivals
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("limit", [None, 100])
 @spmd(transport="shm")
 async def test_what_is_handed_back_by_a_thread_goes_to_the_next(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.backends.schedules import binomial
 from aiodist.base.types import Kind
 from tests.backends.schedules.prover import prove
+from tests.levels import COSTLY
 
 
 def check(size: int, root: int) -> None:
@@ -36,12 +38,14 @@ def test_all_roots_of_small_groups() -> None:
             check(size, root)
 
 
+@pytest.mark.slow(COSTLY)
 @given(size=st.integers(17, 64), data=st.data())
 @settings(max_examples=100)
 def test_any_root_of_larger_groups(size: int, data: st.DataObject) -> None:
     check(size, data.draw(st.integers(0, size - 1)))
 
 
+@pytest.mark.slow(COSTLY)
 def test_every_size() -> None:
     for size in range(17, 65):
         check(size, 0)

@@ -14,7 +14,7 @@ from aiodist.backends.schedules.ring import all_reduce
 from aiodist.backends.schedules.select import ALGORITHMS
 from aiodist.backends.schedules.steps import Recv, RecvReduce, Schedule, Send, Step
 from aiodist.base.types import Kind
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 CASES = [
     (kind, name, size)
@@ -118,6 +118,7 @@ def test_early_receives_change_nothing(kind: Kind, name: str, size: int) -> None
             assert Run(schedules, early=True, seed=seed).finish() == expected
 
 
+@pytest.mark.slow(COSTLY)
 @settings(deadline=None)
 @given(seed=st.integers(0, 1 << 32), size=st.integers(2, 9), algorithm=st.sampled_from([halving, all_reduce]))
 def test_in_any_order(seed: int, size: int, algorithm: object) -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import pytest
+
 from aiodist.backends.schedules import linear
 from aiodist.base.types import Kind
 from tests.backends.schedules.prover import prove
+from tests.levels import COSTLY
 
 
+@pytest.mark.slow(COSTLY)
 def test_gather_and_scatter_are_right_and_as_long_as_they_say() -> None:
     for size in range(1, 65):
         for root in range(size) if size <= 16 else (0, 1, size - 1):

@@ -13,6 +13,7 @@ from aiodist.backends.schedules.select import ALGORITHMS
 from aiodist.backends.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, Step, schedule
 from aiodist.base.types import Kind
 from tests.backends.schedules.prover import ScheduleError, prove
+from tests.levels import COSTLY
 
 CASES = [
     (kind, name, size)
@@ -100,6 +101,7 @@ def shortened(step: Step) -> Step:
     return replace(step, stop=step.stop - 1)
 
 
+@pytest.mark.slow(COSTLY)
 @given(
     case=st.sampled_from(CASES), what=st.sampled_from(["leave", "turn", "shift", "shorten"]), data=st.data()
 )

@@ -14,6 +14,7 @@ from aiodist.backends.schedules.steps import Recv, Schedule, Send, Step, chunk_b
 from aiodist.base.errors import UsageError
 from aiodist.base.types import Kind
 from tests.backends.schedules.prover import prove
+from tests.levels import COSTLY
 
 COLLECTIVES = tuple(kind for kind in ALGORITHMS if kind is not Kind.new_group)
 CHUNK_PER_RANK = (Kind.all_gather, Kind.reduce_scatter, Kind.gather, Kind.scatter)
@@ -22,6 +23,7 @@ SIZES = (UNKNOWN, 0, 8, 8192, 65536, 65537, 1 << 18, 1 << 20, 1 << 24, 1 << 28)
 Array = npt.NDArray[np.int64]
 
 
+@pytest.mark.slow(COSTLY)
 @given(
     kind=st.sampled_from(COLLECTIVES),
     size=st.integers(1, 64),

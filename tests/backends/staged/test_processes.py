@@ -15,7 +15,7 @@ from aiodist.testing import spmd
 from tests.backends.cuda.stand_in import Devices, Tensor
 from tests.backends.staged.library import StandIn
 from tests.gpu.conformance import check_programs
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 BACKEND = "cpu:host,cuda:host"
 
@@ -23,12 +23,14 @@ if "RANK" in os.environ:  # in a rank's process, before it has a group
     sys.modules.update(Devices(count=1).modules)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
 @spmd(world_size=3, backend=BACKEND)
 async def test_random_programs(pg: ProcessGroup, transport: str) -> None:
     await check_programs(pg, StandIn(), 7, 40)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, backend=BACKEND)
 async def test_more_at_once_than_there_are_slots(pg: ProcessGroup) -> None:
     """A collective that is still copied has its number, and others of tensors on the host pass it."""

@@ -21,6 +21,7 @@ from aiodist.base.environment.busy import (
     process_time,
     processor_time,
 )
+from tests.levels import COSTLY
 
 TICKS = os.sysconf("SC_CLK_TCK")
 STAT = """\
@@ -96,6 +97,7 @@ def test_names_are_fit_for_a_terminal() -> None:
     assert "\x1b" not in doubt(disturbance(BEFORE, then, {}, cores=1, load=0.0))
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what others took")
 def test_a_busy_machine() -> None:
     """Another process takes processor time; this one's own is not counted."""

@@ -13,6 +13,7 @@ import pytest
 from aiodist.base.environment.mapping import map_at, mapped
 from aiodist.transport.shm.arena import PAGE, available
 from tests.helpers import memory_mapped
+from tests.levels import COSTLY
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 
@@ -46,6 +47,7 @@ def test_it_is_for_reading(file: int) -> None:
     assert not np.frombuffer(view, np.uint8).flags.writeable
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     "piece", [lambda view: view[PAGE:], lambda view: np.frombuffer(view, np.uint8)[PAGE:]]
 )

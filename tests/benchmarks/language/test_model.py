@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from benchmarks.language import text  # noqa: E402
 from benchmarks.language.model import SHAPES, Learner, Model  # noqa: E402
+from tests.levels import COSTLY  # noqa: E402
 
 TINY = SHAPES["tiny"]
 
@@ -25,6 +26,7 @@ def test_it_begins_alike_each_time() -> None:
     assert Model(TINY).digest() == first
 
 
+@pytest.mark.slow(COSTLY)
 def test_it_learns_alike_each_time() -> None:
     learners = [Learner(TINY, 1e-2) for _ in range(2)]
     for learner in learners:

@@ -16,6 +16,7 @@ from benchmarks.language import text  # noqa: E402
 from benchmarks.language.model import SHAPES, Learner  # noqa: E402
 from benchmarks.language.trainers import trainer  # noqa: E402
 from benchmarks.language.ways import WAYS  # noqa: E402
+from tests.levels import COSTLY  # noqa: E402
 
 TINY = SHAPES["tiny"]
 CODES = text.corpus().train
@@ -55,6 +56,7 @@ def test_all_ranks_have_the_same_values_where_they_are_settled(name: str) -> Non
     assert any(changed) or len(ranks[0]) == 1
 
 
+@pytest.mark.slow(COSTLY)
 def test_averaged_gradients_are_those_of_one_large_batch() -> None:
     alone = Learner(TINY, 1e-2)
     for step in range(3):

@@ -16,6 +16,7 @@ from aiodist.cli.bench.cases import SWEPT
 from aiodist.cli.bench.measures import SIZES
 from aiodist.cli.commands.bench import make_config
 from tests.cli.terminal import terminal
+from tests.levels import COSTLY
 
 
 def options(*argv: str, live: str = "") -> dict[str, Any]:
@@ -63,6 +64,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
         make_config(["--json", str(tmp_path / "figures")], live="")
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_small_run(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     sizes = ["--quick", "--sizes", "8", "64KiB", "--only", "all_reduce", "barrier"]
@@ -85,6 +87,7 @@ def test_a_small_run(tmp_path: Path) -> None:
     assert "\x1b" not in run.stdout
 
 
+@pytest.mark.slow(COSTLY)
 def test_in_a_terminal_a_bar_fills_and_the_head_is_bold() -> None:
     command = [sys.executable, "-m", "aiodist", "bench", "--quick", "--sizes", "8", "--only", "barrier"]
     with terminal(command) as shown:

@@ -16,6 +16,7 @@ import aiodist.base.errors
 from aiodist.cli.commands.completion import SHELLS, parser_of
 from aiodist.cli.main import COMMANDS, main
 from aiodist.cli.offers import Offer, offers
+from tests.levels import COSTLY
 
 ROOT = Path(aiodist.__file__).parents[1]
 
@@ -84,6 +85,7 @@ def ask(shell: str, script: str, tmp_path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow(COSTLY)
 def test_bash(tmp_path: Path) -> None:
     """Words come as bash splits them, at '=' too; what is inserted is the part behind that."""
     script = """

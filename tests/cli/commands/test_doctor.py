@@ -14,7 +14,7 @@ import pytest
 
 import aiodist.base.errors
 from aiodist.cli.main import main
-from tests.levels import MORE
+from tests.levels import COSTLY, MORE
 
 ROOT = Path(aiodist.__file__).parents[1]
 SECTIONS = ["system", "python", "room", "network", "settings", "gpu", "libraries", "backends"]
@@ -60,6 +60,7 @@ def blocked(folder: Path, *names: str) -> str:
     return str(folder)
 
 
+@pytest.mark.slow(COSTLY)
 def test_this_machine(tmp_path: Path) -> None:
     done = doctor("--limit", "60", HOME=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -123,6 +124,7 @@ def test_without_a_package_that_it_stands_on(tmp_path: Path, name: str) -> None:
     assert name in found["backends", "host"]["value"]
 
 
+@pytest.mark.slow(COSTLY)
 def test_broken_libraries(tmp_path: Path) -> None:
     """One crashes, one cannot be loaded, one ends the process: the others are looked at all the same."""
     (tmp_path / "cupy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")

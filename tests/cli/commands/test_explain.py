@@ -18,6 +18,7 @@ from aiodist.cli.main import main
 from aiodist.observe.dumps import open_given, write
 from aiodist.observe.host import look_at_jobs
 from aiodist.observe.view import Doing
+from tests.levels import COSTLY
 from tests.observe.made import a_rank
 
 ROOT = Path(aiodist.__file__).parents[1]
@@ -64,6 +65,7 @@ def running(program: Path, how: str) -> Iterator[str]:
         job.wait()
 
 
+@pytest.mark.slow(COSTLY)
 @ON_LINUX
 def test_a_job_that_stands_still(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "stands.py"
@@ -77,6 +79,7 @@ def test_a_job_that_stands_still(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "ranks 0 and 2 wait in it" in out
 
 
+@pytest.mark.slow(COSTLY)
 @ON_LINUX
 def test_a_job_in_which_nothing_stands_still(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running(tmp_path / "rests.py", "rests") as key:
@@ -106,6 +109,7 @@ def test_no_such_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("aiodist explain: error: there is no job 'no such job'. ")
 
 
+@pytest.mark.slow(COSTLY)
 def test_commands_that_look_start_without_numpy() -> None:
     code = (
         "import sys; from aiodist.cli.commands import explain, jobs, metrics, stacks, top, trace;"

@@ -14,6 +14,7 @@ import pytest
 
 from aiodist.cli.main import main
 from aiodist.sim.constants import load, save
+from tests.levels import COSTLY
 from tests.observe.format import check
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "simulate_training.py")
@@ -76,6 +77,7 @@ def test_a_script_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot read '/nowhere.py'" in capsys.readouterr().err
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "endless.py"

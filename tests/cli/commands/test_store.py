@@ -17,6 +17,7 @@ import pytest
 import aiodist.base.errors
 from aiodist.cli.main import main
 from aiodist.rendezvous import TcpStore
+from tests.levels import COSTLY
 from tests.waiting import until_so
 
 SECRET = "known to the tests alone"
@@ -58,6 +59,7 @@ async def connect(
     return await TcpStore.connect(HOST, port, job, secret, timeout)
 
 
+@pytest.mark.slow(COSTLY)
 async def test_the_folder_outlives_the_process(tmp_path: Path) -> None:
     options = ("--job", "j", "--data", str(tmp_path / "d"))
     with store(*options) as (process, port):
@@ -80,6 +82,7 @@ async def test_the_folder_outlives_the_process(tmp_path: Path) -> None:
                 assert second.returncode == 143
 
 
+@pytest.mark.slow(COSTLY)
 async def test_a_file_that_cannot_grow_ends_the_store(tmp_path: Path) -> None:
     """The process is told by the system that it may not write, with half a record written."""
     options = ("--job", "j", "--data", str(tmp_path / "d"))
@@ -113,6 +116,7 @@ async def test_a_file_that_cannot_grow_ends_the_store(tmp_path: Path) -> None:
         assert "cut off" in said and said.count("\n") == 1
 
 
+@pytest.mark.slow(COSTLY)
 async def test_damage_is_one_line(tmp_path: Path) -> None:
     options = ("--job", "j", "--data", str(tmp_path / "d"))
     with store(*options) as (_, port):

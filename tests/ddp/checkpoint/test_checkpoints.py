@@ -23,6 +23,7 @@ from aiodist.ddp.checkpoint.folder import finish, listed
 from aiodist.group import ProcessGroup
 from aiodist.testing.cluster import run_cluster
 from aiodist.testing.spmd import spmd
+from tests.levels import COSTLY
 
 Shapes = list[tuple[tuple[int, ...], str]]
 
@@ -74,6 +75,7 @@ shapes_of = st.lists(
 )
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=15)
 @given(shapes_of, st.integers(1, 5), st.integers(1, 5), st.integers(0, 1), st.booleans(), st.booleans())
 def test_any_number_of_ranks_goes_on_from_what_another_number_saved(
@@ -128,6 +130,7 @@ async def loads(pg: ProcessGroup, folder: Path) -> None:
 loads_at_3, loads_at_6 = spmd(world_size=3)(loads), spmd(world_size=6)(loads)
 
 
+@pytest.mark.slow(COSTLY)
 def test_saved_by_4_processes_loaded_by_3_and_by_6(tmp_path: Path) -> None:
     saves(folder=tmp_path)
     loads_at_3(folder=tmp_path)

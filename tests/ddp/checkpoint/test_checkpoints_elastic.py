@@ -18,6 +18,7 @@ from aiodist.ddp import Checkpoints, ShardedOptimizer
 from aiodist.ddp.checkpoint import files
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.levels import COSTLY
 
 STEPS = 12
 
@@ -45,6 +46,7 @@ async def step(optimizer: ShardedOptimizer) -> bool:
     return bool(await optimizer.step([gradient(optimizer.steps, optimizer.pg.rank, optimizer.pg.size)]))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=4, exits={1: -9})
 async def test_what_died_is_loaded_by_the_survivors(pg: ProcessGroup, tmp_path: Path) -> None:
     async with Checkpoints(pg, tmp_path) as checkpoints:
@@ -66,6 +68,7 @@ async def test_what_died_is_loaded_by_the_survivors(pg: ProcessGroup, tmp_path: 
         assert optimizer.pg.size == 3 and values.tobytes() == straight()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, exits={2: -9})
 async def test_the_program_may_load_by_itself(pg: ProcessGroup, tmp_path: Path) -> None:
     async with Checkpoints(pg, tmp_path) as checkpoints:
@@ -88,6 +91,7 @@ async def test_the_program_may_load_by_itself(pg: ProcessGroup, tmp_path: Path) 
         assert optimizer.pg.size == 2 and values.tobytes() == straight()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, exits={2: -9})
 async def test_a_write_that_a_death_interrupts_is_no_checkpoint(
     pg: ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +143,7 @@ async def test_a_death_when_a_checkpoint_begins(pg: ProcessGroup, tmp_path: Path
         assert optimizer.pg.size == 2 and values.tobytes() == straight()
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, exits={2: -9})
 async def test_a_failed_write_is_told_though_a_member_dies_as_the_next_save_begins(
     pg: ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,7 +25,7 @@ from aiodist.ddp.checkpoint import folder
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.cluster import run_cluster
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 
 CALLS = ("open", "mkdir", "write", "fsync", "rename")
 
@@ -101,6 +101,7 @@ def failing(code: int) -> Callable[[], None]:
     return act
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("code", few([errno.ENOSPC, errno.EIO, errno.EDQUOT], [errno.ENOSPC], MORE))
 def test_each_call_fails_once(tmp_path: Path, code: int) -> None:
@@ -149,6 +150,7 @@ def test_each_call_fails_once(tmp_path: Path, code: int) -> None:
     assert set(hit) == set(CALLS) and len(hit) > 20
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(600)
 def test_what_was_written_cannot_be_removed_either(tmp_path: Path) -> None:
     """A save that has failed is none, though its folder cannot be renamed away: the older one is the last."""
@@ -190,6 +192,7 @@ def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("number", few([1, 3, 5, 8], [3], MORE))
 @spmd(world_size=3, exits={1: -9})
 async def test_a_rank_that_dies_in_it(pg: ProcessGroup, tmp_path: Path, number: int) -> None:
@@ -211,6 +214,7 @@ async def test_a_rank_that_dies_in_it(pg: ProcessGroup, tmp_path: Path, number: 
         await checkpoints.aclose()
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("tenth", few(range(11), [7], MORE))
 @spmd(world_size=3, exits={0: -9})
 async def test_the_rank_that_writes_the_index_dies_in_it(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aiodist.base.errors import CheckpointError, UsageError
 from aiodist.ddp.checkpoint.parts import Parts, Stored
 from aiodist.ddp.checkpoint.tree import PerRank, Some, merged, nodes_of, opened, segments_in, snapshot
+from tests.levels import COSTLY
 
 
 def copied(tree: Any) -> Any:
@@ -84,6 +85,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.slow(COSTLY)
 @given(trees, st.integers(1, 5), st.integers(1, 7))
 @example(float("nan"), 2, 1)
 @example({1: np.arange(3), "1": np.arange(4), "1.2": np.arange(5), "1'": [0, 1, np.arange(6)]}, 2, 3)

@@ -15,7 +15,7 @@ from aiodist.ddp import ShardedOptimizer
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from tests.ddp.sharded.rules import adam
-from tests.levels import MORE, few
+from tests.levels import COSTLY, MORE, few
 
 STEPS, ITEMS = 12, 60
 SHAPES: list[tuple[tuple[int, ...], Any]] = [((7, 3), np.float32), ((5,), np.float64), ((2, 2), np.float32)]
@@ -76,6 +76,7 @@ async def train(pg: ProcessGroup, dies: Deaths, **more: Any) -> ShardedOptimizer
     return optimizer
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("where", "whole"),
     few(
@@ -91,6 +92,7 @@ async def test_a_death_changes_nothing_where_another_rank_has_a_copy(
     assert (optimizer.pg.size, optimizer.pg.epoch) == (3, 1)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("where", few(["between", "late"], ["between"]))
 @spmd(world_size=4, exits={2: -9})
 async def test_all_members_leave_a_step_together(pg: ProcessGroup, where: str) -> None:
@@ -122,12 +124,14 @@ async def test_three_of_four_die_in_turn(pg: ProcessGroup) -> None:
     assert optimizer.pg.size == 1
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=4, exits={1: -9, 2: -9})
 async def test_two_copies_survive_two_neighbours_at_once(pg: ProcessGroup) -> None:
     optimizer = await train(pg, ((4, 1, "between"), (4, 2, "between")), redundancy=2, max_norm=1e9)
     assert optimizer.pg.size == 2
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, exits={1: -9})
 async def test_without_a_copy_all_survivors_are_told_of_the_loss(pg: ProcessGroup) -> None:
     with pytest.raises(
@@ -164,6 +168,7 @@ async def test_a_cancelled_step_whose_state_died_does_not_count(pg: ProcessGroup
     assert optimizer.steps == 1
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3, exits={1: -9})
 async def test_restore_is_asked_for_what_was_lost(pg: ProcessGroup) -> None:
     asked = []
@@ -226,6 +231,7 @@ async def test_without_elastic_a_death_is_an_error(pg: ProcessGroup) -> None:
         await optimizer.step(gradients(0, 0, 1))
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2)
 async def test_elastic_is_for_a_world(pg: ProcessGroup) -> None:
     half = await pg.split(0)
@@ -234,6 +240,7 @@ async def test_elastic_is_for_a_world(pg: ProcessGroup) -> None:
         ShardedOptimizer(half, fresh(), adam, elastic=True)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=4, exits={0: -9, 2: -9})
 async def test_a_torch_optimizer_goes_on(pg: ProcessGroup) -> None:
     torch: Any = pytest.importorskip("torch")

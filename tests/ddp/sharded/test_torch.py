@@ -14,6 +14,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.testing.spmd import spmd
+from tests.levels import COSTLY
 
 torch = pytest.importorskip("torch")
 
@@ -195,6 +196,7 @@ def test_classes_that_cannot_be_sharded_are_refused() -> None:
     on_all(2, part)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3)
 async def test_on_one_host_it_gives_the_bits_of_gradient_sync(pg: ProcessGroup) -> None:
     """Also where averages are rounded."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from aiodist.group.control.core import ControlCore, Deliver, Drop, Effect, Transmit
 from aiodist.group.control.messages import EVERYBODY, Message, Say
 from aiodist.group.control.overlay import neighbours
+from tests.levels import COSTLY
 
 
 class Overlay:
@@ -63,6 +64,7 @@ def connected(size: int, dead: frozenset[int], start: int) -> set[int]:
     return seen
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=20, deadline=None)
 @given(size=st.integers(2, 200), seed=st.integers(0, 2**32), share=st.floats(0, 0.4))
 def test_flood_reaches_every_living_rank_exactly_once(size: int, seed: int, share: float) -> None:

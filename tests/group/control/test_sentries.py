@@ -14,6 +14,7 @@ import pytest
 
 from aiodist.group.control.process import ProcessWatch
 from aiodist.group.control.sentries import Sentries, can_watch_threads, is_exiting
+from tests.levels import COSTLY
 
 pytestmark = [
     pytest.mark.skipif(not can_watch_threads(), reason="no pidfd of a thread before Linux 6.9"),
@@ -45,6 +46,7 @@ async def process() -> AsyncIterator[tuple[asyncio.subprocess.Process, list[int]
         await made.wait()
 
 
+@pytest.mark.slow(COSTLY)
 async def test_the_end_of_a_sentry_tells_of_a_process_that_is_killed() -> None:
     async with process() as (victim, tids):
         watch = ProcessWatch(asyncio.get_running_loop())
@@ -66,6 +68,7 @@ async def test_the_end_of_a_sentry_tells_of_a_process_that_is_killed() -> None:
         assert is_exiting(victim.pid)
 
 
+@pytest.mark.slow(COSTLY)
 async def test_sentries_that_are_let_go_tell_of_nothing() -> None:
     async with process() as (victim, tids):
         watch = ProcessWatch(asyncio.get_running_loop())

@@ -15,6 +15,7 @@ import uvloop
 
 from aiodist.group.control.liveness import Patience
 from aiodist.group.control.watchdog import ENDED, Watchdog, line_of
+from tests.levels import COSTLY
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 SHORT = Patience(heartbeat=0.01, warn_after=0.1, evict_after=1.0, evict_silent_after=60.0)
@@ -173,6 +174,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_it_keeps_no_process_alive_and_a_forked_child_has_none() -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

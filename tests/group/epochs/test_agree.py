@@ -12,7 +12,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.transport.memory import MemoryNetwork
 from tests.group.epochs.elastic import run, total, until_broken
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.support.chaos import Chaos
 
 
@@ -31,6 +31,7 @@ def test_agree() -> None:
     ]
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("hosted", few([False, True], [True]), ids=["store", "majority"])
 def test_agree_is_the_same_on_all_survivors_whenever_one_dies(hosted: bool) -> None:
     answers: set[bool] = set()

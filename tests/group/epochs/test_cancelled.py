@@ -15,7 +15,7 @@ from aiodist.group.epochs.job import Job
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.transport.peers import Endpoint
 from tests.group.epochs.elastic import run, total, work_until
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.support.chaos import Chaos
 
 
@@ -35,6 +35,7 @@ def test_a_cancelled_rebuild_goes_on_and_the_next_call_takes_it_up() -> None:
     assert run(3, main) == [(1, 0b111)] * 3
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_group_may_be_closed_at_any_moment_of_a_cancelled_rebuild() -> None:
     def play(after: float) -> None:
         chaos = Chaos()
@@ -133,6 +134,7 @@ def test_no_epoch_outlives_a_closing_that_is_cancelled_in_a_call_for_the_next(
     run(2, main, chaos)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("hosted", few([False, True], [True]), ids=["store", "majority"])
 def test_a_newcomer_that_is_cancelled_leaves_nothing_behind(hosted: bool) -> None:
     def play(after: float) -> None:

@@ -11,7 +11,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.default import find_default
 from tests.group.epochs.elastic import crash, now, run, total, unreached, until_broken, work_until
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.support.chaos import Chaos
 
 
@@ -92,6 +92,7 @@ def test_grow_with_too_few_leaves_the_old_group_as_it_was() -> None:
     assert run(3, main, chaos) == [(1, 0b1111)] * 3
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("hosted", few([False, True], [True]), ids=["store", "majority"])
 def test_a_convener_that_dies_when_a_grow_was_decided_takes_nobody_with_it(hosted: bool) -> None:
     """At every step of the convener's: the call is decided for all, or void for all."""
@@ -122,6 +123,7 @@ def test_a_convener_that_dies_when_a_grow_was_decided_takes_nobody_with_it(hoste
         assert all(epoch >= 1 for epoch in play(step)[1:])
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("hosted", few([False, True], [False]), ids=["store", "majority"])
 def test_a_newcomer_that_dies_at_any_step_while_the_group_grows(hosted: bool) -> None:
     async def newcomer(pg: ProcessGroup) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aiodist.group.membership.ballot import Ballots, Told
 from aiodist.group.membership.motions import Accept, Accepted, Motion, Outbid, Prepare, Promise
+from tests.levels import COSTLY
 
 TOPIC = "epoch/1"
 
@@ -108,6 +109,7 @@ class Members:
 HOSTS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
 
+@pytest.mark.slow(COSTLY)
 @settings(max_examples=300, deadline=None)
 @given(HOSTS, st.integers(0, 2**32), st.integers(0, 200))
 def test_never_two_values_and_an_end_once_messages_flow(hosts: list[int], seed: int, steps: int) -> None:

@@ -29,6 +29,7 @@ from aiodist.group.membership.motions import (
     encode,
 )
 from aiodist.group.membership.record import UID_BYTES, Record, decode_record, record_of
+from tests.levels import COSTLY
 
 NUMBER = st.integers(0, 2**31)
 UID = st.binary(min_size=UID_BYTES, max_size=UID_BYTES)
@@ -80,6 +81,7 @@ def test_noise_is_a_wire_error_or_a_motion(data: bytes) -> None:
             pass
 
 
+@pytest.mark.slow(COSTLY)
 @given(st.integers(0, 15), st.lists(PLAIN, max_size=6))
 def test_other_values_are_a_wire_error_or_a_motion(code: int, body: list[Any]) -> None:
     try:

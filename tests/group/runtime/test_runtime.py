@@ -19,6 +19,7 @@ from aiodist.net.local_socket import connect_to_store
 from aiodist.rendezvous import HashStore, Invitation, PrefixStore, Store, StoreServer, TcpStore
 from aiodist.testing import spmd
 from aiodist.transport import SocketEndpoint
+from tests.levels import COSTLY
 
 
 @pytest.fixture(autouse=True)
@@ -347,6 +348,7 @@ def test_run_after_the_group_was_closed() -> None:
 # ── the end, among several ───────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=3)
 async def test_cancelled_close_tells_the_others(pg: ProcessGroup) -> None:
     if pg.rank == 1:
@@ -366,6 +368,7 @@ async def test_cancelled_close_tells_the_others(pg: ProcessGroup) -> None:
         await pg.recv(np.zeros(1), 1)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, exits={1: -signal.SIGKILL})
 async def test_peer_that_dies_while_this_rank_closes(pg: ProcessGroup) -> None:
     tensor = np.zeros(3)
@@ -379,6 +382,7 @@ async def test_peer_that_dies_while_this_rank_closes(pg: ProcessGroup) -> None:
     assert isinstance(work.exception(), dist.PeerLost)  # not the operation's timeout
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2)
 async def test_abort_ends_a_close_that_waits(pg: ProcessGroup) -> None:
     if pg.rank == 1:
@@ -421,6 +425,7 @@ dist.run(main())
 """
 
 
+@pytest.mark.slow(COSTLY)
 async def test_survivor_closes_soon_after_the_host_of_the_store_died() -> None:
     from tests.ports import free_port  # not above: ranks import this file, wherever they are
 

@@ -25,6 +25,7 @@ from aiodist.base.errors import (
 )
 from aiodist.group.runtime import tracebacks
 from aiodist.group.runtime.tracebacks import interrupted_at, odd_ones, of_another_rank, rendered
+from tests.levels import COSTLY
 
 HERE = Path(__file__).name
 
@@ -260,6 +261,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("full", ["", "full"])
 def test_a_program_without_a_launcher(full: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"

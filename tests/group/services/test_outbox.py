@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from aiodist.base.errors import WireError
 from aiodist.group.services.outbox import AT_ONCE, Outbox, Pieces
 from aiodist.net.wire.calls import PIECE, Frames, Says
+from tests.levels import COSTLY
 
 
+@pytest.mark.slow(COSTLY)
 @given(st.integers(0, 1 << 32))
 def test_what_is_put_in_comes_out(seed: int) -> None:
     rng = random.Random(seed)

@@ -19,6 +19,7 @@ from aiodist.group.services.mailbox import MESSAGES
 from aiodist.group.services.under_way import CALLS, PARTS
 from aiodist.net.wire.calls import MAX_PAYLOAD, Says, frame
 from aiodist.testing import run_cluster, run_virtual
+from tests.levels import COSTLY
 
 
 @dataclass
@@ -541,6 +542,7 @@ async def test_calls_that_are_cancelled_at_once_leave_no_place_taken() -> None:
     await cluster(server, client)
 
 
+@pytest.mark.slow(COSTLY)
 async def test_small_calls_go_between_the_pieces_of_large_ones() -> None:
     """Both ways; a small one need not wait for a large one, and large ones arrive as they were."""
     large = np.arange(4 << 20, dtype=np.int64)  # 32 MiB

@@ -23,6 +23,7 @@ from aiodist.net.wire.calls import ASKS, Says
 from aiodist.testing import run_virtual
 from aiodist.transport.line import Line
 from tests.group.services.narrow import Narrow, NarrowLine
+from tests.levels import COSTLY
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20)), max_size=60))
@@ -123,6 +124,7 @@ class There:
         self._open.clear()
 
 
+@pytest.mark.slow(COSTLY)
 @given(st.integers(0, 1 << 32), st.integers(10, 120))
 def test_all_that_fits_is_sent_at_each_quiet_moment(seed: int, steps: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

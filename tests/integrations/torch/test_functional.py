@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.levels import COSTLY
 from tests.processes import run_to_end
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -35,6 +36,7 @@ print("done")
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_gloos_threads_and_its_callers_do_not_wait_for_each_other() -> None:
     ended = run_to_end([sys.executable, "-c", BESIDE_GLOO], {**os.environ, "OMP_NUM_THREADS": "1"}, 100)
     assert ended.stdout == "done\n", ended.stdout + ended.stderr

@@ -18,6 +18,7 @@ from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.ports import bind_address
 from aiodist.launch.nodes.store_access import StoreAccess
+from tests.levels import COSTLY
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
@@ -50,6 +51,7 @@ print(*(os.environ[name] for name in names))
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_nodes_may_have_different_numbers_of_workers(start: Start, port: int) -> None:
     jobs = [start(HELLO, *node(1, port), nproc=1), start(HELLO, *node(0, port), nproc=2)]
     ends = [job.end() for job in jobs]
@@ -58,6 +60,7 @@ def test_nodes_may_have_different_numbers_of_workers(start: Start, port: int) ->
     assert ends[0][1] == "2|0 3 1 1 2\n"
 
 
+@pytest.mark.slow(COSTLY)
 def test_node_ranks_by_arrival(start: Start, port: int) -> None:
     jobs = [start(HELLO, *node(None, port), nproc=1) for _ in range(2)]
     ends = [job.end() for job in jobs]
@@ -65,6 +68,7 @@ def test_node_ranks_by_arrival(start: Start, port: int) -> None:
     assert sorted(end[1] for end in ends) == ["0|0 2 1 0 2\n", "1|0 2 1 1 2\n"]
 
 
+@pytest.mark.slow(COSTLY)
 def test_master_port_is_free_for_the_workers(start: Start, port: int) -> None:
     script = """
     import socket
@@ -81,6 +85,7 @@ def test_master_port_is_free_for_the_workers(start: Start, port: int) -> None:
     assert ends[0][1] == "0|bound\n"
 
 
+@pytest.mark.slow(COSTLY)
 def test_one_verdict_on_all_nodes(start: Start, port: int) -> None:
     script = """
     here()
@@ -100,6 +105,7 @@ def test_one_verdict_on_all_nodes(start: Start, port: int) -> None:
         assert "stopped by aiodist run (SIGTERM)" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_operators_signal_on_one_node_ends_all(start: Start, port: int) -> None:
     jobs = [start("here()\nwait()", *node(n, port)) for n in range(2)]
     for job in jobs:
@@ -111,6 +117,7 @@ def test_the_operators_signal_on_one_node_ends_all(start: Start, port: int) -> N
         assert "all 4 worker(s) have ended" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_signal_while_waiting_for_the_other_nodes(start: Start, port: int) -> None:
     """Node 0's worker ends well; the operator's signal to its agent still ends the job."""
     jobs = [start("here()\nif RANK == 1: wait()", *node(n, port), nproc=1) for n in range(2)]
@@ -120,6 +127,7 @@ def test_a_signal_while_waiting_for_the_other_nodes(start: Start, port: int) -> 
     assert [job.end()[0] for job in jobs] == [143, 143]
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_signal_while_meeting(start: Start, port: int) -> None:
     job = start("", *node(0, port))
     with socket.socket() as dialler:
@@ -131,6 +139,7 @@ def test_a_signal_while_meeting(start: Start, port: int) -> None:
     assert err.splitlines()[-1] == "aiodist run: stopped by SIGINT before the job began"
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_node_that_cannot_start_its_workers(start: Start, port: int, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     jobs = [
@@ -143,6 +152,7 @@ def test_a_node_that_cannot_start_its_workers(start: Start, port: int, tmp_path:
         assert f"cannot write logs to {tmp_path}/file/logs: Not a directory" in end[2]
 
 
+@pytest.mark.slow(COSTLY)
 def test_nodes_that_disagree(start: Start, port: int) -> None:
     jobs = [start("", *node(0, port)), start("", *node(1, port, nnodes=3))]
     for job in jobs:
@@ -151,6 +161,7 @@ def test_nodes_that_disagree(start: Start, port: int) -> None:
         assert "node 0 says --nnodes 2" in err and "says --nnodes 3" in err
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_node_rank_taken_twice(start: Start, port: int) -> None:
     jobs = [start("", *node(n, port, nnodes=3)) for n in (0, 1, 1)]
     pidfds = [os.pidfd_open(job.process.pid) for job in jobs[1:]]
@@ -166,6 +177,7 @@ def test_a_node_rank_taken_twice(start: Start, port: int) -> None:
     assert [job.end()[0] for job in (*others, late)] == [0, 0, 0]
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_wrong_secret(start: Start, port: int) -> None:
     first = start("", *node(0, port), "--rdzv-conf", "timeout=200", env={"AIODIST_SECRET": "a"})
     second = start("", *node(1, port), env={"AIODIST_SECRET": "b"})
@@ -174,6 +186,7 @@ def test_a_wrong_secret(start: Start, port: int) -> None:
     assert first.end()[0] in (1, 143)
 
 
+@pytest.mark.slow(COSTLY)
 def test_port_in_use_is_named(start: Start, busy: int) -> None:
     code, _, err = start("", *node(0, busy)).end()
     assert code == 1

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.net.wire.bounded_json import load_json
+from tests.levels import COSTLY
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -17,6 +18,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow(COSTLY)
 @given(VALUES)
 def test_any_small_value_is_read(value: Any) -> None:
     assert load_json(json.dumps(value).encode(), 1 << 20) == value

@@ -24,6 +24,7 @@ from aiodist.base.errors import UsageError, WireError
 from aiodist.base.types import BFLOAT16, DTYPES
 from aiodist.net.wire import objects
 from aiodist.net.wire.objects import decode, encode
+from tests.levels import COSTLY
 
 Point = namedtuple("Point", "x y")
 
@@ -140,6 +141,7 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.slow(COSTLY)
 @given(anything, st.booleans())
 def test_everything_survives(obj: Any, allow_pickle: bool) -> None:
     data = encode(obj, allow_pickle=allow_pickle)
@@ -160,6 +162,7 @@ def test_noise_is_a_wire_error_or_an_object(noise: bytes) -> None:
         read(data)
 
 
+@pytest.mark.slow(COSTLY)
 @given(anything, st.data())
 def test_damage_is_a_wire_error_or_an_object(obj: Any, data: st.DataObject) -> None:
     whole = encode(obj)
@@ -172,6 +175,7 @@ def test_damage_is_a_wire_error_or_an_object(obj: Any, data: st.DataObject) -> N
         read(damaged)
 
 
+@pytest.mark.slow(COSTLY)
 @given(anything)
 def test_every_truncation_and_extension_is_refused(obj: Any) -> None:
     whole = encode(obj)

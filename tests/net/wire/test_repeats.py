@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from aiodist.base.errors import UsageError
 from aiodist.group.services import codec, records
 from aiodist.net.wire import objects, repeats
+from tests.levels import COSTLY
 from tests.programs.values import Excess, Pair, Verdict, arrived, form, odd, verdict, visits
 
 
@@ -39,6 +40,7 @@ def check(seed: int, write: Callable[[Any], bytes] = codec.encode) -> None:
     assert form(objects.decode(data)) == form(arrived(value)), seed
 
 
+@pytest.mark.slow(COSTLY)
 @given(st.integers(0, 1 << 32))
 @example(4)
 def test_any_value_comes_back_or_is_refused(seed: int) -> None:
@@ -61,6 +63,7 @@ def look_at_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(codec, "_MANY", 1 << 60)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("mutation", [no_account, no_cycles, look_at_all], ids=lambda one: one.__name__)
 def test_a_mend_taken_back_is_found(mutation: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(200):
@@ -127,6 +130,7 @@ class Counting:
         self._patch.undo()
 
 
+@pytest.mark.slow(COSTLY)
 def test_what_the_program_holds_may_be_large() -> None:
     """What is in proportion to what it holds travels, also where parts are held many times."""
     array = np.zeros(1 << 17)
@@ -142,6 +146,7 @@ def test_what_the_program_holds_may_be_large() -> None:
         assert len(objects.encode(value)) > 20_000
 
 
+@pytest.mark.slow(COSTLY)
 def test_bytes_are_bounded_as_time_is() -> None:
     """Without anything being allocated: these would take TiBs."""
     text = "x" * (1 << 20)

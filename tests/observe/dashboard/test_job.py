@@ -26,6 +26,7 @@ from aiodist.cli.main import main
 from aiodist.observe.dashboard.run import metrics_token
 from aiodist.observe.host import look_at_jobs
 from aiodist.observe.page import COLUMNS, apply
+from tests.levels import COSTLY
 from tests.observe.dashboard import job
 from tests.observe.dashboard.chromium import browser, path
 
@@ -151,6 +152,7 @@ def everybodys_words() -> str:
     return "\n".join(found)
 
 
+@pytest.mark.slow(COSTLY)
 def test_the_page_beside_a_job_tells_its_ranks_and_logs_and_ends_with_it(tmp_path: Path) -> None:
     async def watch(url: str) -> list[str]:
         async with _stream(url) as (http, data, headers, stream):
@@ -193,6 +195,7 @@ def test_the_page_beside_a_job_tells_its_ranks_and_logs_and_ends_with_it(tmp_pat
     assert token not in "".join(file.read_text() for file in folder.rglob("*.log"))
 
 
+@pytest.mark.slow(COSTLY)
 def test_after_a_death_the_page_says_who_how_and_when_and_has_the_logs(tmp_path: Path) -> None:
     """As the launcher's box does. The logs are in a folder that was named by a relative path."""
 
@@ -305,6 +308,7 @@ def test_a_death_can_be_read_until_the_page_is_closed(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_dashboard_of_its_own_ends_by_ctrl_c(tmp_path: Path, job_here: str) -> None:
     left = tmp_path / "state/aiodist/dashboard-99999999.url"
     left.parent.mkdir(parents=True, mode=0o700)
@@ -319,6 +323,7 @@ def test_a_dashboard_of_its_own_ends_by_ctrl_c(tmp_path: Path, job_here: str) ->
     assert not page.file.exists()
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_terminal_is_shown_the_address_and_no_file_is_made(tmp_path: Path, job_here: str) -> None:
     leader, follower = os.openpty()
     try:

@@ -19,6 +19,7 @@ from aiodist.observe.metrics import Tally, exposition, prometheus
 from aiodist.observe.metrics.catalog import CATALOG, Kind
 from aiodist.observe.summary import summary
 from aiodist.observe.view import JobView
+from tests.levels import COSTLY
 from tests.observe.made import a_job
 from tests.observe.metrics.made import a_sum, seen, told
 
@@ -76,6 +77,7 @@ def test_openmetrics_has_the_units() -> None:
 NAMES = st.text(st.characters(codec=None), max_size=120)
 
 
+@pytest.mark.slow(COSTLY)
 @given(NAMES, NAMES)
 @settings(max_examples=40)
 def test_any_name_is_read_back_as_it_is_shown(group: str, host: str) -> None:

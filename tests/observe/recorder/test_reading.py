@@ -18,6 +18,7 @@ from aiodist.observe.recorder import read
 from aiodist.observe.recorder.dump import from_json, to_json
 from aiodist.observe.recorder.layout import HEADER, RING_PLACES, SIZE, TEXT_AT, TEXT_BYTES, TURN_AT, VITALS_AT
 from aiodist.observe.recorder.reading import MOST_RANKS, Group, span_of
+from tests.levels import COSTLY
 from tests.observe.recorder.made import a_call, a_recorder
 
 
@@ -47,6 +48,7 @@ def test_text_that_is_broken(text: bytes) -> None:
         read(memory)
 
 
+@pytest.mark.slow(COSTLY)
 def test_what_changes_meanwhile_is_whole_or_left_out() -> None:
     memory = bytearray(SIZE)
     recorder = a_recorder(memory)
@@ -115,6 +117,7 @@ while number < 200000:
 """
 
 
+@pytest.mark.slow(COSTLY)
 def test_another_process_writes_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "memory"
     path.write_bytes(bytes(SIZE))

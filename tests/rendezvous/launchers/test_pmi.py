@@ -22,7 +22,7 @@ from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous.launchers import pmi
 from aiodist.rendezvous.launchers.pmi import MAX_TEXT, Pmi
 from benchmarks import mpi
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.processes import run_to_end
 
 JOB = Path(__file__).parent / "pmi_job.py"
@@ -75,11 +75,13 @@ def test_mpi_in_the_same_process(program: str, size: int) -> None:
     well(program, size)
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_mpi_between_hosts() -> None:
     well("mpi_later", 2, *TWO_HOSTS)
 
 
+@pytest.mark.slow(COSTLY)
 def test_processes_may_end_at_different_times() -> None:
     well("one_stays", 3)
 
@@ -90,6 +92,7 @@ def test_job_ends_where_one_cannot_start() -> None:
     assert "rank 0 has no address" in ended.stderr
 
 
+@pytest.mark.slow(COSTLY)
 def test_children_of_a_process_do_not_speak() -> None:
     well("children", 2)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aiodist.base.errors import UsageError
 from aiodist.rendezvous.launchers.slurm import MAX_HOSTS, first_host, host_of_rank_0, hosts, port
+from tests.levels import COSTLY
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,7 @@ NUMBERS = st.lists(st.integers(0, 120), min_size=1, max_size=12)
 BRACKETS = st.tuples(WORDS, NUMBERS, st.integers(1, 4))
 
 
+@pytest.mark.slow(COSTLY)
 @given(entries=st.lists(st.tuples(st.lists(BRACKETS, max_size=2), WORDS), min_size=1, max_size=4))
 def test_a_compressed_list_expands_to_what_it_was(
     entries: list[tuple[list[tuple[str, list[int], int]], str]],

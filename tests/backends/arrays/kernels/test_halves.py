@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from aiodist.backends.arrays.kernels import combine, finish, halves, quiet, scale
 from aiodist.backends.arrays.kernels.halves import BLOCK
 from aiodist.base.types import BFLOAT16, ReduceOp
+from tests.levels import COSTLY
 
 Array = npt.NDArray[Any]
 
@@ -132,6 +133,7 @@ def values(dtype: np.dtype[Any], count: int, seed: int, specials: bool) -> Array
     return array
 
 
+@pytest.mark.slow(COSTLY)
 @given(
     dtype=st.sampled_from(DTYPES),
     op=st.sampled_from(list(UFUNCS)),
@@ -200,6 +202,7 @@ def test_scaling_and_averaging(dtype: np.dtype[Any], count: int) -> None:
         assert len(set(nans.tolist())) <= 1
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_mode_that_makes_other_tensors_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from torch._subclasses.fake_tensor import FakeTensorMode

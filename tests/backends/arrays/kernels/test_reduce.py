@@ -16,7 +16,7 @@ from aiodist.backends.arrays.kernels.reduce import combine, finish, reduce_into
 from aiodist.base.errors import UsageError
 from aiodist.base.types import BFLOAT16, DTYPES, ReduceOp, check_reduction
 from aiodist.testing.programs import same_bits
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 Array = npt.NDArray[Any]
 
@@ -106,6 +106,7 @@ def placed(source: Array, offset: int) -> Array:
     return copy
 
 
+@pytest.mark.slow(COSTLY)
 @given(
     case=st.sampled_from(CASES),
     count=st.integers(0, 70),
@@ -136,6 +137,7 @@ def test_both_ranks_get_the_same_bits(
     assert same_bits(first, second)
 
 
+@pytest.mark.slow(COSTLY)
 @given(bits=st.lists(st.tuples(st.integers(0, 65535), st.integers(0, 65535)), min_size=1, max_size=50))
 @settings(max_examples=200)
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=lambda d: d.name)

@@ -15,6 +15,7 @@ from aiodist.backends.host.local.plan import Path
 from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from tests.backends.host.local.members import PLACES, Member, call_of, run
+from tests.levels import COSTLY
 
 COUNTS = st.sampled_from([0, 1, 5, 17, 1000, 3071, 3072, 3073, 30_000])
 PATHS = (Path.inline, Path.bulk)
@@ -56,6 +57,7 @@ def start(
     return member.begin(ReduceAll, call, source, given, path, factor=factor), source, given
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("size", [2, 3])
 async def test_all_get_the_same_bits_in_rank_order(hubs: Any, join: Any, size: int) -> None:
     local = hubs(size)

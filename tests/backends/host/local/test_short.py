@@ -12,6 +12,7 @@ from aiodist.base.operations import Kind
 from aiodist.base.types import ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.levels import COSTLY
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -39,6 +40,7 @@ async def test_joined_results_go_the_short_way_as_stacked_ones_do(pg: ProcessGro
     assert short.start(Kind.all_gather, mine, np.empty((2, 6)), False) is None
 
 
+@pytest.mark.slow(COSTLY)
 @needs_torch
 @spmd(transport="shm")
 async def test_torch_tensors_go_the_short_way_and_come_back_themselves(pg: ProcessGroup) -> None:
@@ -77,6 +79,7 @@ async def test_torch_tensors_go_the_short_way_and_come_back_themselves(pg: Proce
     assert result is (out if pg.rank == 0 else None)
 
 
+@pytest.mark.slow(COSTLY)
 @needs_torch
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @spmd(transport="shm")

@@ -17,6 +17,7 @@ from aiodist.backends.host.local.small import Small
 from aiodist.base.operations import ROLES, Parts
 from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 from tests.backends.host.local.members import PLACES, Member, run
+from tests.levels import COSTLY
 
 KINDS = [kind for kind, roles in ROLES.items() if roles.source is not Parts.NONE and not roles.message]
 KINDS.remove(Kind.all_reduce)
@@ -76,6 +77,7 @@ class Case:
         return exchange, target, expected
 
 
+@pytest.mark.slow(COSTLY)
 async def test_every_rank_gets_what_is_its_own(hubs: Any, join: Any) -> None:
     local = hubs(SIZE)
     operations = st.tuples(

@@ -16,6 +16,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.levels import COSTLY
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -297,6 +298,7 @@ CASES = (
 )
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(transport="shm")
 async def test_each_mistake_is_said_at_once_and_the_next_step_is_right(pg: ProcessGroup) -> None:
     """In one job, since torch's import takes longest; the case that fails is the last that is printed."""
@@ -305,6 +307,7 @@ async def test_each_mistake_is_said_at_once_and_the_next_step_is_right(pg: Proce
         await case(pg)
 
 
+@pytest.mark.slow(COSTLY)
 @spmd(world_size=2, exits={1: -9})
 async def test_a_step_that_does_not_count_leaves_the_buffers_as_its_first_pass_found_them(
     pg: ProcessGroup,
