@@ -6,6 +6,7 @@ import ast
 import functools
 import graphlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -296,3 +297,16 @@ def test_no_public_method_or_function_is_undocumented() -> None:
             for method, function in inspect.getmembers(public, inspect.isfunction):
                 if not method.startswith("_") and function.__module__.startswith("aiodist"):
                     assert inspect.getdoc(function), f"{name}.{method} has no docstring"
+
+
+def test_a_docstring_stands_alone() -> None:
+    """An editor shows it without the one above: it says more than that it is like another."""
+    hollow = re.compile(r"(likewise|the same|as above|its|see)\b[^.]{0,60}\.$", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(PACKAGE)}: {node.name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and hollow.match(ast.get_docstring(node) or "")
+    ]
+    assert found == []

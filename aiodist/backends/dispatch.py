@@ -164,7 +164,7 @@ class Dispatch:
         return self._host.take_in()
 
     def heard_nobody(self) -> bool:
-        """See `Backend.heard_nobody`."""
+        """Whether the last collective ended with no message of another member (`Backend.heard_nobody`)."""
         return self._host.heard_nobody()
 
     def divide(self, context: int, members: Sequence[int]) -> None:

@@ -41,7 +41,7 @@ class InnerOperation(Operation):
 
     @property
     def whole(self) -> Operation | None:
-        """See `Operation`."""
+        """The user's operation that this one is a part of; see `Operation`."""
         return self.of
 
     def succeed(self) -> None:

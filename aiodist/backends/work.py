@@ -547,7 +547,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._when_done(partial(_tell, fn))
 
     def _when_done(self, fn: Callable[[Work[T]], object]) -> None:
-        """The same for a caller that may give a receive up."""
+        """Call `fn(work)` once the operation has ended, for a caller that may give a receive up."""
         self._followed = True
         if self._state != _PENDING:
             self._issuer.loop.call_soon(fn, self)
@@ -782,7 +782,8 @@ class _Waiter(asyncio.Future[None]):
         self.given_up = False
 
     def cancel(self, msg: Any = None) -> bool:
-        """See `asyncio.Future`; also where the receive has its message, and the task does not know yet."""
+        """Cancel the wait, as `asyncio.Future.cancel`; also where the receive has its message, and the task
+        does not know yet."""
         self.given_up = True
         cancelled = super().cancel(msg)
         self._work._give_up()

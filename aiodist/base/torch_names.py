@@ -79,7 +79,7 @@ def hint(name: str, known: Collection[str] = ()) -> str:
 
 
 def argument_hint(names: Collection[str], known: Collection[str]) -> str:
-    """The same for the names of arguments, some of which nobody knows."""
+    """The hint for a misspelled argument, which may be one that torch does not know either."""
     unknown = [name for name in names if name not in known]
     meant = [ARGUMENTS.get(name, "") or _closest(name, known) for name in unknown]
     found = [name for name in meant if name in known]

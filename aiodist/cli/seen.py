@@ -63,7 +63,7 @@ def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False
 
 
 def again(job: JobView) -> JobView:
-    """The same job, looked at once more; as it was, where it has gone."""
+    """The job, looked at once more; as it was, where it has gone."""
     from aiodist.observe.host import look_at_jobs
     from aiodist.observe.source import whole
 

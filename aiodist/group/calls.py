@@ -29,7 +29,7 @@ class Calls:
         self._switchboard: Switchboard | None = None
 
     def handler(self, function: Any, name: str | None, limit: int | None) -> Any:
-        """See `ProcessGroup.handler`."""
+        """Register a function that other ranks call by its name; see `ProcessGroup.handler`."""
         handlers = self._services().handlers
         if function is None:
             return lambda function: self.handler(function, name, limit)
@@ -39,7 +39,7 @@ class Calls:
     def call(
         self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout
     ) -> Coroutine[Any, Any, Any]:
-        """See `ProcessGroup.call`."""
+        """Call a handler of another rank; see `ProcessGroup.call`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         if type(handler) is str:
             return services.call(uid, rank, known(handler), args, limit, None)
@@ -47,7 +47,7 @@ class Calls:
         return services.call(uid, rank, name, args, limit, build)
 
     def stream(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Stream[Any]:
-        """See `ProcessGroup.stream`."""
+        """Open a stream of a handler's values; see `ProcessGroup.stream`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         if type(handler) is str:
             return services.stream(uid, rank, known(handler), args, limit, None)
@@ -55,12 +55,12 @@ class Calls:
         return services.stream(uid, rank, name, args, limit, build)
 
     async def send_message(self, rank: int, message: Any, timeout: Timeout) -> None:
-        """See `ProcessGroup.send_message`."""
+        """Send a message to another rank's mailbox; see `ProcessGroup.send_message`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         await services.send_message(uid, rank, message, limit)
 
     def messages(self) -> AsyncIterator[tuple[int | None, Any]]:
-        """See `ProcessGroup.messages`."""
+        """The messages that come to this rank's mailbox; see `ProcessGroup.messages`."""
         services, ranks = self._services(), {uid: rank for rank, uid in enumerate(self._uids())}
         return Messages(services, ranks)
 

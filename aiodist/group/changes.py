@@ -34,11 +34,11 @@ class Changes:
         self._roster = core.roster
 
     def rebuild(self, min_size: int, admit: bool, timeout: Timeout) -> Awaitable[Any]:
-        """See `ProcessGroup.rebuild`."""
+        """Make the next epoch of the members that are left; see `ProcessGroup.rebuild`."""
         return self._call(Ready(0, check.at_least_1(min_size, "min_size"), bool(admit), 0, ()), timeout)
 
     def shrink(self, exclude: Sequence[int], timeout: Timeout) -> Awaitable[Any]:
-        """See `ProcessGroup.shrink`."""
+        """Make the next epoch without some members; see `ProcessGroup.shrink`."""
         regroup, size = self.must_regroup(), self._roster.size
         named = check.some(exclude, size, "exclude", "a list of ranks")
         members = check.members(named, size) if named else ()
@@ -50,11 +50,11 @@ class Changes:
         return self._call(Ready(0, 1, False, 0, excluded), timeout)
 
     def grow(self, n: int, timeout: Timeout) -> Awaitable[Any]:
-        """See `ProcessGroup.grow`."""
+        """Make the next epoch with newcomers; see `ProcessGroup.grow`."""
         return self._call(Ready(0, 1, True, check.at_least_1(n, "n"), ()), timeout)
 
     async def agree(self, flag: bool, timeout: Timeout) -> bool:
-        """See `ProcessGroup.agree`."""
+        """Agree with all members on a flag, whatever fails; see `ProcessGroup.agree`."""
         limit = self._core.limit(timeout)
         regroup = self._core.family.regroup
         if regroup is None:
@@ -62,7 +62,7 @@ class Changes:
         return await regroup.agree(self._core, bool(flag), limit)
 
     async def pending_joins(self, timeout: Timeout) -> int:
-        """See `ProcessGroup.pending_joins`."""
+        """The number of newcomers that wait to be admitted; see `ProcessGroup.pending_joins`."""
         core, regroup = self._core, self.must_regroup()
         core.check_here()
         limit = core.limit(timeout)
@@ -86,7 +86,7 @@ class Changes:
             raise
 
     async def newcomers_here(self) -> int:
-        """See `ProcessGroup.newcomers_here`."""
+        """The number of waiting newcomers, as far as this rank knows; see `ProcessGroup.newcomers_here`."""
         return await self.must_regroup().count_newcomers()
 
     # ── how they are made ─────────────────────────────────────────────────────────────────────────────

@@ -245,7 +245,7 @@ class GroupCore:
         task.add_done_callback(self._opening.discard)
 
     async def drain(self) -> None:
-        """See `ProcessGroup.drain`."""
+        """Wait until no operation touches a buffer any more; see `ProcessGroup.drain`."""
         await self.settle()
         self.issuer.forgotten.drained(self._track.now())
 
@@ -285,7 +285,7 @@ class GroupCore:
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────
 
     def abort(self, reason: str) -> None:
-        """See `ProcessGroup.abort`."""
+        """End the group on all ranks, now; see `ProcessGroup.abort`."""
         if self._forked:
             return
         self.check_here(closed_is_wrong=False)
@@ -315,7 +315,7 @@ class GroupCore:
         await self._close_all(error)
 
     async def aclose(self) -> None:
-        """See `ProcessGroup.aclose`."""
+        """Close the group gracefully; see `ProcessGroup.aclose`."""
         if self._forked:
             return
         latest = self.lineage.latest

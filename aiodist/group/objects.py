@@ -44,12 +44,12 @@ class Objects:
         self._rank, self._size = core.roster.rank, core.roster.size
 
     def all_gather(self, obj: Any, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
-        """See `ProcessGroup.all_gather_object`."""
+        """Gather an object of each rank on all ranks; see `ProcessGroup.all_gather_object`."""
         self._check_pickle(allow_pickle)
         return self._gathered(Kind.all_gather, obj, NO_ROOT, allow_pickle, timeout, async_op)
 
     def gather(self, obj: Any, dst: int, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
-        """See `ProcessGroup.gather_object`."""
+        """Gather an object of each rank on one rank; see `ProcessGroup.gather_object`."""
         self._check_pickle(allow_pickle)
         root = check.group_rank(dst, self._size, "dst")
         return self._gathered(Kind.gather, obj, root, allow_pickle, timeout, async_op)
@@ -73,7 +73,7 @@ class Objects:
     def broadcast(
         self, obj: Any, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
-        """See `ProcessGroup.broadcast_object`."""
+        """Give all ranks the object of one; see `ProcessGroup.broadcast_object`."""
         self._check_pickle(allow_pickle)
         root = check.group_rank(src, self._size, "src")
         data = _encoded(obj, allow_pickle) if root == self._rank else np.empty(0, np.uint8)
@@ -90,7 +90,7 @@ class Objects:
     def scatter(
         self, objs: Sequence[Any] | None, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
-        """See `ProcessGroup.scatter_object`."""
+        """Give each rank its object of one rank's list; see `ProcessGroup.scatter_object`."""
         self._check_pickle(allow_pickle)
         root = check.group_rank(src, self._size, "src")
         sizes = np.zeros(self._size, np.int64)
@@ -113,7 +113,7 @@ class Objects:
     def send(
         self, obj: Any, dst: int, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[None]:
-        """See `ProcessGroup.send_object`."""
+        """Send an object to one rank; see `ProcessGroup.send_object`."""
         self._check_pickle(allow_pickle)
         peer = check.group_rank(dst, self._size, "dst")
         number = check.message_tag(tag) + OBJECT_TAGS
@@ -130,7 +130,7 @@ class Objects:
     def recv(
         self, src: int | None, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
-        """See `ProcessGroup.recv_object`."""
+        """Receive an object from one rank, or any; see `ProcessGroup.recv_object`."""
         return self.receive(src, tag, allow_pickle, timeout, async_op, lambda _, obj: obj)
 
     def receive(
@@ -243,15 +243,16 @@ class _Received(Decoding):
         return self._allow_pickle
 
     def is_slow(self, data: Array) -> bool:
-        """See `Decoding`. What may run the program's code is decoded on the loop."""
+        """Whether decoding takes long enough for a thread (see `Decoding`). What may run the program's code
+        is decoded on the loop."""
         return not self._allow_pickle and is_slow(data.data)
 
     def decode(self, data: Any) -> Any:
-        """See `Decoding`."""
+        """Decode the bytes of a message; see `Decoding`."""
         return decode(memoryview(data), allow_pickle=self._allow_pickle)
 
     def result(self, sender: int, obj: Any) -> Any:
-        """See `Decoding`."""
+        """The receive's result, of the object that was decoded; see `Decoding`."""
         return self._result(sender, obj)
 
 

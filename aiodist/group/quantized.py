@@ -73,7 +73,7 @@ class Quantized:
         timeout: Timeout,
         async_op: bool,
     ) -> Work[Any]:
-        """See `ProcessGroup.all_reduce_quantized`."""
+        """Reduce a tensor in 8 or 4 bits an element; see `ProcessGroup.all_reduce_quantized`."""
         core = self._core
         asked = request(Kind.all_reduce, core.roster, tensor, out, op=op)
         _check(asked)

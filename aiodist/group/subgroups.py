@@ -46,7 +46,7 @@ class Subgroups:
     def new_group(
         self, owner: object, ranks: Sequence[int] | None, timeout: Timeout, name: str, locally: bool
     ) -> Coroutine[Any, Any, Any]:
-        """See `ProcessGroup.new_group`."""
+        """Make a group of some members; see `ProcessGroup.new_group`."""
         core, roster = self._core, self._roster
         chosen = check.members(ranks, roster.size)
         label = check.text(name, "name")
@@ -64,7 +64,7 @@ class Subgroups:
     def split(
         self, owner: object, color: int | None, key: int, timeout: Timeout, name: str
     ) -> Coroutine[Any, Any, Any]:
-        """See `ProcessGroup.split`."""
+        """Divide the group by a colour; see `ProcessGroup.split`."""
         mine = np.array([_NO_COLOR if color is None else _word(color, "color"), _word(key, "key")], np.int64)
         if color is not None and mine[0] < 0:
             raise UsageError(f"color must be a non-negative integer or None, got {int(mine[0])}")

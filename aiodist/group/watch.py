@@ -53,7 +53,7 @@ class Breaks(Protocol):
     """A function that breaks the group."""
 
     def __call__(self, error: GroupBroken, *, tell: bool = True) -> None:
-        """See `GroupCore.break_group`."""
+        """Break the group by an error; see `GroupCore.break_group`."""
 
 
 class Noted(dict[int, V]):

@@ -415,7 +415,7 @@ class Crew:
         return self.report_at(await self._turn if self._turn is not None else NEVER)
 
     def report_at(self, turn: int) -> NodeReport:
-        """The same, with this turn."""
+        """The report of the workers, with this turn."""
         place, nodes = self._place, self._nodes
         return NodeReport(
             place.node_rank,

@@ -129,7 +129,7 @@ class NodeReport:
     spared: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
-        """Its bytes for the store."""
+        """The verdict's bytes for the store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod

@@ -36,7 +36,7 @@ class Poller:
         self._skip = 0
 
     def only(self, asker: object) -> bool:
-        """See `Turn.only`."""
+        """Whether nobody else asked in this turn; see `Turn.only`."""
         return self._turn.only(asker)
 
     def overdue(self) -> bool:

@@ -91,7 +91,7 @@ def screen(job: Summary, width: int, height: int | None = None, note: str = "") 
 
 
 def plain(job: Summary, width: int) -> str:
-    """The same as text without colours, with all ranks."""
+    """The screen as text without colours, with all ranks."""
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, emoji=False)
     with console.capture() as taken:
         console.print(screen(job, width))

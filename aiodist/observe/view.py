@@ -88,7 +88,7 @@ class RankView:
 
     @property
     def rank(self) -> int:
-        """Its rank."""
+        """The rank's number."""
         return self.recording.rank
 
     @property
@@ -177,7 +177,7 @@ class RankView:
             raise WireError(f"this is no rank: {error}") from error
 
     def placed(self, shift: float, error: float, drift: float = 0.0) -> RankView:
-        """The same, with what is known of its clock."""
+        """The view, with what is known of its clock."""
         return replace(self, shift=shift, error=error, drift=drift)
 
 

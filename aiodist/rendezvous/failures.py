@@ -37,7 +37,7 @@ def closed_error() -> RendezvousError:
 
 
 def again(error: AiodistError) -> RendezvousError:
-    """The same error for another reader: one object raised in many tasks would collect all their traces."""
+    """A copy of an error for another reader: one object, raised in many tasks, collects all their traces."""
     kind = type(error) if isinstance(error, RendezvousError) else RendezvousError
     return kind(error.message, hint=error.hint)
 

@@ -30,7 +30,7 @@ class StoreCard:
     place: MeetingPlace = NOWHERE
 
     def encode(self) -> bytes:
-        """Its bytes, as the card of a handshake."""
+        """The card's bytes, for a handshake."""
         where = self.place
         said = (where.told, where.found, "apart" if where.apart else "")
         place = "\n".join(said) if where.told else ""

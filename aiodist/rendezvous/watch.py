@@ -42,7 +42,7 @@ class Watch:
         self._state: list[Any] | None = []  # pieces of all that exists, until it is complete
 
     def under(self, prefix: str) -> Watch:
-        """The same watch, reporting keys without `prefix`."""
+        """The watch, reporting keys without `prefix`."""
         self._cut += len(prefix)
         return self
 

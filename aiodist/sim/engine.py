@@ -248,7 +248,7 @@ class RankLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """The same: one thread runs at a time."""
+        """Call a function soon, as `call_soon` does: one thread runs at a time."""
         return self.call_soon(callback, *args, context=context)
 
     def call_at(

@@ -59,7 +59,7 @@ class Plan:
     at_once: bool = False
 
     def wide(self, width: int) -> Plan:
-        """The same in several columns at once: member m of column c is m · width + c."""
+        """The rounds in several columns at once: member m of column c is m · width + c."""
         if width == 1:
             return self
 

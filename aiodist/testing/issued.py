@@ -55,7 +55,7 @@ class Place(Protocol):
         """A tensor there with the values of an array, laid out as for `laid_out`."""
 
     def get(self, tensor: Any) -> Array:
-        """Its values."""
+        """The tensor's values as an array of the host."""
 
 
 async def perform(pg: ProcessGroup, step: Step, place: Place | None = None) -> None:

@@ -42,7 +42,7 @@ def told(views: Sequence[RankView]) -> list[str]:
 
 
 def _without_server(view: RankView) -> RankView:
-    """The same, without the line of the server that the rank was forked from."""
+    """A rank's stacks without the line of the server that it was forked from."""
     if view.stacks is None:
         return view
     thread = tuple(line for line in view.stacks.thread if not line.startswith("<string>:"))

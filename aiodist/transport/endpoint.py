@@ -65,9 +65,9 @@ _log = logging.getLogger("aiodist.transport")
 
 
 class SocketEndpoint(Endpoint):
-    """See `Endpoint`; it listens as soon as it exists.
+    """An `Endpoint` over sockets and shared memory; it listens as soon as it exists.
 
-    Args:
+        Args:
         loop: the event loop, running or about to run.
         rank: this process's global rank.
         job: the job's id; peers of another job are refused.

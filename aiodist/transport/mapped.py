@@ -277,13 +277,13 @@ class MappedLink(StreamLink):
     # Of `rings.Owner`.
 
     def progress(self) -> bool:
-        """See `Waiting`."""
+        """Go on with what is in the rings → whether more may come."""
         waits = self._rings.progress()
         self._give_back_rest()
         return waits
 
     def failed(self, error: Exception) -> None:
-        """See `Waiting`."""
+        """End the link: something raised that must not."""
         self._finish(Event.FAILED, f"{type(error).__name__}: {error}")
 
     def say(self, header: bytes) -> None:
@@ -321,7 +321,7 @@ class MappedLink(StreamLink):
         self._finish(Event.FAILED, f"protocol error: {error.message}")
 
     def broke_soon(self, error: WireError) -> None:
-        """The same, from a callback of the loop."""
+        """End the link as broken, from a callback of the loop."""
         self._loop.call_soon(self.broke, error)
 
     # Ending.

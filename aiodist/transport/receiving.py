@@ -238,7 +238,7 @@ class Incoming:
                 self.link.post(pack(Type.READY, *key, total=MESSAGE_LIMIT, word=_ANSWER | _AGAIN))
 
     def poll(self) -> None:
-        """See `Outgoing.poll`."""
+        """Take what the socket has, in this turn of the loop; see `Outgoing.poll`."""
         if self.link is not None:
             self.link.poll()
 

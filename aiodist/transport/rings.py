@@ -73,7 +73,7 @@ class Owner(Waiting, Protocol):
         """End the link: the peer has broken the protocol."""
 
     def broke_soon(self, error: WireError) -> None:
-        """The same, later."""
+        """End the link as broken, in a later turn of the loop."""
 
 
 class Rings:

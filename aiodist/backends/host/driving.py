@@ -40,7 +40,7 @@ class ChannelDriver:
         self._work = work
 
     def poll(self) -> None:
-        """See `work.Driver`."""
+        """Look for what has come, in the awaiting task's turn; see `work.Driver`."""
         if not self._poller.until(self._look):
             self._work._driven_by(None)
 

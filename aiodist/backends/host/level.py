@@ -94,7 +94,7 @@ class Level:
 
     @property
     def backend(self) -> Inner:
-        """Its backend, made when it is first needed."""
+        """The group's backend, made when it is first needed."""
         if self._backend is None:
             self._backend = self._groups.backend(self.context, self.ranks, self)
         return self._backend

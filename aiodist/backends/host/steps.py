@@ -57,7 +57,7 @@ def pieces_of(call: Call, size: int) -> int:
 
 
 def pieces(kind: Kind, nbytes: int, size: int) -> int:
-    """The same for a kind of call, on tensors of so many bytes."""
+    """The number of pieces, of about `size` bytes, that a kind of call on so many bytes is cut into."""
     return min(MOST, max(1, nbytes // size)) if kind in _IN_PIECES else 1
 
 

@@ -82,7 +82,7 @@ class Unclaimed:
         self._place: Array | bytes = b""
 
     def poll(self) -> None:
-        """See `work.Driver`."""
+        """Look for what has come, in the awaiting task's turn; see `work.Driver`."""
         if not self.poller.until(self._look):
             self.work._driven_by(None)
 

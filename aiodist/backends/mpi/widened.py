@@ -63,7 +63,7 @@ class Widened(Task):
 
 
 def widened(task: Task, dtype: np.dtype[Any]) -> Widened:
-    """The same reduction in a wider dtype.
+    """A reduction in a wider dtype, where MPI has none for the narrow one.
 
     Args:
         task: of halves or integers.

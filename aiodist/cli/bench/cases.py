@@ -129,7 +129,7 @@ def check(case: Case, rank: int, size: int, tensor: Array, out: Array) -> None:
 
 
 def _check(case: Case, rank: int, size: int, tensor: Array, out: Array, first: int) -> None:
-    """The same for one operation, whose input was filled from the value with this number on."""
+    """Check one operation, whose input was filled from the value with this number on."""
     total = sum(map(_offset, range(size)))
     part = len(out) // size
     match case.what:

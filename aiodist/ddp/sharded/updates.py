@@ -75,11 +75,11 @@ class RuleUpdate:
         self._pieces: Sequence[Held] = ()
 
     def place(self, pieces: Sequence[Held]) -> None:
-        """See `Update`."""
+        """Take other pieces, with the state that they have."""
         self._pieces = pieces
 
     def __call__(self) -> None:
-        """See `Update`."""
+        """Update all pieces' values by their gradients."""
         for one in self._pieces:
             self.optimizer(one.values, one.gradient, one.state)
 
@@ -108,7 +108,7 @@ class TorchUpdate:
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """See `Update`."""
+        """The options of each group of parameters; see `Update`."""
         return [
             {name: value for name, value in group.items() if _is_plain(value) and name != "params"}
             for group in self.optimizer.param_groups
@@ -121,7 +121,7 @@ class TorchUpdate:
                 group[name] = tuple(value) if isinstance(value, list) else value
 
     def place(self, pieces: Sequence[Held]) -> None:
-        """See `Update`."""
+        """Take other pieces, with the state that they have."""
         tensors: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
         self.optimizer.state.clear()
         for one in pieces:
@@ -133,7 +133,7 @@ class TorchUpdate:
             group["params"] = chosen
 
     def __call__(self) -> None:
-        """See `Update`."""
+        """Update all pieces' values by their gradients."""
         self.optimizer.step()
 
 

@@ -125,11 +125,11 @@ class Signs:
     # ── what is known ────────────────────────────────────────────────────────────────────────────────
 
     def silence(self, rank: int) -> float | None:
-        """See `Liveness.silence`."""
+        """Seconds since a rank's last sign of life; see `Liveness.silence`."""
         return self._liveness.silence(rank, self._loop.time())
 
     def quiet(self, rank: int) -> bool:
-        """See `Liveness.quiet`."""
+        """Whether a linked rank's loop gave no sign for longer than its pings may take (`Liveness.quiet`)."""
         return self._liveness.quiet(rank, self._loop.time())
 
     def describe(self) -> dict[int, str]:

@@ -61,7 +61,7 @@ class Agreements:
         self._news = asyncio.Event()
 
     async def agree(self, group: GroupCore, flag: bool, timeout: float) -> bool:
-        """See `ProcessGroup.agree`."""
+        """Agree with all members on a flag, whatever fails; see `ProcessGroup.agree`."""
         mine = np.array([1 if flag else 0], np.uint8)
         # Counted apart: after a death members may have issued different numbers of operations.
         count = group.numbers.next_of("agreements") + 1

@@ -109,7 +109,7 @@ class Regroup:
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────
 
     def call(self, ready: Ready, timeout: float) -> Awaitable[ProcessGroup]:
-        """See `Regrouping.call`."""
+        """Call for the next epoch; see `Regrouping.call`."""
         if self._moving is None:
             self._core.check_here()
             self._core.batches.begin()
@@ -307,11 +307,11 @@ class Regroup:
 
     @property
     def services(self) -> Switchboard | None:
-        """See `Regrouping.services`."""
+        """The process's services; see `Regrouping.services`."""
         return self.job.settings.services
 
     async def agree(self, group: GroupCore, flag: bool, timeout: float) -> bool:
-        """See `ProcessGroup.agree`."""
+        """Agree with all members on a flag, whatever fails; see `ProcessGroup.agree`."""
         return await self.listener.agreements.agree(group, flag, timeout)
 
     async def count_newcomers(self) -> int:

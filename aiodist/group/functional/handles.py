@@ -76,7 +76,7 @@ def rank_in(group: ProcessGroup, global_rank: int | None, group_rank: int | None
 
 
 def root_in(group: ProcessGroup, global_rank: int | None, group_rank: int | None, name: str) -> int:
-    """The same; the group's rank 0 where neither is given."""
+    """The rank of the root in the group, of a global or a group rank; rank 0 where neither is given."""
     source = source_in(group, global_rank, group_rank, name)
     return 0 if source is None else source
 
@@ -84,7 +84,7 @@ def root_in(group: ProcessGroup, global_rank: int | None, group_rank: int | None
 def source_in(
     group: ProcessGroup, global_rank: int | None, group_rank: int | None, name: str = "src"
 ) -> int | None:
-    """The same; None, which is anybody, where neither is given."""
+    """The rank of a sender in the group, of a global or a group rank; None (anybody) if neither is given."""
     if global_rank is None and group_rank is None:
         return None
     return rank_in(group, global_rank, group_rank, name)

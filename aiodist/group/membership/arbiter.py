@@ -47,7 +47,7 @@ class StoreArbiter:
         self._store = store
 
     async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
-        """See `Arbiter`."""
+        """Rule on a draft: give everybody the same answer; see `Arbiter`."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._store.compare_set(f"ruling/{topic}", b"", value)
@@ -88,7 +88,7 @@ class MajorityArbiter:
         self._news.set()
 
     async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
-        """See `Arbiter`."""
+        """Rule on a draft: give everybody the same answer; see `Arbiter`."""
         ballots = self._ballots
         try:
             async with asyncio.timeout(timeout):

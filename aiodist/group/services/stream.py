@@ -191,13 +191,13 @@ class _Waiter:
         self._stream = weakref.ref(stream)
 
     def part(self, body: bytes | bytearray) -> None:
-        """See `caller.Waiter`."""
+        """Take a part that has come for the stream; see `caller.Waiter`."""
         stream = self._stream()
         if stream is not None:
             stream.take_part(body)
 
     def ended(self, outcome: Outcome) -> None:
-        """See `caller.Waiter`."""
+        """End the stream, with an error or without; see `caller.Waiter`."""
         stream = self._stream()
         if stream is not None:
             stream.take_end(outcome)

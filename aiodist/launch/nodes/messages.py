@@ -61,7 +61,7 @@ class Next:
     used: int = 0
 
     def to_json(self) -> bytes:
-        """Its bytes for the store."""
+        """The message's bytes for the store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod

@@ -88,7 +88,7 @@ class Roster:
         return replace(self, members=(*self.members, replace(member, first_rank=self.world_size)))
 
     def to_json(self) -> bytes:
-        """Its bytes for the store."""
+        """The roster's bytes for the store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod

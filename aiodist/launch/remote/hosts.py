@@ -42,13 +42,13 @@ class Host:
 
     @property
     def login(self) -> str:
-        """Its name as ssh takes it, which knows no brackets."""
+        """The host's name as ssh takes it, which knows no brackets."""
         user, at, bare = self.name.rpartition("@")
         return f"{user}{at}{bare.strip('[]')}"
 
     @property
     def shown(self) -> str:
-        """Its name for people: without login and domain; an address is whole."""
+        """The host's name for people: without login and domain; an address is whole."""
         bare = self.name.rpartition("@")[2].strip("[]")
         return bare if bare.replace(".", "").isdecimal() or ":" in bare else bare.partition(".")[0]
 

@@ -266,7 +266,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """The same, with None for what is no number: a rank's memory may hold anything."""
+    """A value with None for each number that is not finite: a rank's memory may hold anything."""
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):

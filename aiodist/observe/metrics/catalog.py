@@ -42,12 +42,12 @@ class Metric:
 
     @property
     def prometheus(self) -> str:
-        """Its name in Prometheus, 'aiodist_op_time_seconds_total'."""
+        """The metric's name in Prometheus, 'aiodist_op_time_seconds_total'."""
         return self.stem + ("_total" if self.kind is Kind.counter else "")
 
     @property
     def stem(self) -> str:
-        """The same without '_total'."""
+        """The metric's name in Prometheus without '_total'."""
         return self.name.replace(".", "_") + _WRITTEN.get(self.unit, "")
 
     @property

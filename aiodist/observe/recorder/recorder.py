@@ -139,7 +139,7 @@ class Sort:
         return 0 < self.mark < SUM_PLACES
 
     def sum(self) -> bytes:
-        """Its sum, as `layout.SUM` has it."""
+        """The sum over the operations of this sort, as `layout.SUM` has it."""
         return SUM.pack(self.uses, self.slept, self.failed, self.waited, self.moved, self.total)
 
 
@@ -506,7 +506,7 @@ class Track:
 
     @property
     def sorts(self) -> list[Sort]:
-        """Its sorts of operations."""
+        """The track's sorts of operations."""
         return list(self._sorts.values())
 
     def close(self) -> None:
@@ -584,7 +584,7 @@ class Track:
         return line
 
     def note_line(self, sort: Sort, number: int, line: int) -> Entry:
-        """The same, where the number of the line is known."""
+        """Note an operation whose line in the program has a number already."""
         entry = (sort, number, line, self._clock())
         self.keep(entry)
         return entry

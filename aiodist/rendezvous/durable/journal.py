@@ -79,7 +79,7 @@ class Header:
     salt: bytes
 
     def encode(self) -> bytes:
-        """Its bytes."""
+        """The record's bytes in the journal."""
         packed = _HEADER.pack(_MAGIC, VERSION, self.kind, self.number, self.instance, self.salt)
         return packed + _CHECK.pack(zlib.crc32(packed))
 

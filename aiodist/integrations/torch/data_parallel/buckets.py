@@ -50,7 +50,7 @@ class GradBucket:
         }
 
     def index(self) -> int:
-        """Its number; buckets start in this order on all ranks."""
+        """The bucket's number; buckets start in this order on all ranks."""
         return self._number
 
     def is_last(self) -> bool:
@@ -62,7 +62,7 @@ class GradBucket:
         return self._buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """Its gradients one by one, on the same memory."""
+        """The bucket's gradients one by one, on the same memory."""
         return list(self.views.values())
 
     def parameters(self) -> list[torch.nn.Parameter]:
