@@ -1,19 +1,16 @@
 """Test levels: tests that the quick run leaves out are marked `slow`, with the reason.
 
-The summary counts them by reason. `-m slow` runs them alone, and `-m ""` all tests. With `--share 1/3` a run
+The summary counts them. `-m slow` runs them alone, and `-m ""` all tests. With `--share 1/3` a run
 takes a third of what it would take, with 0/3 and 2/3 the others: `.ci/run` takes another one each day.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Collection, Generator, Iterable
 from typing import Any
 
 import pytest
-
-from tests.skips import summary
 
 MORE = "more of the same"
 """Reason of most slow tests: what they show, another one shows at one size, place or transport."""
@@ -35,7 +32,7 @@ def few(values: Iterable[Any], quick: Collection[Any], reason: str = MORE) -> li
     ]
 
 
-_LEFT_OUT = pytest.StashKey[Counter[str]]()
+_LEFT_OUT = pytest.StashKey[int]()
 
 
 def reason_of(item: pytest.Item) -> str:
@@ -47,7 +44,7 @@ def reason_of(item: pytest.Item) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing is left out yet."""
-    config.stash[_LEFT_OUT] = Counter()
+    config.stash[_LEFT_OUT] = 0
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,27 +82,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Count what is left out because it is slow."""
     for item in items:
-        if item.get_closest_marker("slow") is not None:
-            item.config.stash[_LEFT_OUT][reason_of(item)] += 1
+        item.config.stash[_LEFT_OUT] += item.get_closest_marker("slow") is not None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker of pytest-xdist: hand the counts to the run."""
+    """In a worker of pytest-xdist: hand the number to the run."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        counts = session.config.stash[_LEFT_OUT]
-        output["left_out"] = dict(counts)
+        output["left_out"] = session.config.stash[_LEFT_OUT]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """A worker of pytest-xdist has ended: each has collected, and left out, the same tests."""
     if left_out := getattr(node, "workeroutput", {}).get("left_out"):
-        node.config.stash[_LEFT_OUT] = Counter(left_out)
+        node.config.stash[_LEFT_OUT] = left_out
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """In the run's summary, a few lines."""
-    left_out = terminalreporter.config.stash[_LEFT_OUT]
-    for line in summary(left_out.elements(), "left out as slow"):
-        terminalreporter.write_line(line)
+    """One line in the run's summary."""
+    if left_out := terminalreporter.config.stash[_LEFT_OUT]:
+        terminalreporter.write_line(f"left out as slow: {left_out}; `-m slow` runs them")

@@ -22,12 +22,12 @@ def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     return str(reason).removeprefix("Skipped: ")
 
 
-def summary(reasons: Iterable[str], what: str = "skipped") -> list[str]:
+def summary(reasons: Iterable[str]) -> list[str]:
     """The lines."""
     counts = Counter(reasons)
     if not counts:
         return []
-    lines = [f"{what} {counts.total()}: "]
+    lines = [f"skipped {counts.total()}: "]
     for number, (reason, count) in enumerate(sorted(counts.items(), key=lambda item: (-item[1], item[0]))):
         text = f"{'; ' if number else ''}{count} {reason}"
         if len(lines[-1]) + len(text) > _WIDTH and number:
