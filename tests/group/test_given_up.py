@@ -657,7 +657,7 @@ HOLDS: dict[str, Callable[[Any], asyncio.Future[Any]]] = {
 ALL_KINDS = ["object", "large object", "tensor", "large tensor", "strided tensor"]
 
 
-@pytest.mark.parametrize("hold", few(HOLDS, ["ensure_future", "wait_for"]))
+@pytest.mark.parametrize("hold", few(HOLDS, ["ensure_future", "gather"]))
 @pytest.mark.parametrize("kind", few(ALL_KINDS, ["object", "large tensor"]))
 @pytest.mark.parametrize("anyone", [False, True])
 @pytest.mark.parametrize("cancelled", few([1, 3], [3]))
