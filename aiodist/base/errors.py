@@ -315,8 +315,8 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
             return self
         missing, unheard = ([one for one in named if one != rank] for named in (self.missing, self.unheard))
         told = CollectiveTimeout(self.timeout, self.missing, self.unheard, self.trouble, hint=_OWN)
-        known = [f"it waited for rank {rank}, this one", *_known(missing, unheard, self.trouble)]
-        told.message = f"no completion within {self.timeout:g} s on rank {by}: {'; '.join(known)}"
+        first = f"rank {by} gave up after {self.timeout:g} s: it waited for rank {rank}, this process"
+        told.message = "; ".join([first, *_known(missing, unheard, self.trouble)])
         told.args = (told.message,)
         return told
 

@@ -21,7 +21,7 @@ from aiodist.launch.plain import read
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
 _LATE = re.compile(r"[:;] (ranks? [\d, and]+) (?:had not arrived|did not answer)")
 _GONE = re.compile(r"(?:PeerLost: lost (ranks? [\d, and]+):|GroupAborted: (rank \d+) aborted the group)")
-_WAITED_ITSELF = ", this one; rank"  # others waited for it, and for those that it waited for
+_WAITED_ITSELF = ", this process; rank"  # others waited for it, and for those that it waited for
 NEVER = 1 << 62  # the turn of a node where nothing went wrong
 
 

@@ -144,9 +144,7 @@ def test_nobody_is_told_of_itself_that_it_had_not_arrived() -> None:
         told = error.as_told(rank, 0)
         assert (told.missing, told.unheard, told.trouble) == ((4,), (1,), "rank 1 (b) is busy")
         named = told.during("recv", 0, "world")
-        words = (
-            f"no completion within 2.5 s on rank 0: it waited for rank {rank}, this one; {others}; rank 1 (b)"
-        )
+        words = f"rank 0 gave up after 2.5 s: it waited for rank {rank}, this process; {others}; rank 1 (b)"
         assert str(named).startswith(words) and "that rank" not in str(named)
     alone = str(CollectiveTimeout(2.5, [1]).as_told(1, 0))
     assert "had not arrived" not in alone and "all had arrived" not in alone
@@ -288,7 +286,7 @@ def test_a_receive_that_others_waited_for_says_that_nothing_has_come() -> None:
     told = CollectiveTimeout(2.5, [1]).as_told(1, 0)
     assert "Nothing that fits has come" in str(told.during("recv_object", 0, "world"))
     assert "Nothing that fits has come" not in str(told.during("all_reduce", 0, "world"))
-    assert "this one" in str(told.during("recv", 0, "world"))
+    assert "this process" in str(told.during("recv", 0, "world"))
 
 
 def test_a_traceback_names_an_error_as_programs_import_it() -> None:

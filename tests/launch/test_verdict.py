@@ -187,7 +187,7 @@ def test_names() -> None:
 
 def test_one_that_waited_itself_gives_way_to_the_one_for_which_it_waited() -> None:
     late = "CollectiveTimeout: no completion within 4 s"
-    told = f"{late} on rank 0: it waited for rank 1, this one"
+    told = "CollectiveTimeout: rank 0 gave up after 4 s: it waited for rank 1, this process"
     both = f"{late}: ranks 1 and 2 had not arrived (in barrier #2 of group 'g')"
     first = ending(0, 1, symptom=True, error=both)
     second = ending(1, 1, error=f"{told}; rank 2 had not arrived (in recv #0 of group 'g')")

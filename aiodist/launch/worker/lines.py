@@ -22,7 +22,7 @@ _NOTICED = re.compile(
 )
 """The one line that a rank prints for an error of another one (`group/runtime/tracebacks`)."""
 
-_ITS_OWN = ", this one"
+_ITS_OWN = ", this process"
 """Text of a `CollectiveTimeout` on a rank that others had waited for."""
 
 _TORCHS_PREFIX = re.compile(rb"^\[rank\d+\]: ?")  # before each line of a traceback, once torch has a group

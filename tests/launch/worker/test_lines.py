@@ -188,7 +188,7 @@ def test_what_the_launcher_itself_says_is_no_such_line() -> None:
 def test_a_timeout_of_the_rank_that_was_waited_for_is_its_own() -> None:
     words = LastWords()
     trace = [b"Traceback (most recent call last):", b'  File "train.py", line 3, in main']
-    told = b"no completion within 2 s on rank 0: it waited for rank 2, this one (in"
+    told = b"rank 0 gave up after 2 s: it waited for rank 2, this process (in"
     words.add(*trace, b"aiodist.CollectiveTimeout: " + told)
     assert not words.symptom
     words.add(*trace, b"aiodist.CollectiveTimeout: no completion within 2 s: rank 2 had not arrived (in")
