@@ -6,6 +6,7 @@
                     proofs and conformance programs follow from it
     timeouts        seconds or a timedelta
     environment/    variables and files of this process as plain facts
+    backoff         how long to pause before the next attempt
     callers         whose code a file holds: the program's, the library's or somebody else's
     recent          the numbers that were added last: which groups are gone
     sanitize        text of others for a terminal: one line, no control characters, a bounded length

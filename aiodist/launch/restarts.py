@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
+from aiodist.base.backoff import pause_after
 from aiodist.launch.verdict import Verdict
 
 QUICK = 10.0  # seconds; one that fails sooner than that after a restart is in a crash loop
@@ -104,7 +105,7 @@ class Backoff:
         self._quick = self._quick + 1 if lived < QUICK else 0
         if self._quick < 2:
             return 0.0
-        return min(_FIRST_DELAY * 2.0 ** min(self._quick - 2, 10), _LONGEST_DELAY)
+        return pause_after(self._quick - 1, _FIRST_DELAY, _LONGEST_DELAY)
 
 
 @dataclass

@@ -7,10 +7,10 @@ import contextlib
 import logging
 import math
 import os
-import random
 import socket
 from typing import Any
 
+from aiodist.base.backoff import Backoff
 from aiodist.base.environment import Tls
 from aiodist.base.errors import (
     AiodistError,
@@ -45,6 +45,7 @@ REFUSED_SECONDS = 2.0  # a store listens as long as it lives: who is refused for
 GOODBYE_SECONDS = 1.0
 _GRACE = 1.0  # the server keeps the deadlines; this much later the client stops believing in it
 _BACKOFF = (0.01, 0.5)  # seconds between attempts: the first, the longest
+_JITTER = 0.5  # of each, left to chance
 _ALTERED = 3  # connections in a row that somebody on the path altered; the next is the last
 _log = logging.getLogger("aiodist.store")
 
@@ -81,7 +82,6 @@ class TcpStore(Store):
         self._secret = secret
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._random = random.Random(os.urandom(8))
         self._connection: Connection | None = None
         self._connections = 0  # so far
         self._opening: tuple[Connection, asyncio.Future[None]] | None = None
@@ -267,30 +267,29 @@ class TcpStore(Store):
 
     async def _dial(self, patience: float, refused: float = math.inf) -> None:
         """Try until it works, for `patience` seconds, or until connections were refused for `refused`."""
-        delay = _BACKOFF[0]
+        # Many ranks that start together must not come back together.
+        backoff = Backoff(*_BACKOFF, jitter=_JITTER)
         deadline = self._loop.time() + refused
         try:
             async with asyncio.timeout(patience):
                 while True:
                     try:
                         connection = await self._dial_once()
+                        break
                     except (AuthenticationError, StoreReplaced):
                         raise
                     except (OSError, RendezvousError, WireError) as error:
                         said = "it accepts connections, but does not answer as a store: "
                         self._cause = said * (self._accepted is not None) + describe(error)
                         self._accepted = None
-                        _log.debug("the store at %s: %s; again in %.2f s", self._where(), self._cause, delay)
                         if not isinstance(error, ConnectionRefusedError):
                             deadline = self._loop.time() + refused
                         elif self._loop.time() >= deadline:
                             patience = refused
                             raise TimeoutError from None
-                    else:
-                        break
-                    # Many ranks that start together must not come back together.
-                    await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
-                    delay = min(2 * delay, _BACKOFF[1])
+                    pause = backoff.next()
+                    _log.debug("the store at %s: %s; again in %.2f s", self._where(), self._cause, pause)
+                    await asyncio.sleep(pause)
         except TimeoutError:
             raise RendezvousTimeout(
                 f"cannot reach the store at {self._where()} ({self._progress()}{self._words()}) "
@@ -347,8 +346,7 @@ class TcpStore(Store):
 
     async def _reconnect_now(self) -> None:
         if self._away or self._vain > 1:  # it is there, and brings nothing: give it time
-            delay = min(_BACKOFF[0] * 2 ** min(self._vain, 10), _BACKOFF[1])
-            await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
+            await asyncio.sleep(Backoff(*_BACKOFF, jitter=_JITTER, failed=self._vain).next())
         patience, refused = RECONNECT_SECONDS, REFUSED_SECONDS
         if self._card is not None and self._card.durable:
             # It may take whoever runs it a while to start it again; each call has its own end meanwhile.

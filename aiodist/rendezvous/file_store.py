@@ -19,13 +19,13 @@ import contextlib
 import fcntl
 import json
 import os
-import random
 import socket
 import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from aiodist.base.backoff import Backoff
 from aiodist.base.environment import Tls, is_loopback
 from aiodist.base.environment.files import UntrustedError, open_file, whose
 from aiodist.base.environment.user import is_me
@@ -138,6 +138,7 @@ class FileStore(Store):
 
 async def _locked(file: Path) -> int:
     """A descriptor of the file, locked; the file is made if need be."""
+    poll = Backoff(_POLL, jitter=0.5)
     while True:
         try:
             handle = open_file(file, os.O_RDWR | os.O_CREAT)
@@ -154,7 +155,7 @@ async def _locked(file: Path) -> int:
         except BlockingIOError:
             os.close(handle)
             # Polled, because a blocking lock would need a thread that cannot be stopped.
-            await asyncio.sleep(_POLL * random.uniform(0.5, 1.0))
+            await asyncio.sleep(poll.next())
             continue
         except BaseException:
             os.close(handle)

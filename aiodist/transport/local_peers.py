@@ -21,6 +21,7 @@ import socket
 from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any
 
+from aiodist.base.backoff import Backoff
 from aiodist.base.environment.user import is_me
 from aiodist.base.errors import BackendUnavailable
 from aiodist.net.listener import Listener
@@ -36,7 +37,7 @@ ANSWER_DEADLINE = 5.0
 """Seconds in which a local peer must have answered."""
 
 _HOLD = 0.05  # seconds in which a higher rank may dial before it is dialed
-_PAUSES = (0.0005, 0.001, 0.002, 0.005)  # seconds until a crowded local peer is dialed again; then the last
+_PAUSES = (0.0005, 0.005)  # seconds until a crowded local peer is dialed again: the first, the longest
 _MOST_UNAUTHENTICATED = 64  # connections besides those of possible local peers: with more, the oldest goes
 
 _log = logging.getLogger("aiodist.transport")
@@ -82,7 +83,7 @@ class LocalPeers:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._handshakes: dict[LocalHandshake, None] = {}  # in order of arrival
         self._timer: asyncio.TimerHandle | None = None
-        self._tries = 0
+        self._backoff = Backoff(*_PAUSES)
         self._refusals = Refusals(_log)
         self._listener: Listener | None = None
         self._open = True
@@ -188,8 +189,7 @@ class LocalPeers:
                 handshake.begin()
             self._to_dial.discard(rank)
         if self._to_dial:
-            self._timer = self._loop.call_later(_PAUSES[min(self._tries, len(_PAUSES) - 1)], self._dial)
-            self._tries += 1
+            self._timer = self._loop.call_later(self._backoff.next(), self._dial)
 
     def _connect(self, rank: int) -> socket.socket:
         """A connection to the listener under a rank's name, if that is a process of this user."""

@@ -170,7 +170,7 @@ async def test_a_full_backlog_is_waited_for(mine: int, monkeypatch: pytest.Monke
                 crowd.append(Caller(ranks[1 - mine].name))
         ranks.introduce(mine)
         proof = asyncio.ensure_future(ranks[mine].prove([1 - mine]))
-        while not ranks[mine]._tries:
+        while not ranks[mine]._backoff.failed:
             assert not (await asyncio.wait([proof], timeout=0))[0]
         ranks.introduce(1 - mine)
         assert await proof == {1 - mine}

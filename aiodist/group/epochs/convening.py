@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection
 
+from aiodist.base.backoff import pause_after
 from aiodist.base.errors import QuorumLost, RendezvousError, WireError
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.world import World
@@ -89,7 +90,7 @@ class Convening:
         tried = (step.attempt & 0xFFFF) - 1
         try:
             if tried > 0:
-                await asyncio.sleep(min(_AGAIN * 2 ** (tried - 1), _LONGEST))
+                await asyncio.sleep(pause_after(tried, _AGAIN, _LONGEST))
             store, address, host = await self._meeting_place(step.members)
             added: list[bytes] = []
             if step.newcomers:

@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
+from aiodist.base.backoff import Backoff
 from aiodist.base.errors import RendezvousTimeout
 from aiodist.net import kept
 
@@ -64,7 +65,8 @@ class Round:
         """
         from torch.distributed import PrefixStore
 
-        until, pause, found = time.monotonic() + patience.total_seconds(), _FIRST, None
+        until, found = time.monotonic() + patience.total_seconds(), None
+        backoff = Backoff(_FIRST, _LONGEST)
         while True:
             left = until - time.monotonic()
             try:
@@ -81,8 +83,7 @@ class Round:
                     f"rank 0 has not called init_process_group again within {patience.total_seconds():g} s",
                     hint="All ranks have to call it equally often",
                 )
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST)
+            time.sleep(min(backoff.next(), left))
 
     def _has_name(self, store: Any, rank: int) -> bool:
         """Name the round, or wait for its name; False: there is still that of one which is over."""

@@ -17,6 +17,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from aiodist.base.backoff import Backoff
 from aiodist.base.errors import AuthenticationError, BackendUnavailable, RendezvousTimeout
 from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import describe, join_address, resolve, stream_socket
@@ -77,8 +78,7 @@ class Gateway:
         )
         scheme = "https" if place.tls else "http"
         self._bases = [f"{scheme}://{join_address(host, port)}" for host, port in place.endpoints]
-        self._random = random.Random()
-        self._at = self._random.randrange(len(self._bases))  # so that a job spreads over the members
+        self._at = random.SystemRandom().randrange(len(self._bases))  # so that a job spreads over the members
         self._token = ""
         self._wants_token = bool(place.user)
 
@@ -108,7 +108,8 @@ class Gateway:
             UsageError: a value is too large.
             NoLease, LeaseExists: as they say.
         """
-        start, delay, again, cause = self._loop.time(), _BACKOFF[0], False, _SILENT
+        start, again, cause = self._loop.time(), False, _SILENT
+        backoff = Backoff(*_BACKOFF, jitter=0.5)
         while (left := deadline - self._loop.time()) > 0:
             at = self._at
             try:
@@ -125,8 +126,7 @@ class Gateway:
                     cause = said
                 again = again or said != _REFUSED
                 self._turn(at)
-            await asyncio.sleep(min(delay * self._random.uniform(0.5, 1.0), max(left, 0.0)))
-            delay = min(2 * delay, _BACKOFF[1])
+            await asyncio.sleep(min(backoff.next(), left))
         hint = "See whether etcd is running, and is at that address"
         if cause in (_ENDED, _RESET):  # which of the two is a matter of timing
             hint += f"; {'etcd:// is without TLS' if self.place.tls else 'with TLS it is etcds://'}"

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from aiodist.base.backoff import Backoff
 from aiodist.base.errors import WireError
 from aiodist.base.sanitize import one_line
 from aiodist.rendezvous.etcd import words
@@ -64,7 +64,6 @@ class Ledger:
         self._useless: list[bytes] = []
         # This process's calls for one key go one after the other; who has or wants the lock keeps it here.
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
-        self._random = random.Random()
 
     def mark(self) -> Mark:
         """A name for a call that is about to be sent."""
@@ -125,7 +124,7 @@ class Ledger:
             lease: of a key that is new; None: the run's. One that is there keeps the lease that it has.
         """
         async with self._turns.setdefault(key, asyncio.Lock()):
-            mark, delay = self.mark(), _BACKOFF[0]
+            mark, backoff = self.mark(), Backoff(*_BACKOFF, jitter=1.0)
             decisions: list[Decision[T]] = []  # that were tried; an attempt notes the number of its own
             held: Item | None = None
             known = False  # it is not worth a question first whether a key is absent
@@ -161,8 +160,7 @@ class Ledger:
                 if tried.succeeded:
                     return decided.answer if tried.note is None else _noted(decisions, tried.note)
                 if known:  # others change it too
-                    await asyncio.sleep(delay * self._random.random())
-                    delay = min(2 * delay, _BACKOFF[1])
+                    await asyncio.sleep(backoff.next())
                 held, known = tried.ranges[0].item, True
 
 

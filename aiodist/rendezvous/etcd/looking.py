@@ -7,9 +7,9 @@ every 100 ms only.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 
+from aiodist.base.backoff import Backoff
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import Away
@@ -17,7 +17,7 @@ from aiodist.rendezvous.etcd.refusals import Away
 LOOK_SECONDS = 5.0
 """Seconds after which a call that waits looks again, also where no watch says so."""
 
-_BACKOFF = 0.1  # seconds, at most, before looking again where the watch broke
+_AGAIN = 0.1  # seconds, at most, before looking again where the watch broke
 
 
 class Call:
@@ -56,13 +56,14 @@ async def look_until(look: Callable[[], Awaitable[bytes | None]], gateway: Gatew
     Returns:
         False where the time was up first.
     """
-    loop = asyncio.get_running_loop()
+    loop, backoff = asyncio.get_running_loop(), Backoff(_AGAIN, jitter=1.0)
+    looks = Backoff(1.5 * LOOK_SECONDS, jitter=1 / 3)
     key = await look()
     until = call.arrived()
     while key is not None:
         if loop.time() >= until:
             return False
-        again = loop.time() + LOOK_SECONDS * random.uniform(1.0, 1.5)
+        again = loop.time() + looks.next()
         try:
             async with asyncio.timeout_at(min(until, again)) as limit:
                 key = await _look_watching(look, gateway, key)
@@ -71,7 +72,7 @@ async def look_until(look: Callable[[], Awaitable[bytes | None]], gateway: Gatew
                 raise
             key = await look()
         except Away:
-            await asyncio.sleep(min(_BACKOFF * random.random(), max(0.0, until - loop.time())))
+            await asyncio.sleep(min(backoff.next(), max(0.0, until - loop.time())))
             key = await look()
     return True
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
+from aiodist.base.backoff import Backoff
 from aiodist.base.errors import RendezvousTimeout
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
@@ -13,7 +13,7 @@ from aiodist.rendezvous.etcd.run import Run
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.watch import Watch
 
-_BACKOFF = 0.2  # seconds, at most, before a broken stream is replaced
+_AGAIN = 0.2  # seconds, at most, before a broken stream is replaced
 _ASK_SECONDS = 300.0  # for one answer; a watch itself has no end
 
 
@@ -27,7 +27,7 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
         prefix: of the keys in etcd.
         cut: how many bytes of a key in etcd are not part of the store's.
     """
-    loop = asyncio.get_running_loop()
+    loop, backoff = asyncio.get_running_loop(), Backoff(_AGAIN, jitter=1.0)
     seen = 0  # all changes up to this revision are told
     try:
         while True:
@@ -53,7 +53,7 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
                             watch.feed([[_name(item, cut), item.value if there else None, item.revision]])
                         seen = max(seen, news.progress)
             except Away:
-                await asyncio.sleep(_BACKOFF * random.random())
+                await asyncio.sleep(backoff.next())
     except Exception as error:
         watch.end(error)
         raise

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from typing import Protocol
 
+from aiodist.base.backoff import Backoff
 from aiodist.base.environment import is_loopback
 from aiodist.base.errors import AuthenticationError, RendezvousTimeout
 from aiodist.base.sanitize import one_line
@@ -122,14 +123,13 @@ def about_rank_0(invitation: Invitation, meeting: str) -> About:
 
 async def _told(texts: Texts, where: str, key: str, limit: float, about: About) -> Announcement:
     """The store that rank 0 has announced; not that of a rank 0 before, which is ended."""
-    loop, said, pause = asyncio.get_running_loop(), "", _FIRST
+    loop, said, backoff = asyncio.get_running_loop(), "", Backoff(_FIRST, _AGAIN)
     false_since: float | None = None
     try:
         async with asyncio.timeout(limit):
             while True:
                 if (found := await texts.look(key)) is None:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _AGAIN)
+                    await asyncio.sleep(backoff.next())
                     continue
                 try:
                     store = Announcement.read(found, about)
