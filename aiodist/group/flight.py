@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from aiodist.backends.base import Operation, ShortMessages, ShortWay
 from aiodist.base.types import Call
+from aiodist.net.alarm import Alarm
 
 STALL = 0.1  # seconds without progress after which an operation asks which ranks are missing (law 4)
 MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall
@@ -71,8 +72,7 @@ class Flight:
         self._expired = expired
         self._open: dict[Operation, Entry] = {}
         self._recent: dict[int, Call] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
+        self._alarm = Alarm(loop, self._tick)
         self._questions, self._next_questions = 0, 0.0  # still allowed until then
         self._moves = False  # an operation has ended since the last questions
         self._fewer = asyncio.Event()  # an operation has ended since a drain began to wait
@@ -100,8 +100,8 @@ class Flight:
             self._recent[call.seq] = call
             if len(self._recent) > REMEMBERED:  # numbers in between went the short way, and are not here
                 del self._recent[next(iter(self._recent))]
-        if self._timer is None or ask_at < self._due:
-            self._arm(ask_at)
+        if ask_at < self._alarm.at:
+            self._alarm.set(ask_at)
 
     def ended(self, operation: Operation) -> None:
         """Take out an operation that has ended."""
@@ -139,8 +139,8 @@ class Flight:
         for entry in self._open.values():
             if entry.deadline == math.inf and entry.timeout == math.inf:
                 entry.timeout, entry.deadline = limit, now + limit
-        if self._open and now + limit < self._due:
-            self._arm(now + limit)
+        if self._open:
+            self._alarm.by(now + limit)
 
     def peers(self) -> set[int]:
         """Group ranks that messages in flight go to, or come from."""
@@ -150,7 +150,7 @@ class Flight:
         """Fail everything in flight; no buffer is touched any more."""
         self._catch_up()
         operations, self._open = list(self._open), {}
-        self._disarm()
+        self._alarm.set()
         for operation in operations:
             operation.work._fail(error)
         self._fewer.set()
@@ -179,25 +179,11 @@ class Flight:
 
     def close(self) -> None:
         """Stop the timer."""
-        self._disarm()
-
-    def _arm(self, when: float) -> None:
-        self._disarm()
-        self._due = when
-        self._timer = self._loop.call_at(when, self._tick)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.set()
 
     def _tick(self) -> None:
-        self._timer = None
-        now, began = (
-            self._loop.time(),
-            thread_time(),
-        )  # its own time: it may be stopped meanwhile
-        late = now - self._due
+        now, late = self._loop.time(), self._alarm.late
+        began = thread_time()  # its own time: it may be stopped meanwhile
         for operation in self._open:
             operation.work._is_pending()  # nobody awaits it, perhaps
         silent: list[tuple[Operation, Entry]] = []
@@ -220,4 +206,4 @@ class Flight:
         self._ask(silent, now)
         if self._open:
             rested = now + SHARE * (thread_time() - began)
-            self._arm(max(rested, min(min(e.ask_at, e.deadline) for e in self._open.values())))
+            self._alarm.set(max(rested, min(min(e.ask_at, e.deadline) for e in self._open.values())))

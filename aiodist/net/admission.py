@@ -11,6 +11,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from aiodist.net.alarm import Alarm
+
 PATIENCE = 5.0
 """Seconds that an unauthenticated peer has, from connecting to the end of its handshake."""
 
@@ -53,7 +55,7 @@ class Admission:
         self._turned_away = turned_away
         self._most = places() if most is None else most
         self._waiting: dict[int, tuple[socket.socket, float]] = {}  # by descriptor
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, self._expire)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -69,14 +71,11 @@ class Admission:
         fd = sock.fileno()
         self._waiting[fd] = (sock, deadline)
         self._loop.add_reader(fd, self._spoke, fd)
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._expire)
+        self._alarm.by(deadline)
 
     def close(self) -> None:
         """Close them all. May be called twice."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.set()
         while self._waiting:
             fd, (sock, _deadline) = self._waiting.popitem()
             if not self._loop.is_closed():
@@ -91,11 +90,10 @@ class Admission:
         self._enter(sock, deadline)
 
     def _expire(self) -> None:
-        self._timer = None
         now = self._loop.time()
         for fd, (_sock, deadline) in list(self._waiting.items()):
             if deadline > now:  # so have all behind it
-                self._timer = self._loop.call_at(deadline, self._expire)
+                self._alarm.set(deadline)
                 return
             self._drop(fd, f"it said nothing for {PATIENCE:g} s")
 

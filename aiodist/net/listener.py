@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from aiodist.net.admission import Admission, Enter, Turned
+from aiodist.net.alarm import Alarm
 from aiodist.net.forks import own_socket
 from aiodist.net.shortage import EXHAUSTED
 
@@ -43,7 +44,7 @@ class Listener:
         self._admission = Admission(loop, on_socket, turned_away)
         self._exhausted = exhausted
         self._failed = 0  # times in a row
-        self._paused: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, self._resume)  # after a pause
         try:
             self._resume()
         except BaseException:
@@ -52,8 +53,7 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening; connections that were handed over stay. May be called again."""
-        if self._paused is not None:
-            self._paused.cancel()
+        self._alarm.stop()
         if not self._loop.is_closed():
             self._pause()
         for sock in self._socks:
@@ -62,7 +62,6 @@ class Listener:
         self._admission.close()
 
     def _resume(self) -> None:
-        self._paused = None
         for sock in self._socks:
             self._loop.add_reader(sock.fileno(), self._acceptable, sock)
 
@@ -81,7 +80,7 @@ class Listener:
             except OSError as error:
                 # The socket stays readable: without a pause the loop would do nothing else.
                 self._pause()
-                self._paused = self._loop.call_later(_PAUSE, self._resume)
+                self._alarm.set(self._loop.time() + _PAUSE)
                 if error.errno not in EXHAUSTED:
                     raise  # the loop says it
                 self._log.error("nobody is accepted for %g s: %s", _PAUSE, error.strerror)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from aiodist.base.environment import Tls
 from aiodist.base.errors import AiodistError, RendezvousError, WireError
+from aiodist.net.alarm import Alarm
 from aiodist.net.buffered import BufferedSocket
 from aiodist.net.opening import HungUp, Opening
 from aiodist.net.polling import Poller
@@ -68,7 +69,7 @@ class Connection:
         self._closing = False  # nothing more is read or written, but for what waits
         self._ended = False
         self._parser = FrameParser()
-        self._deadline: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._loop, self._too_slow)
         self._error: Exception | None = None
 
     @property
@@ -87,7 +88,7 @@ class Connection:
         self.peer_address = address_of(self._buffer.sock)
         if deadline is None:
             deadline = self._loop.time() + HANDSHAKE_SECONDS
-        self._deadline = self._loop.call_at(deadline, self._too_slow)
+        self._alarm.set(deadline)
         self._buffer.watch()
         self.read()
 
@@ -131,7 +132,7 @@ class Connection:
         if self._closing:
             return
         self._closing = True
-        self._stop_deadline()
+        self._alarm.stop()
         self._buffer.unwatch()
         self._drained()
 
@@ -144,7 +145,7 @@ class Connection:
             return
         self._ended = self._closing = True
         self._error = self._error or error
-        self._stop_deadline()
+        self._alarm.stop()
         self._buffer.close()
         self._loop.call_soon(self._say_lost)
 
@@ -218,7 +219,7 @@ class Connection:
             raise WireError("the peer does not read its handshake")
         self._buffer.sock = self._opening.sock
         self._open = True
-        self._stop_deadline()
+        self._alarm.stop()
         self._on_ready(self)
         if not self._closing:  # who is turned back is read no further
             if payloads := self._parser.feed(self._opening.leftover):
@@ -227,11 +228,6 @@ class Connection:
 
     def _too_slow(self) -> None:
         self._end(RendezvousError(f"no handshake within {HANDSHAKE_SECONDS:g} s"))
-
-    def _stop_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
 
 def _keep_alive(sock: socket.socket | RecordSocket) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from functools import partial
 from typing import Any
 
 from aiodist.base.errors import UsageError
 from aiodist.base.timeouts import Timeout
+from aiodist.net.alarm import Alarm
 from aiodist.rendezvous.events import Connected, Event, Failure, Push, Reply, Request, Tick, Wake
 from aiodist.rendezvous.failures import closed_error, error_of
 from aiodist.rendezvous.machine import StoreMachine
@@ -31,7 +33,7 @@ class HashStore(Store):
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._watches: dict[int, Watch] = {}
         self._settled: list[int] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self._closed = False
 
     async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
@@ -65,8 +67,8 @@ class HashStore(Store):
 
     async def aclose(self) -> None:
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._alarm is not None:
+            self._alarm.stop()
         pending, self._pending = self._pending, {}
         watches, self._watches = self._watches, {}
         for answer in pending.values():
@@ -80,7 +82,7 @@ class HashStore(Store):
         if self._closed:
             raise closed_error()
         if self._loop is None:
-            self._loop = loop
+            self._loop, self._alarm = loop, Alarm(loop, partial(self._feed, Tick()))
             self._feed(Connected(_CLIENT))
         elif self._loop is not loop:
             raise UsageError(
@@ -94,6 +96,7 @@ class HashStore(Store):
 
     def _feed(self, event: Event) -> None:
         assert self._loop is not None
+        assert self._alarm is not None
         for effect in self._machine.handle(event, self._loop.time()):
             match effect:
                 case Reply(_, id, value):
@@ -108,9 +111,7 @@ class HashStore(Store):
                     if watch := self._watches.get(id):
                         watch.feed(news)
                 case Wake(at):
-                    if self._timer is not None:
-                        self._timer.cancel()
-                    self._timer = self._loop.call_at(at, self._feed, Tick())
+                    self._alarm.set(at)
 
     def _settle(self, id: int, value: Any, error: Exception | None) -> None:
         self._settled.append(id)

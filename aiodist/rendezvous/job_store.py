@@ -15,6 +15,7 @@ from typing import Any
 
 from aiodist.base.errors import AiodistError, WireError
 from aiodist.base.sanitize import one_line
+from aiodist.net.alarm import Alarm
 from aiodist.net.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack, split_request
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.durable import Committer
@@ -80,8 +81,7 @@ class JobStore:
         self._paused = False
         self._outbox: Outbox = {}
         self._slow: set[Connection] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._open = True
+        self._alarm = Alarm(self._loop, self._tick)
         self._gone = asyncio.Event()  # nobody is connected
         self._gone.set()
         self._encoder = Encoder()
@@ -170,9 +170,7 @@ class JobStore:
 
         What was asked until here is on the disk when this returns, and answered.
         """
-        self._open = False
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.stop()
         if self._committer is not None:
             if self.machine.changed:
                 self._flush()
@@ -201,10 +199,7 @@ class JobStore:
         several = len(effects) > 1
         for effect in effects:
             if isinstance(effect, Wake):
-                if self._timer is not None:
-                    self._timer.cancel()
-                if self._open:
-                    self._timer = self._loop.call_at(effect.at, self._tick)
+                self._alarm.set(effect.at)
             elif (connection := self.clients.get(effect.client)) is not None and not connection.is_over:
                 if several and self._made > _MANY and not self._has_room_for_news(connection):
                     continue

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from aiodist.base.errors import Tampered, WireError
+from aiodist.net.alarm import Alarm
 from aiodist.net.buffered import BufferedSocket
 from aiodist.net.records import RecordSocket
 from aiodist.transport.pipe import Delay, Pipe
@@ -79,7 +80,7 @@ class SocketLine(Line):
         self._out = BufferedSocket(loop, sock, self._readable, self._has_drained, self._broken)
         self._leftover = leftover
         self._started = self._over = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, self._let_go)
 
     def start(self) -> None:
         self._loop.call_soon(self._begin)
@@ -97,7 +98,7 @@ class SocketLine(Line):
         self._over = True
         self._out.unwatch()
         if self._out.unread and not self._loop.is_closed():
-            self._timer = self._loop.call_later(_LINGER, self._let_go)
+            self._alarm.set(self._loop.time() + _LINGER)
         else:
             self._out.close()
 
@@ -159,9 +160,7 @@ class SocketLine(Line):
             self.ended(why)
 
     def _let_go(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.stop()
         self._out.close()
 
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.base.errors import AiodistError, WireError
+from aiodist.net.alarm import Alarm
 from aiodist.net.descriptors import receive
 from aiodist.net.local_socket import credentials
 from aiodist.net.wire.local_message import MESSAGE_BYTES, TOKEN_BYTES, LocalMessage, seal, unseal
@@ -113,7 +114,7 @@ class LocalHandshake:
         self._in = b""
         self._fds: list[int] = []
         self._peer_segment: PeerSegment | None = None
-        self._retry: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, self._again)
         self._over = False
         loop.add_reader(sock.fileno(), self._readable)
 
@@ -133,8 +134,7 @@ class LocalHandshake:
     def _stop(self) -> None:
         """Let go of everything but the connection."""
         self._over = True
-        if self._retry is not None:
-            self._retry.cancel()
+        self._alarm.stop()
         if not self._loop.is_closed():
             self._loop.remove_reader(self._sock.fileno())
         self._close_fds()
@@ -242,13 +242,12 @@ class LocalHandshake:
         except OSError as error:
             if error.errno not in FULL or not descriptors:
                 raise
-            self._retry = self._loop.call_later(_PAUSE, self._again)
+            self._alarm.set(self._loop.time() + _PAUSE)
             return False
         self._said += data
         return True
 
     def _again(self) -> None:
-        self._retry = None
         try:
             self._say_segment()
         except (AiodistError, OSError) as error:

@@ -24,6 +24,7 @@ from typing import Any
 from aiodist.base.backoff import Backoff
 from aiodist.base.environment.user import is_me
 from aiodist.base.errors import BackendUnavailable
+from aiodist.net.alarm import Alarm
 from aiodist.net.listener import Listener
 from aiodist.net.local_socket import connect_unix, credentials
 from aiodist.net.refusals import Refusals, address_of
@@ -82,7 +83,7 @@ class LocalPeers:
         self._not_local: set[int] = set()  # ranks that turned out not to be local
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._handshakes: dict[LocalHandshake, None] = {}  # in order of arrival
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, self._dial)
         self._backoff = Backoff(*_PAUSES)
         self._refusals = Refusals(_log)
         self._listener: Listener | None = None
@@ -168,9 +169,7 @@ class LocalPeers:
         """Dial ranks, and those still to be dialed; try again soon where too many wait to be admitted."""
         if not self._open:
             return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.set()
         under_way = {handshake.rank for handshake in self._handshakes}
         self._to_dial |= ranks - self.peer_segments.keys() - self._not_local - self._dialed - under_way
         # The nearest rank first, so that not all dial rank 0 at once.
@@ -189,7 +188,7 @@ class LocalPeers:
                 handshake.begin()
             self._to_dial.discard(rank)
         if self._to_dial:
-            self._timer = self._loop.call_later(self._backoff.next(), self._dial)
+            self._alarm.set(self._loop.time() + self._backoff.next())
 
     def _connect(self, rank: int) -> socket.socket:
         """A connection to the listener under a rank's name, if that is a process of this user."""
@@ -268,9 +267,7 @@ class LocalPeers:
 
     def _stop_admitting(self) -> None:
         self._open = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.stop()
         if self._listener is not None:
             self._listener.close()
         self._sock.close()

@@ -47,6 +47,7 @@ from aiodist.backends.nccl.sharing import Told, can_share, decode, misfit
 from aiodist.backends.nccl.tables import BYTE, SUM
 from aiodist.backends.threads import fulfil, post
 from aiodist.base.errors import GroupBroken
+from aiodist.net.alarm import Alarm
 
 MakeLaunch = Callable[[Task], Launch]
 
@@ -84,7 +85,7 @@ class NcclEngine(Engine):
         self._theirs: dict[int, bytes] = {}  # of those on which they come
         self._pairs: dict[tuple[int, bool], Pair] = {}
         self._parts: dict[int, asyncio.Future[Any]] = {}  # lanes for groups that are made of this one
-        self._looking: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(setup.loop, self._look_now)
 
     # ── before there is a group ──────────────────────────────────────────────────────────────────────
 
@@ -321,11 +322,9 @@ class NcclEngine(Engine):
 
     def _look(self) -> None:
         """Ask NCCL now and then whether it has found an error: the kernel then waits for ever."""
-        if self._looking is None:
-            self._looking = self.setup.loop.call_later(_LOOK, self._look_now)
+        self._alarm.by(self.setup.loop.time() + _LOOK)
 
     def _look_now(self) -> None:
-        self._looking = None
         try:
             for lane in self._lanes:
                 lane.check(wait=False)
@@ -334,12 +333,6 @@ class NcclEngine(Engine):
         else:
             if any(lane.under_way for lane in self._lanes):
                 self._look()
-
-    def _rest(self) -> None:
-        """Ask no more."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -387,7 +380,7 @@ class NcclEngine(Engine):
         After 2 s in any case: then NCCL could not stop a kernel, or one waits for work of the user's that
         takes longer, and it may still write to its tensors, which are kept alive for it. The process lives
         on, and groups that are formed afterwards have communicators of their own."""
-        self._rest()
+        self._alarm.set()
         if self._device is None:
             quiet()
             return
@@ -405,7 +398,7 @@ class NcclEngine(Engine):
         for part in self._parts.values():  # of groups that nobody awaited
             if part.done() and not part.cancelled() and part.exception() is None:
                 self._lanes.append(part.result())
-        self._rest()
+        self._alarm.set()
         if self._device is not None:
             self._device.leave(self, self._lanes)
 

@@ -1,7 +1,7 @@
 """Services: calls, streams and messages between two processes, outside of groups and across their epochs.
 
 lines       a connection for each direction of a pair, opened by its first call; it belongs to no epoch
-under_way   the calls without an answer, as both ends count them (pure); `alarm`, a timer for deadlines
+under_way   the calls without an answer, as both ends count them (pure)
 way         what waits for a connection and for room, in one order (`queue`, pure)
 caller      what this process asks of another: `asking` (pure), its end of that table
 callee      what another asks of this one: `serving` (pure), its end; `running`, handlers; `answers`

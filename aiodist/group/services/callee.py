@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 from aiodist.base.errors import Tampered, WireError
-from aiodist.group.services.alarm import Alarm
 from aiodist.group.services.answers import Answers
 from aiodist.group.services.connection import Connection
 from aiodist.group.services.handlers import Handlers
@@ -15,6 +14,7 @@ from aiodist.group.services.mailbox import Letter, Mailbox
 from aiodist.group.services.outcomes import LEAVES
 from aiodist.group.services.running import Running
 from aiodist.group.services.serving import CANCELLED, Served, Serving
+from aiodist.net.alarm import Alarm
 from aiodist.net.wire import calls
 from aiodist.net.wire.calls import ASKS, Says
 from aiodist.transport.line import Line
@@ -49,7 +49,7 @@ class Callee:
         self._gone = gone
         self._serving = Serving()
         self._closing = False
-        self._alarm = Alarm(loop, self._serving, self._expire)
+        self._alarm = Alarm(loop, self._expire)
         self._connection = Connection(loop, line, self._take, self._lost, _nothing)
         self._connection.taken = self._look_again
         self._answers = Answers(self._serving, self._connection, handlers.notes)
@@ -117,7 +117,7 @@ class Callee:
         else:
             self._running.call(kind, number, request)
         if serving.due < self._alarm.at:
-            self._alarm.set()
+            self._alarm.set(serving.due)
 
     def _message(self, number: int, request: calls.Request) -> None:
         left, _, payload = request
@@ -138,9 +138,10 @@ class Callee:
         else:
             self._loop.call_soon(work.cancel)
 
-    def _expire(self, now: float) -> None:
-        for served in self._serving.stop_late(now):
+    def _expire(self) -> None:
+        for served in self._serving.stop_late(self._loop.time()):
             self._cancel(served)
+        self._alarm.set(self._serving.due)
 
     def _stop_all(self, why: str) -> None:
         for served in self._serving:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiodist.base.errors import Tampered, WireError
-from aiodist.group.services.alarm import Alarm
 from aiodist.group.services.asking import Asked, Asking
 from aiodist.group.services.connection import Connection
 from aiodist.group.services.outcomes import LATE, LEAVES, LEFT, LOST, NOT_SENT, Outcome
+from aiodist.net.alarm import Alarm
 from aiodist.net.wire import calls
 from aiodist.net.wire.calls import ENDS, Says
 from aiodist.transport.line import Line
@@ -51,7 +51,7 @@ class Caller:
         self.asking = Asking()
         self._loop = loop
         self._room = room
-        self._alarm = Alarm(loop, self.asking, self._expire)
+        self._alarm = Alarm(loop, self._expire)
         self._connection = Connection(loop, line, self._take, self._lost, room)
 
     @property
@@ -77,7 +77,7 @@ class Caller:
         else:
             connection.send(calls.request(kind, number, left, name, payload), many=len(asking.calls))
         if asking.due < self._alarm.at:
-            self._alarm.set()
+            self._alarm.set(asking.due)
 
     def poll(self) -> bool:
         """Look for the answer of the only call for some microseconds; whether the loop has to turn then."""
@@ -134,10 +134,11 @@ class Caller:
                 tell(asked, _not_seen(why) if unseen else (LOST, why))
         self._room()
 
-    def _expire(self, now: float) -> None:
-        for asked in self.asking.expired(now):
+    def _expire(self) -> None:
+        for asked in self.asking.expired(self._loop.time()):
             self.abandon(asked)
             tell(asked, (LATE, None))
+        self._alarm.set(self.asking.due)
 
 
 def _not_seen(why: str | Tampered) -> Outcome:

@@ -22,6 +22,7 @@ from aiodist.launch.remote.messages import (
     decode,
     encode,
 )
+from aiodist.net.alarm import Alarm
 
 _CHUNK = 1 << 16
 
@@ -69,7 +70,8 @@ class Link:
         self._address: asyncio.Future[str] = loop.create_future()
         if self._known:
             self._address.set_result(self._known)
-        self._due = loop.call_later(SILENCE, self._left_alone)
+        self._alarm = Alarm(loop, self._left_alone)
+        self._alarm.set(loop.time() + SILENCE)
         os.set_blocking(self._fd, False)
         loop.add_reader(self._fd, self._read)
         self._take()
@@ -119,9 +121,7 @@ class Link:
                 message = decode(line)
             except WireError:
                 continue
-            self._due.cancel()
-            if not self._alone:
-                self._due = self._loop.call_later(SILENCE, self._left_alone)
+            self._alarm.set(self._loop.time() + SILENCE)
             if isinstance(message, Address) and not self._address.done():
                 self._address.set_result(message.address)
             elif isinstance(message, Signal):
@@ -133,7 +133,7 @@ class Link:
         """Leave the job: the launcher is gone, or cannot be reached, or wants this node no more."""
         if not self._alone:
             self._alone = True
-            self._due.cancel()
+            self._alarm.stop()
             self._leave()
 
 

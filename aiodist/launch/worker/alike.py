@@ -12,6 +12,7 @@ from itertools import groupby
 
 from aiodist.launch.worker.lines import begins_error, without_prefix
 from aiodist.launch.worker.output import Console
+from aiodist.net.alarm import Alarm
 
 MOMENT = 0.4
 """Seconds from the first line of an error until those that have come are shown."""
@@ -38,7 +39,7 @@ class Alike:
         self._console = console
         self._prefix_of = prefix_of
         self._held: dict[int, tuple[bytes, list[bytes]]] = {}  # by rank: its line prefix, its lines
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, self.flush)
 
     def write(self, rank: int, prefix: bytes, lines: Sequence[bytes]) -> None:
         """Show lines of a worker, or hold them back.
@@ -59,13 +60,11 @@ class Alike:
             self._console.line(prefix, *lines[:start])
         if lines[start:]:
             self._held[rank] = (prefix, list(lines[start:]))
-            self._timer = self._timer or self._loop.call_later(MOMENT, self.flush)
+            self._alarm.by(self._loop.time() + MOMENT)
 
     def flush(self) -> None:
         """Show what is held back."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.set()
         held, self._held = self._held, {}
         same: dict[tuple[bytes, ...], list[int]] = {}
         for rank, (_, lines) in held.items():
