@@ -9,7 +9,7 @@
     foreign/        what all libraries of others leave to us; `mpi/`, `nccl/` stand on it
     cuda/           streams, events, kernels; `staged/`: device tensors through the host
     choice          which backend a group gets, from the `registry`; `dispatch`: by where a tensor lies
-    threads         from a thread back to the loop
+    threads         a thread for jobs in their order; from a thread back to the loop
 
 A backend knows a group's members and its context, and not the class that users hold. Only `arrays/` imports
 torch; only `cuda/` and `nccl/` import CuPy; only `mpi/` imports mpi4py. Contract: docs/write-a-backend.md.

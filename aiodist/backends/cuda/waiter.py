@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiodist.backends.cuda.launcher import Launcher
+from aiodist.backends.threads import Worker
 
 Then = Callable[[Exception | None], None]
 
@@ -26,7 +26,7 @@ class Waiter:
 
     def __init__(self, name: str, use: Callable[[], object]) -> None:
         self._failed: Exception | None = None
-        self._thread = Launcher(name)
+        self._thread = Worker(name)
         self._thread.submit(partial(self._begin, use))
 
     def watch(self, event: Any, then: Then, keep: Any) -> None:

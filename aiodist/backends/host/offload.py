@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from aiodist.backends.arrays.kernels import INLINE_NS
-from aiodist.backends.threads import post
+from aiodist.backends.threads import Worker, post
 
 
 class Offload:
@@ -25,7 +25,7 @@ class Offload:
     def __init__(self, loop: asyncio.AbstractEventLoop, inline: bool = False) -> None:
         self._loop = loop
         self._inline = inline
-        self._pool: ThreadPoolExecutor | None = None
+        self._worker: Worker | None = None
 
     def run(
         self,
@@ -47,9 +47,9 @@ class Offload:
             except Exception as error:
                 failed(error)
             return True
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="aiodist-bulk")
-        self._pool.submit(self._work, job, done, failed)
+        if self._worker is None:
+            self._worker = Worker("aiodist-bulk")
+        self._worker.submit(partial(self._work, job, done, failed))
         return False
 
     def _work(
@@ -72,6 +72,7 @@ class Offload:
 
     def close(self) -> None:
         """End the thread once it is idle."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-            self._pool = None
+        if self._worker is not None:
+            self._worker.end()
+            self._worker.join()
+            self._worker = None

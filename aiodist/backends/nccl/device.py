@@ -25,9 +25,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.nccl.communicators import destroy_later
 from aiodist.backends.nccl.lane import Lane
+from aiodist.backends.threads import Worker
 
 LIMIT = 2.0
 """Seconds that an abort may take."""
@@ -56,8 +56,8 @@ class NcclDevice:
 
     def __init__(self, index: int, limit: float = LIMIT) -> None:
         self.index = index
-        self.collectives = Launcher(f"aiodist-nccl-launch-{index}")
-        self.messages = Launcher(f"aiodist-nccl-messages-{index}")
+        self.collectives = Worker(f"aiodist-nccl-launch-{index}")
+        self.messages = Worker(f"aiodist-nccl-messages-{index}")
         self.dead = False
         self._limit = limit
         self._lock = threading.Lock()

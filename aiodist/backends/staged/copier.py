@@ -19,10 +19,9 @@ from aiodist.backends.base import Array, Operation
 from aiodist.backends.cuda import kernels
 from aiodist.backends.cuda.arrays import allocate, copy
 from aiodist.backends.cuda.completion import arrays_of
-from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.cuda.library import load
 from aiodist.backends.cuda.streams import after, blocking_mark, caller_streams, make_stream, mark
-from aiodist.backends.threads import fulfil
+from aiodist.backends.threads import Worker, fulfil
 from aiodist.base.errors import BackendUnavailable
 
 _HINT = "nvidia-smi says what else uses it, and whether it takes one process only"
@@ -127,7 +126,7 @@ class Way:
         self._to_host = to_host
         self._cupy: Any = None
         self._stream: Any = None
-        self._thread = Launcher(f"aiodist-copy-{'out' if to_host else 'in'}-{device}")
+        self._thread = Worker(f"aiodist-copy-{'out' if to_host else 'in'}-{device}")
 
     async def open(self, loop: asyncio.AbstractEventLoop) -> Any:
         """Make the stream; gives the module `cupy`."""

@@ -1,16 +1,14 @@
-"""The launch thread's order, and the end of all lanes at once within a limit: with jobs of plain Python."""
+"""The end of all lanes at once within a limit: with jobs of plain Python."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
 
-from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.nccl import device as module
 from aiodist.backends.nccl.device import NcclDevice, enter
 from aiodist.backends.nccl.lane import Lane as RealLane
@@ -74,29 +72,6 @@ def stopped(device: NcclDevice, member: Group, during: Callable[[], None] = lamb
     device.stop(member, "the other group broke", quiet.set)
     during()
     assert quiet.wait(30)
-
-
-def test_jobs_of_all_groups_run_in_one_thread_in_the_order_of_issue() -> None:
-    launcher = Launcher("launching")
-    ran: list[tuple[int, str]] = []
-    first = threading.Event()
-
-    def blocked() -> None:
-        first.wait()
-        ran.append((-1, threading.current_thread().name))
-
-    launcher.submit(blocked)
-
-    def note(number: int) -> None:
-        ran.append((number, threading.current_thread().name))
-
-    for number in range(100):
-        launcher.submit(partial(note, number))
-    launcher.end()
-    assert not launcher.join(0)
-    first.set()
-    assert launcher.join(30)
-    assert ran == [(number, "launching") for number in range(-1, 100)]
 
 
 def test_all_lanes_are_aborted_at_once_and_other_groups_are_told() -> None:
