@@ -12,7 +12,6 @@ by the operation's timeout at most.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import ClassVar
 from aiodist.backends.base import Operation, ShortMessages, ShortWay
 from aiodist.base.types import Call
 from aiodist.net.alarm import Alarm
+from aiodist.net.within import happens
 
 STALL = 0.1  # seconds without progress after which an operation asks which ranks are missing (law 4)
 MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall
@@ -160,8 +160,7 @@ class Flight:
         self._catch_up()
         while len(self._open) > (but() if but is not None else 0):
             self._fewer.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._fewer.wait(), None if but is None else AGAIN)
+            await happens(self._fewer, None if but is None else AGAIN)
             self._catch_up()  # what was begun meanwhile
 
     def _ask(self, silent: list[tuple[Operation, Entry]], now: float) -> None:

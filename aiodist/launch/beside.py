@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from aiodist.net.within import happens
 from aiodist.observe.outcome import Outcome
 
 _COMMAND = (sys.executable, "-m", "aiodist", "dashboard", "--beside")
@@ -65,9 +66,7 @@ class Dashboard:
         self._tell({"over": code, "records": records, "outcome": told})
         with suppress(OSError):
             self._to.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PARTING):
-                await self._gone.wait()
+        await happens(self._gone, _PARTING)
         self._close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(0.2)  # it has closed its output: it ends now, or outlives this process

@@ -44,6 +44,7 @@ from aiodist.launch.worker.alike import Alike, ranges
 from aiodist.launch.worker.starting import AgentContext, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker, ask_all
+from aiodist.net.within import happens
 
 logger = logging.getLogger("aiodist.launch.crew")
 _SYMPTOMS_APART = 0.5
@@ -385,9 +386,7 @@ class Crew:
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not beyond the end of the attempt."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._halt.wait()
+        await happens(self._halt, seconds)
 
     def _mark(self, before: Ending, now: Ending) -> None:
         self._endings[self._endings.index(before)] = now

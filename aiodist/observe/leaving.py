@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aiodist.base.environment.files import Folder
+from aiodist.net.within import happens
 from aiodist.observe.dumps import open_given, open_kept, remove_old, write, write_outcome
 from aiodist.observe.finding import has_ranks
 from aiodist.observe.host import look
@@ -143,9 +144,7 @@ async def _apart(work: Callable[[], Path | None], patience: float) -> Path | Non
                 loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=run, name="aiodist dump", daemon=True).start()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(patience):
-            await done.wait()
+    await happens(done, patience)
     return found[0] if found else None
 
 

@@ -28,6 +28,7 @@ from aiodist.net.local_socket import connect_to_store
 from aiodist.net.sockets import describe, join_address
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.net.wire.messages import Encoder, Status, split_response
+from aiodist.net.within import happens
 from aiodist.rendezvous.answers import check_failure, check_news, words_of
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
@@ -219,13 +220,9 @@ class TcpStore(Store):
             self._reconnecting = None
         if self._connection is not None:
             self._connection.close()
-            try:
-                async with asyncio.timeout(GOODBYE_SECONDS):
-                    await self._lost.wait()
-            except TimeoutError:
-                if self._connection is not None:
-                    self._connection.abort()
-                    await self._lost.wait()
+            if not await happens(self._lost, GOODBYE_SECONDS) and self._connection is not None:
+                self._connection.abort()
+                await self._lost.wait()
 
     def _new_id(self) -> int:
         self._last_id += 1

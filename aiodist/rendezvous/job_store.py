@@ -7,7 +7,6 @@ everything that happened before them is on the disk: also those of reads, which 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from aiodist.base.errors import AiodistError, WireError
 from aiodist.base.sanitize import one_line
 from aiodist.net.alarm import Alarm
 from aiodist.net.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack, split_request
+from aiodist.net.within import happens
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.durable import Committer
 from aiodist.rendezvous.events import (
@@ -183,9 +183,7 @@ class JobStore:
             if abort:  # somebody does not read
                 for connection in list(self.clients.values()):
                     connection.abort()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await self._gone.wait()
+            await happens(self._gone, _CLOSE_SECONDS)
 
     # The machine.
 

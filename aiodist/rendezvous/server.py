@@ -22,6 +22,7 @@ from aiodist.net.sockets import describe, join_address, listen
 from aiodist.net.users import send_away, why_not
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.net.wire.messages import Status, encode_response, pack
+from aiodist.net.within import happens
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.durable import DataFolder, Disk
 from aiodist.rendezvous.job_store import JobStore
@@ -189,12 +190,8 @@ class StoreServer:
             linger: wait up to so many seconds for all clients to leave by themselves.
         """
         server = self._server
-        if server is not None and linger > 0:
-            try:
-                async with asyncio.timeout(linger):
-                    await self._empty.wait()
-            except TimeoutError:
-                _log.info("store closed with %d clients left after %g s", self.clients, linger)
+        if server is not None and linger > 0 and not await happens(self._empty, linger):
+            _log.info("store closed with %d clients left after %g s", self.clients, linger)
         if self._server is not None and self._server is server:  # else closed by another task meanwhile
             status = Status.closing if self._data is None else Status.away
             await self._stop(status, "its host closed it")
@@ -209,10 +206,8 @@ class StoreServer:
             connection.abort()
         self._refusals.rest()
         await self._close_stores(status, why)
-        if not self.clients and not self._empty.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._empty.wait()
+        if not self.clients:
+            await happens(self._empty, 1.0)
         if self._data is not None:
             self._data.close()
 

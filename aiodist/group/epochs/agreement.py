@@ -25,6 +25,7 @@ from aiodist.group.core import GroupCore
 from aiodist.group.membership.arbiter import Arbiter
 from aiodist.group.membership.motions import Answer, Ask, Motion
 from aiodist.group.requests import internal
+from aiodist.net.within import within
 
 logger = logging.getLogger("aiodist.group.agreement")
 
@@ -92,13 +93,10 @@ class Agreements:
         logger.debug("how did %s end? asking %d ranks", topic, len(asked))
         for rank in asked:
             self._say(rank, Ask(topic))
-        try:
-            async with asyncio.timeout(timeout):
-                while topic not in self._known and self._awaited(asked, answers):
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            raise CollectiveTimeout(timeout, sorted(self._awaited(asked, answers))) from None
+        async with within(timeout, lambda: CollectiveTimeout(timeout, sorted(self._awaited(asked, answers)))):
+            while topic not in self._known and self._awaited(asked, answers):
+                self._news.clear()
+                await self._news.wait()
         found = [value for value in answers.values() if value is not None]
         value = self._known.get(topic) or (found[0] if found else otherwise)
         ruled = await self._arbiter.rule(topic, value, timeout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from aiodist.base.errors import AiodistError, PeerLost, RendezvousTimeout
@@ -12,6 +13,7 @@ from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.world import World
 from aiodist.group.membership.record import Record
 from aiodist.group.process_group import ProcessGroup
+from aiodist.net.within import within
 from aiodist.rendezvous import Store
 from aiodist.transport import Endpoint
 
@@ -100,12 +102,10 @@ class Candidate(Generic[R]):
 
     async def _prepare(self, rank: int) -> tuple[Store, Endpoint]:
         """Connect to the store, and open the endpoint of the new world."""
-        try:
-            async with asyncio.timeout(self._limit):
-                store = self.store = await self._job.store_of(self.record)
-                return store, await self._job.open_endpoint(rank, self.record.name)
-        except TimeoutError:
-            raise RendezvousTimeout(f"the store gave no answer within {self._limit:g} s") from None
+        late = partial(RendezvousTimeout, f"the store gave no answer within {self._limit:g} s")
+        async with within(self._limit, late):
+            store = self.store = await self._job.store_of(self.record)
+            return store, await self._job.open_endpoint(rank, self.record.name)
 
     def _blame(self, error: AiodistError) -> Collection[bytes]:
         ranks: Collection[int] = ()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout
@@ -19,6 +20,7 @@ from aiodist.group.membership.motions import Ready
 from aiodist.group.membership.newcomers import OVER, AdmissionRequest, invitation
 from aiodist.group.membership.record import Record
 from aiodist.group.process_group import ProcessGroup
+from aiodist.net.within import within
 from aiodist.rendezvous import Watch
 
 _FOREVER = 1e6  # seconds; the whole visit has a limit of its own
@@ -35,14 +37,13 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
     visit = _Visit(job)
     deadline = asyncio.get_running_loop().time() + timeout
     try:
-        try:
-            async with asyncio.timeout(timeout):
-                candidate, regroup = await visit.admitted()
-        except TimeoutError:
-            raise RendezvousTimeout(
-                f"nobody admitted this process within {timeout:g} s",
-                hint="Members admit newcomers in rebuild() and grow(): see that they call one, at every step",
-            ) from None
+        late = partial(
+            RendezvousTimeout,
+            f"nobody admitted this process within {timeout:g} s",
+            hint="Members admit newcomers in rebuild() and grow(): see that they call one, at every step",
+        )
+        async with within(timeout, late):
+            candidate, regroup = await visit.admitted()
         await visit.close()
         return await regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
     except BaseException as error:

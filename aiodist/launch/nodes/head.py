@@ -27,6 +27,7 @@ from aiodist.launch.plain import read
 from aiodist.launch.restarts import Backoff, after, ready
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import Verdict
+from aiodist.net.within import happens
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.client import TcpStore
@@ -199,9 +200,7 @@ class Head:
                     self._say(f"waiting for {self._who(here)} at {config.meeting_place}")
                 else:
                     until = min(until, patience)
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    await self._news.wait()
+            await happens(self._news, until - now)
 
     def _missing(self, here: list[Member]) -> list[int]:
         members = Roster.of(here).members

@@ -10,11 +10,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from aiodist.base.errors import UsageError
 from aiodist.base.sanitize import one_line
 from aiodist.launch.remote.hosts import Host, chosen, from_file
 from aiodist.launch.worker.descendants import die_with_parent
+from aiodist.net.within import within
 
 _PAUSE = 1.0  # seconds between two runs
 _AGAIN = 30  # runs until a host that could not be used is tried again
@@ -89,11 +91,9 @@ async def hosts_now(command: str) -> list[Host]:
             why = getattr(error, "strerror", None) or "it names no command"
             raise UsageError(f"{shown} cannot be run: {why}") from None
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with within(_PATIENCE, partial(UsageError, f"{shown} takes longer than {_PATIENCE:g} s")):
                 while not _has_ended(process):  # noqa: ASYNC110  (nothing tells it without its pipes)
                     await asyncio.sleep(_LOOK)
-        except TimeoutError:
-            raise UsageError(f"{shown} takes longer than {_PATIENCE:g} s") from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

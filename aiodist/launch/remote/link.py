@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 from aiodist.base.errors import RendezvousTimeout, WireError
 from aiodist.base.timeouts import spoken
@@ -23,6 +24,7 @@ from aiodist.launch.remote.messages import (
     encode,
 )
 from aiodist.net.alarm import Alarm
+from aiodist.net.within import within
 
 _CHUNK = 1 << 16
 
@@ -82,14 +84,13 @@ class Link:
 
     async def ask(self) -> str:
         """Where node 0 listens."""
-        try:
-            async with asyncio.timeout(self._patience):
-                return await asyncio.shield(self._address)
-        except TimeoutError:
-            raise RendezvousTimeout(
-                f"the launcher did not say where node 0 listens within {spoken(self._patience)}",
-                hint="See what the agent of node 0 says",
-            ) from None
+        late = partial(
+            RendezvousTimeout,
+            f"the launcher did not say where node 0 listens within {spoken(self._patience)}",
+            hint="See what the agent of node 0 says",
+        )
+        async with within(self._patience, late):
+            return await asyncio.shield(self._address)
 
     def began(self) -> None:
         """Say that the agents have met."""

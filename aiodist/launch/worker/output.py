@@ -18,6 +18,7 @@ from operator import attrgetter
 
 from aiodist.base.terminal import CLEAR
 from aiodist.launch.worker.lines import LastWords, LineSplitter, Piece
+from aiodist.net.within import happens
 
 CHUNK = 4096  # PIPE_BUF: after POLLOUT a pipe takes that much without blocking, and in one piece
 HIGH = 1 << 20
@@ -90,13 +91,10 @@ class Console:
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until all is written, at most `timeout` seconds; then drop the rest."""
-        try:
-            async with asyncio.timeout(timeout):
-                if self._live:
-                    self.write(b"\n")
-                    self._live = False
-                await self._empty.wait()
-        except TimeoutError:
+        if self._live:
+            self.write(b"\n")
+            self._live = False
+        if not await happens(self._empty, timeout):
             self.drop()
 
     def _pump(self) -> None:

@@ -18,6 +18,7 @@ from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.output import Relay
 from aiodist.launch.worker.spawner import Spawner, answer
 from aiodist.net.shortage import shortage
+from aiodist.net.within import happens
 
 _SWEPT = 5.0  # seconds, beyond the grace, for the guardian to end what is left; it goes on by itself
 
@@ -120,9 +121,7 @@ class Worker:
 
         What SIGKILL does not end, another user's say, is given up after some seconds.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._order.grace + _SWEPT):
-                await self._gone.wait()
+        await happens(self._gone, self._order.grace + _SWEPT)
         self._let_go()
 
     def _hear(self) -> None:

@@ -15,6 +15,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiodist.base.backoff import Backoff
@@ -22,6 +23,7 @@ from aiodist.base.errors import AuthenticationError, BackendUnavailable, Rendezv
 from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import describe, join_address, resolve, stream_socket
 from aiodist.net.wire.bounded_json import load_json
+from aiodist.net.within import within
 from aiodist.rendezvous.etcd.place import Place
 from aiodist.rendezvous.etcd.refusals import Away, NoAuthentication, NoLease, TokenOver, refusal, tls_failure
 from aiodist.rendezvous.etcd.words import Json
@@ -113,7 +115,7 @@ class Gateway:
         while (left := deadline - self._loop.time()) > 0:
             at = self._at
             try:
-                async with _within(min(left, ATTEMPT_SECONDS), _SILENT):
+                async with within(min(left, ATTEMPT_SECONDS), partial(Away, _SILENT)):
                     return await self._ask(self._bases[at], path, body), again
             except NoLease as error:
                 error.again = again
@@ -162,7 +164,7 @@ class Gateway:
             raise
 
     async def _begin(self, base: str, path: str, body: Json) -> aiohttp.ClientResponse:
-        async with _within(ATTEMPT_SECONDS, "it accepts connections, but does not answer"):
+        async with within(ATTEMPT_SECONDS, partial(Away, _ACCEPTS)):
             await self._log_in(base)
             # A member without a leader would stay silent; so it says that it has none.
             headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
@@ -173,7 +175,7 @@ class Gateway:
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[Json, None]:
         kept = b""
         while True:
-            async with _within(QUIET_SECONDS, "nothing came for a while"):
+            async with within(QUIET_SECONDS, partial(Away, "nothing came for a while")):
                 chunk = await response.content.readany()
             if not chunk:
                 raise Away("it ended the stream")
@@ -254,18 +256,6 @@ class Gateway:
         raise Away(describe(cause)) from None
 
 
-@contextlib.asynccontextmanager
-async def _within(seconds: float, words: str) -> AsyncIterator[None]:
-    """Raise `Away` where what is inside takes longer; a `TimeoutError` of its own passes."""
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            yield
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise Away(words) from None
-
-
 async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes:
     """The body of an answer; `Away` where it is longer than it may be."""
     parts, left = [], most
@@ -316,6 +306,7 @@ _LARGE = 256 << 10
 _WORDS = 64 << 10  # bytes of a refusal that are read
 _TOO_LONG = f"its answer has more than {MOST >> 20} MiB"
 _SILENT = "no answer"
+_ACCEPTS = "it accepts connections, but does not answer"
 _REFUSED = "Connection refused"
 _ENDED = "the connection ended before the answer"
 _RESET = os.strerror(errno.ECONNRESET)

@@ -10,15 +10,16 @@ import asyncio
 import itertools
 import logging
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import RendezvousError, UsageError
 from aiodist.base.sanitize import one_line
-from aiodist.base.timeouts import spoken
+from aiodist.net.within import within
 from aiodist.rendezvous.hosting import meet_by_file
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import meet_once
+from aiodist.rendezvous.launchers.told import meet_once, not_all_came
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
 _log = logging.getLogger("aiodist.rendezvous")
@@ -90,13 +91,8 @@ class Pmix:
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            async with asyncio.timeout(self._timeout):
+            async with within(self._timeout, partial(not_all_came, self._timeout)):
                 said, _ = await process.communicate(text.encode())
-        except TimeoutError:
-            raise RendezvousTimeout(
-                f"not all processes of this mpirun came within {spoken(self._timeout)}",
-                hint="Every one of them has to call init_process_group",
-            ) from None
         finally:
             if process.returncode is None:
                 process.kill()

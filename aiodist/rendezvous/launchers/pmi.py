@@ -30,13 +30,15 @@ import sys
 import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import describe
+from aiodist.net.within import within
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import meet_once
+from aiodist.rendezvous.launchers.told import meet_once, not_all_came
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
 MAX_TEXT = 600  # bytes, of what is told: it is three quarters of its line, which is 1 KiB in old versions
@@ -137,16 +139,12 @@ class Pmi:
         """
         self = cls(_descriptor(environ), timeout)
         with this.speaks(self._fd) as sock:
-            try:
-                async with asyncio.timeout(timeout):
-                    init = "cmd=init pmi_version=1 pmi_subversion=1"
-                    await _ask(sock, init, "response_to_init")
-                    maxes = await _ask(sock, "cmd=get_maxes", "maxes")
-                    named = await _ask(sock, "cmd=get_my_kvsname", "my_kvsname")
-            except TimeoutError:
-                raise RendezvousTimeout(
-                    f"mpirun does not answer within {spoken(timeout)}", hint=_HINT
-                ) from None
+            late = partial(RendezvousTimeout, f"mpirun does not answer within {spoken(timeout)}", hint=_HINT)
+            async with within(timeout, late):
+                init = "cmd=init pmi_version=1 pmi_subversion=1"
+                await _ask(sock, init, "response_to_init")
+                maxes = await _ask(sock, "cmd=get_maxes", "maxes")
+                named = await _ask(sock, "cmd=get_my_kvsname", "my_kvsname")
         longest, self._space = maxes.get("vallen_max", ""), named.get("kvsname", "")
         if not self._space or not longest.isdecimal() or int(longest[:9]) < len(_encode("x" * MAX_TEXT)):
             raise RendezvousError("mpirun offers no place for texts by PMI", hint=_HINT)
@@ -178,18 +176,12 @@ class Pmi:
     async def _exchange(self, text: str | None) -> str:
         with this.speaks(self._fd) as sock:
             at = f"kvsname={self._space} key=aiodist-{this.passed}"
-            try:
-                async with asyncio.timeout(self._timeout):
-                    if text is not None:
-                        await _ask(sock, f"cmd=put {at} value={_encode(text)}", "put_result")
-                    await _ask(sock, "cmd=barrier_in", "barrier_out")
-                    if text is None:
-                        text = _decode((await _ask(sock, f"cmd=get {at}", "get_result")).get("value", ""))
-            except TimeoutError:
-                raise RendezvousTimeout(
-                    f"not all processes of this mpirun came within {spoken(self._timeout)}",
-                    hint="Every one of them has to call init_process_group",
-                ) from None
+            async with within(self._timeout, partial(not_all_came, self._timeout)):
+                if text is not None:
+                    await _ask(sock, f"cmd=put {at} value={_encode(text)}", "put_result")
+                await _ask(sock, "cmd=barrier_in", "barrier_out")
+                if text is None:
+                    text = _decode((await _ask(sock, f"cmd=get {at}", "get_result")).get("value", ""))
             this.passed += 1
         return text
 

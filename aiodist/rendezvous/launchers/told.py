@@ -49,6 +49,14 @@ class Texts(Protocol):
         """The text, if somebody has left it; None if not yet. May wait for it a while."""
 
 
+def not_all_came(patience: float) -> RendezvousTimeout:
+    """The error of a teller for whose text not all processes of an mpirun have come in so many seconds."""
+    return RendezvousTimeout(
+        f"not all processes of this mpirun came within {spoken(patience)}",
+        hint="Every one of them has to call init_process_group",
+    )
+
+
 async def meet_once(teller: Teller, invitation: Invitation) -> Meeting:
     """Meet where rank 0 tells. Errors: `AuthenticationError` where another told it, and as of the teller."""
     about = about_rank_0(invitation, "told once")
