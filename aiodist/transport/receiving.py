@@ -200,7 +200,7 @@ class Incoming:
         """Take back the receive of a message that has been announced, before its sender was asked for it: the
         message stays where it is until `post_again` → whether that could be."""
         receive = self._posted.get(key)
-        if receive is None or receive.ready:
+        if receive is None or receive.ready or receive.asked:
             return False
         del self._posted[key]
         return True

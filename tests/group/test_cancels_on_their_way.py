@@ -16,7 +16,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
-from aiodist.transport import SocketEndpoint
+from aiodist.transport import SocketEndpoint, receiving
 from tests.levels import few
 
 TURNS = range(14)
@@ -149,6 +149,40 @@ async def test_a_receive_whose_task_is_cancelled_before_it_begins_gets_no_messag
                 assert np.array_equal(into, np.arange(size) + turns)
 
     await run_at(place, main)
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_a_message_that_was_asked_for_again_and_fits_another_receive_comes(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More was offered than is remembered: the receive that is posted has asked for it, and is given up."""
+    monkeypatch.setattr(receiving, "REMEMBERED", 3)
+    many = 800  # messages: more than are sent before they are asked for
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            works = [pg.send(np.full(1, number), 0, 1, async_op=True) for number in range(many)]
+            works.append(pg.send(np.full(1, -7), 0, 3, async_op=True))
+            await pg.send_object("all", 0, tag=9)
+            for work in works:
+                await work
+            return
+        for _ in range(9):
+            await asyncio.sleep(0)
+        task = asyncio.ensure_future(pg.recv(np.zeros(1, np.float64), 1, 3))
+        for _ in range(min(turns, 6)):
+            await asyncio.sleep(0)
+        task.cancel()
+        into = np.zeros(1, int)
+        await pg.recv(into, 1, 3)
+        assert into == -7
+        await asyncio.wait([task])
+        for number in range(many):
+            await pg.recv(into, 1, 1)
+            assert into == number
+        await pg.recv_object(1, tag=9)
+
+    await run_cluster(2, main)
 
 
 async def test_what_fits_no_receive_is_a_mismatch_and_its_sender_is_told(place: str | None) -> None:
