@@ -588,7 +588,7 @@ class ShardedOptimizer:
         """
         if not self._restoring:
             self._check_idle("Load")
-        state_dict.check(self._model, self._update.name, saved)
+        state_dict.check(self._model, self._update.name, len(self._update.options), saved)
         shares = state_dict.restored(self._model, self.pg.rank, saved["arrays"], self._update.example)
         self._shares, self.steps = shares, int(saved["steps"])
         if saved["options"]:

@@ -41,8 +41,13 @@ def shapes_of(model: Model) -> list[list[Any]]:
     return [[dtype.name, *shape] for dtype, shape in model.forms]
 
 
-def check(model: Model, name: str, saved: Mapping[str, Any]) -> None:
+def check(model: Model, name: str, groups: int, saved: Mapping[str, Any]) -> None:
     """Refuse what was kept of another model, or by another optimiser.
+
+    Args:
+        model, name: the model, and the name of the optimiser.
+        groups: of parameters with options of their own, that the optimiser has here.
+        saved: what was kept.
 
     Raises:
         CheckpointError: it was.
@@ -51,6 +56,11 @@ def check(model: Model, name: str, saved: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"the checkpoint is of {saved['optimizer']}, and the optimizer here is {name}",
             hint="Construct it with the optimizer that was saved",
+        )
+    if len(saved["options"]) not in (0, groups):
+        raise CheckpointError(
+            f"the checkpoint has {len(saved['options'])} groups of parameters, and here are {groups}",
+            hint="Construct the optimizer with the groups that were saved",
         )
     theirs, ours = saved["shapes"], shapes_of(model)
     for index, (their, our) in enumerate(zip(theirs, ours, strict=False)):

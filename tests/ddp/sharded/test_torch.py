@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.base.errors import UsageError
+from aiodist.base.errors import CheckpointError, UsageError
 from aiodist.ddp import GradientSync, ShardedOptimizer
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
@@ -221,3 +221,26 @@ async def test_on_one_host_it_gives_the_bits_of_gradient_sync(pg: ProcessGroup) 
         reference.step()
         await optimizer.step(gradients(step))
     assert bits(mine) == bits(plain)
+
+
+def test_a_state_of_other_groups_of_parameters_is_refused_before_anything_changes() -> None:
+    def parameters(value: float) -> list[Any]:
+        return [torch.nn.Parameter(torch.full((4,), value)) for _ in range(2)]
+
+    async def main(pg: ProcessGroup) -> None:
+        one = await ShardedOptimizer(pg, parameters(100.0), torch.optim.SGD, lr=1.0)
+        saved = {**one.state_dict(), "steps": 50}
+        mine = parameters(1.0)
+        groups = [{"params": [each]} for each in mine]
+        optimizer = await ShardedOptimizer(pg, groups, torch.optim.SGD, lr=1.0)
+        for wanted in (0.0, -1.0):
+            for number, parameter in enumerate(mine):
+                parameter.grad = torch.ones(4)
+                assert float(parameter.detach()[0]) == wanted + 1, number
+            assert await optimizer.step()
+            assert all(float(parameter.detach()[0]) == wanted for parameter in mine)
+            with pytest.raises(CheckpointError, match=r"has 1 groups of parameters, and here are 2"):
+                optimizer.load_state_dict(saved)
+        assert optimizer.steps == 2
+
+    on_all(2, main)
