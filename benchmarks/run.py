@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from aiodist.base.environment.busy import Look, doubt, family, look, meanwhile
+from aiodist.base.environment.processor_load import Look, doubt, family, look, meanwhile
 from aiodist.cli.bench.measures import SIZES
 from benchmarks.crew import AbsentError, Crew, CrewError, free_port
 from benchmarks.peers import Found, Peer

@@ -4,7 +4,7 @@
     core            submits operations, keeps the group's life, breaks it
     requests        what a call asks for, checked; `arguments`, `lists`, `misspelled`: what users pass
     objects, subgroups, changes, calls, quantized, shapes    calls of one kind each
-    numbers, flight the one counter of operations; operations in flight and their deadlines
+    numbers         the one counter of operations; `deadlines`: operations in flight, by their deadlines
     batch, composed what begins later: `coalesce()` blocks, operations made of others
     roster, seats   the members, and which of them share a node; `family`: groups that end together
     watch, breakage which rank is missing or disagrees; how the end of a group is reported

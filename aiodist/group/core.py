@@ -2,7 +2,7 @@
 
 `GroupCore` takes an operation's number, hands it to the backend, and fails everything at once when the
 group breaks. The parts with the calls (`objects`, `subgroups`, …) stand on it, and `ProcessGroup` on those.
-What it is made of knows nothing of it: `flight`, `watch`, `batch` and `composed` are given what they call.
+What it is made of knows nothing of it: `deadlines`, `watch`, `batch` and `composed` are given what they call.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from aiodist.group import arguments as check
 from aiodist.group.batch import Batches
 from aiodist.group.composed import Steps
 from aiodist.group.control.plane import ControlPlane
+from aiodist.group.deadlines import Flight
 from aiodist.group.family import Family, Lineage
-from aiodist.group.flight import Flight
 from aiodist.group.misspelled import note_what_was_meant
 from aiodist.group.numbers import Numbers
 from aiodist.group.places import HOST_PLACE, place_of

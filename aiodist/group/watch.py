@@ -32,7 +32,7 @@ from aiodist.group.control.inquiry import Absence, Disagreement, Inquiry
 from aiodist.group.control.liveness import Blocked, State
 from aiodist.group.control.messages import Message, Say
 from aiodist.group.control.plane import ControlPlane
-from aiodist.group.flight import MOST, Flight
+from aiodist.group.deadlines import MOST, Flight
 from aiodist.group.roster import Roster
 
 logger = logging.getLogger("aiodist.group.watch")

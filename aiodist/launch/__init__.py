@@ -6,12 +6,13 @@
     supervisor      when to stop workers, and by which signal; pure
     restarts        whether to start again; `verdict`: which failure came first; pure
     report          the box at the end; `outcome`: the verdict as it is stored
-    plain           JSON of another agent, as a dataclass, checked
+    json_records    JSON of another agent, as a dataclass, checked
     doing, tasks    what a worker does that others wait for; tasks that end with their parent
     worker/         one process, its output, and the end of all that it leaves behind
     nodes/          how the agents of several nodes meet, and the one that decides
     remote/         `aiodist launch`: agents started over ssh
-    inside, beside  agents that srun or mpirun started; the dashboard's process
+    under_srun      agents that srun or mpirun started, one a node
+    dashboard_process   the dashboard beside a job
 
 `worker/` and `nodes/` do not import each other. Nothing here imports NumPy or torch. Contract:
 docs/launching.md.

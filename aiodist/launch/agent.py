@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from aiodist.base.errors import UsageError, name_ranks
 from aiodist.base.sanitize import one_line
 from aiodist.base.terminal import takes_colour
-from aiodist.launch.beside import Dashboard
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.crew import Crew
+from aiodist.launch.dashboard_process import Dashboard
 from aiodist.launch.nodes.admission import OverError
 from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.messages import Next

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from aiodist.base.callers import Whose, short_path, whose
-from aiodist.launch.plain import shown
+from aiodist.launch.json_records import shown
 from aiodist.launch.report import (
     headline,
     how_it_ended,

@@ -11,7 +11,7 @@ import signal
 
 from aiodist.base.errors import name_ranks
 from aiodist.base.terminal import painter
-from aiodist.launch.plain import shown
+from aiodist.launch.json_records import shown
 from aiodist.launch.verdict import Ending, Verdict, lost_nodes, signal_name
 
 _HINTS = {

@@ -32,7 +32,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.batch import Batch, stand_for
 from aiodist.group.calls import Messages
 from aiodist.group.runtime import init, joining
-from aiodist.group.runtime.elsewhere import refuse_elsewhere
+from aiodist.group.runtime.simulated import refuse_elsewhere
 from aiodist.group.services.stream import Stream
 from aiodist.portal.blocks import Block, Seat, SyncContext, caller, surely
 from aiodist.portal.calling import Calling

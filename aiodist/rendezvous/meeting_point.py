@@ -35,8 +35,8 @@ from typing import Literal
 from urllib.parse import unquote
 
 from aiodist.base.environment import Placement, plain_host, split_address
-from aiodist.base.environment.company import chosen, company_of_rank, company_of_script
-from aiodist.base.environment.sharing import shares_port
+from aiodist.base.environment.lone_process import chosen, company_of_rank, company_of_script
+from aiodist.base.environment.master_port import shares_port
 from aiodist.base.errors import UsageError
 from aiodist.rendezvous.invitation import Invitation
 

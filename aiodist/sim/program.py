@@ -23,7 +23,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from aiodist.base.errors import AiodistError, GroupBroken
-from aiodist.group.runtime.elsewhere import current
+from aiodist.group.runtime.simulated import current
 from aiodist.sim.engine import RankThread, StuckError
 from aiodist.sim.world import Place, World
 from aiodist.transport.shm.heap import Heap

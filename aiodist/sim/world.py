@@ -13,8 +13,8 @@ from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.control.plane import ControlPlane, Listener
 from aiodist.group.core import GroupCore
+from aiodist.group.deadlines import Entry, Flight
 from aiodist.group.default import set_default
-from aiodist.group.flight import Entry, Flight
 from aiodist.group.roster import Roster, context_of
 from aiodist.group.seats import Seat
 from aiodist.observe.recorder import Recorder

@@ -203,7 +203,7 @@ class Debugger:
 
     def install(self) -> None:
         """Have `breakpoint()` come here, and no deadline pass while anybody has the terminal."""
-        from aiodist.group.flight import Flight
+        from aiodist.group.deadlines import Flight
 
         sys.breakpointhook = self._break
         pdb.set_trace = self._break

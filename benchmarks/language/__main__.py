@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aiodist.base.environment.busy import family, look, meanwhile
+from aiodist.base.environment.processor_load import family, look, meanwhile
 from aiodist.testing.hosts import Hosts
 from benchmarks.ending import run_main
 from benchmarks.language import curves, predict, tables, text

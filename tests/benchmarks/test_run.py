@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from aiodist.base.environment.busy import Look, Taken
+from aiodist.base.environment.processor_load import Look, Taken
 from aiodist.cli.bench.cases import Case
 from aiodist.cli.bench.measures import SIZES
 from benchmarks import run as running

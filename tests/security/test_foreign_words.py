@@ -18,8 +18,8 @@ from aiodist.backends.mpi import meeting, place
 from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.group import ProcessGroup
 from aiodist.group.control.messages import Message, Say, decode
+from aiodist.launch.json_records import read
 from aiodist.launch.nodes.roster import Member, Roster
-from aiodist.launch.plain import read
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
 from aiodist.net.wire import objects
@@ -31,8 +31,8 @@ from aiodist.rendezvous.etcd.alive import is_gone
 from aiodist.rendezvous.etcd.rounds import _rank, _round
 from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.rendezvous.etcd.words import Item
-from aiodist.rendezvous.launchers import told
-from aiodist.rendezvous.launchers.told import Texts
+from aiodist.rendezvous.launchers import address_exchange as told
+from aiodist.rendezvous.launchers.address_exchange import Texts
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from tests.rendezvous.conftest import Clock, clock

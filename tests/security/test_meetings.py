@@ -29,7 +29,7 @@ from aiodist.net.sockets import connect, port_owner
 from aiodist.net.wire.handshake import Purpose
 from aiodist.rendezvous import Invitation, Meeting, StoreServer, TcpStore, hosting
 from aiodist.rendezvous.announcement import About, Announcement
-from aiodist.rendezvous.launchers import told
+from aiodist.rendezvous.launchers import address_exchange as told
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.transport import SocketEndpoint
 from tests.rendezvous.launchers.test_ways import KeyValues

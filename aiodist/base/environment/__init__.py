@@ -5,8 +5,9 @@
     tuning          settings, and `thresholds`: the sizes at which one path gives way to another
     secret, tls     the job's secret and TLS files
     address, user   addresses as text; who this user is
-    company         whether other processes belong to this job; `sharing`: whether they share MASTER_PORT
-    cores, busy     how many processors there are, and whether other processes use them
+    lone_process    whether a process that looks like a job of its own belongs to another one
+    master_port     whether another library is going to listen on MASTER_PORT
+    cores           how many processors there are; `processor_load`: whether other processes use them
     process, pids   this process and others, by their ids and start times
     files, mapping  files written whole or not at all; files mapped into memory
     clock, threads  which clock this host has; signals to one thread

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aiodist.base.environment.address import plain_host
-from aiodist.base.environment.company import chosen
+from aiodist.base.environment.lone_process import chosen
 from aiodist.base.errors import UsageError
 
 Environ = Mapping[str, str]

@@ -12,8 +12,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from aiodist.base.environment.busy import doubt, look, meanwhile, own_seconds
 from aiodist.base.environment.files import write_file
+from aiodist.base.environment.processor_load import doubt, look, meanwhile, own_seconds
 from aiodist.base.errors import AiodistError
 from aiodist.base.terminal import PLAIN, Paint, bar, painter
 from aiodist.cli.bench.calls import Bound, per_operation, timed

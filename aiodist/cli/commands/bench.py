@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     stdout = takes_colour(sys.stdout.isatty(), os.environ)
     config = make_config(argv, live=live, colour=stdout)
     if live:
-        from aiodist.base.environment.busy import disturbance_now, doubt
+        from aiodist.base.environment.processor_load import disturbance_now, doubt
 
         seen = disturbance_now(_LOOK)
         if seen and (why := doubt(seen)):

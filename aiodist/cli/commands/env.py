@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("aiodist env", description=__doc__)
     parser.parse_args(list(argv))
     from aiodist.base.environment import job_id, placement, secret_origin, tuning
-    from aiodist.base.environment.company import chosen, company_of_rank, company_of_script
+    from aiodist.base.environment.lone_process import chosen, company_of_rank, company_of_script
     from aiodist.base.environment.variables import shown
 
     place = placement(os.environ)

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aiodist.base.environment import is_loopback, job_name, plain_host, split_address
-from aiodist.base.environment.company import chosen, company_of_agent
 from aiodist.base.environment.cores import cores
+from aiodist.base.environment.lone_process import chosen, company_of_agent
 from aiodist.base.errors import UsageError
 from aiodist.cli.commands.dashboard import need_aiohttp
 from aiodist.cli.parser import Options, Parser
 from aiodist.launch.config import DEFAULT_PREFIX, LaunchConfig
-from aiodist.launch.inside import Inside, inside
+from aiodist.launch.under_srun import Inside, inside
 from aiodist.net.sockets import interface_address
 
 _DEFAULT_PORT = 29500  # torchrun's, where the meeting place is named without a port

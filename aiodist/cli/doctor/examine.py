@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from aiodist.base.environment import placement
-from aiodist.base.environment.busy import disturbance_now
 from aiodist.base.environment.cores import cores
 from aiodist.base.environment.placement import LAUNCHERS
+from aiodist.base.environment.processor_load import disturbance_now
 from aiodist.base.errors import UsageError
 from aiodist.cli.doctor import (
     backends,

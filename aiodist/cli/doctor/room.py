@@ -6,8 +6,8 @@ import os
 import resource
 from collections.abc import Iterator
 
-from aiodist.base.environment.busy import Disturbance, reasons
 from aiodist.base.environment.cores import affinity, quota
+from aiodist.base.environment.processor_load import Disturbance, reasons
 from aiodist.cli.doctor.topic import Answers, Finding, Machine
 
 # Of each rank, where every rank has talked to every other: memory, bells, sockets, and watched processes.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from aiodist.base.environment.busy import Disturbance
+    from aiodist.base.environment.processor_load import Disturbance
 
 State = Literal["ok", "limited", "missing"]
 

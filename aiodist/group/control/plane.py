@@ -19,10 +19,10 @@ from aiodist.base.recent import Recent
 from aiodist.group.control.clocks import stamp_of
 from aiodist.group.control.core import ControlCore, Deliver, Drop, Effect, Transmit
 from aiodist.group.control.early import Early
+from aiodist.group.control.heartbeat import MAX_WHERE, Look, Signs
 from aiodist.group.control.liveness import Blocked, Patience, State
 from aiodist.group.control.messages import EVERYBODY, PING, Message, Say, decode
-from aiodist.group.control.signs import MAX_WHERE, Look, Signs
-from aiodist.group.control.unsaid import Unsaid
+from aiodist.group.control.resend_buffer import Unsaid
 from aiodist.observe.recorder import Recorder
 
 logger = logging.getLogger("aiodist.group.control")

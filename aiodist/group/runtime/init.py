@@ -24,9 +24,9 @@ from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group, find_default, set_default
 from aiodist.group.entering import entered
 from aiodist.group.runtime import tracebacks
-from aiodist.group.runtime.beside import beside_others
-from aiodist.group.runtime.elsewhere import current
+from aiodist.group.runtime.initialised_libraries import beside_others
 from aiodist.group.runtime.member import Member
+from aiodist.group.runtime.simulated import current
 from aiodist.rendezvous import Invitation, Store, meet
 from aiodist.rendezvous.meeting_point import says_where
 

@@ -15,10 +15,10 @@ from aiodist.group.entering import entered
 from aiodist.group.membership.newcomers import OVER
 from aiodist.group.membership.presence import LATEST, is_deserted, until_deserted
 from aiodist.group.runtime import tracebacks
-from aiodist.group.runtime.elsewhere import refuse_elsewhere
 from aiodist.group.runtime.init import about_to_meet, ask, check_can_begin, knowing_secret
-from aiodist.group.runtime.late import told_who_finishes, unless
+from aiodist.group.runtime.late_worker import told_who_finishes, unless
 from aiodist.group.runtime.member import ELASTIC, Member, outlives_jobs, told_key
+from aiodist.group.runtime.simulated import refuse_elsewhere
 from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, told_address
 from aiodist.rendezvous.handlers import connect
 from aiodist.rendezvous.hosting import listens

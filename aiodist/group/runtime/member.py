@@ -37,7 +37,7 @@ from aiodist.group.membership.presence import LATEST, Presence
 from aiodist.group.membership.record import UID_BYTES
 from aiodist.group.runtime.answer import Answerer
 from aiodist.group.runtime.interrupts import Interrupts
-from aiodist.group.runtime.late import Late
+from aiodist.group.runtime.late_worker import Late
 from aiodist.group.seats import UNSAID
 from aiodist.net.sockets import join_address
 from aiodist.observe.ask import ask

@@ -10,8 +10,8 @@ from aiodist.backends.forgotten import taken_late
 from aiodist.base.errors import UsageError
 from aiodist.group.default import find_default
 from aiodist.group.runtime import tracebacks
-from aiodist.group.runtime.elsewhere import current
 from aiodist.group.runtime.interrupts import Interrupts
+from aiodist.group.runtime.simulated import current
 
 T = TypeVar("T")
 

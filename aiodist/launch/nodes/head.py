@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.config import LaunchConfig
+from aiodist.launch.json_records import read
 from aiodist.launch.nodes.admission import Admission
 from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import reserve_port
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
-from aiodist.launch.plain import read
 from aiodist.launch.restarts import Backoff, after, ready
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import Verdict

@@ -12,7 +12,7 @@ from aiodist.net.sockets import outward
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.announcement import Announcement
-    from aiodist.rendezvous.launchers.told import Teller
+    from aiodist.rendezvous.launchers.address_exchange import Teller
     from aiodist.rendezvous.server import StoreServer
 
 

@@ -28,7 +28,7 @@ from aiodist.net.sockets import connect, describe, join_address, port_owner
 from aiodist.net.wire.handshake import TORCH_OPENS
 from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import meet_by
+from aiodist.rendezvous.launchers.address_exchange import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
 ECHO_SECONDS = 5.0  # a store answers at once, unless its machine is overloaded: what stays silent is none

@@ -16,7 +16,7 @@ from aiodist.base.errors import RendezvousError
 from aiodist.net.sockets import describe, join_address
 from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import meet_by
+from aiodist.rendezvous.launchers.address_exchange import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
 _ANSWER = 30.0  # seconds for one answer

@@ -14,7 +14,7 @@ from aiodist.base.errors import RendezvousError
 from aiodist.base.sanitize import one_line
 from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import meet_by
+from aiodist.rendezvous.launchers.address_exchange import meet_by
 from aiodist.rendezvous.meeting_place import NOWHERE
 
 _SLICE = 200  # milliseconds of a call that waits, in a thread that nobody can end

@@ -19,7 +19,7 @@ from aiodist.base.sanitize import one_line
 from aiodist.net.within import within
 from aiodist.rendezvous.hosting import meet_by_file
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import meet_once, not_all_came
+from aiodist.rendezvous.launchers.address_exchange import meet_once, not_all_came
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
 _log = logging.getLogger("aiodist.rendezvous")

@@ -38,7 +38,7 @@ from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import describe
 from aiodist.net.within import within
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import meet_once, not_all_came
+from aiodist.rendezvous.launchers.address_exchange import meet_once, not_all_came
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
 MAX_TEXT = 600  # bytes, of what is told: it is three quarters of its line, which is 1 KiB in old versions

@@ -11,7 +11,7 @@ from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.hosting import check_port, host, join, serve
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import about_rank_0
+from aiodist.rendezvous.launchers.address_exchange import about_rank_0
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.rendezvous.meeting_point import MeetingPoint
 

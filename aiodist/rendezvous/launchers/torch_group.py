@@ -25,7 +25,7 @@ from aiodist.base.errors import RendezvousError
 from aiodist.base.sanitize import one_line
 from aiodist.rendezvous.hosting import place_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers.told import key_of, meet_by
+from aiodist.rendezvous.launchers.address_exchange import key_of, meet_by
 from aiodist.rendezvous.meeting_place import NOWHERE
 
 TAKEN_BACK = "past"

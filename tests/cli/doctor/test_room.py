@@ -6,7 +6,7 @@ import os
 from functools import partial
 from resource import RLIM_INFINITY
 
-from aiodist.base.environment.busy import Disturbance
+from aiodist.base.environment.processor_load import Disturbance
 from aiodist.cli.doctor import room
 from aiodist.cli.doctor.room import check_cores, check_disturbance, check_open_files
 from aiodist.cli.doctor.topic import Finding

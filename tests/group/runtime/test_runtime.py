@@ -14,7 +14,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.runtime.joining import _standing_store
-from aiodist.group.runtime.late import unless
+from aiodist.group.runtime.late_worker import unless
 from aiodist.net.local_socket import connect_to_store
 from aiodist.rendezvous import HashStore, Invitation, PrefixStore, Store, StoreServer, TcpStore
 from aiodist.testing import spmd

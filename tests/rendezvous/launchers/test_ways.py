@@ -21,7 +21,8 @@ from aiodist.base.errors import AuthenticationError, RendezvousError, Rendezvous
 from aiodist.net.sockets import listen
 from aiodist.rendezvous import Invitation, Meeting, StoreServer
 from aiodist.rendezvous.announcement import About, Announcement
-from aiodist.rendezvous.launchers import jax_group, slurm, told, torch_group
+from aiodist.rendezvous.launchers import address_exchange as told
+from aiodist.rendezvous.launchers import jax_group, slurm, torch_group
 from tests.rendezvous.conftest import Clock
 from tests.rendezvous.meeting import rendezvous
 

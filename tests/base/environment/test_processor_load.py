@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from aiodist.base.environment.busy import (
+from aiodist.base.environment.processor_load import (
     Look,
     Taken,
     disturbance,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.base.environment.company import (
+from aiodist.base.environment.lone_process import (
     Company,
     chosen,
     company_of_agent,

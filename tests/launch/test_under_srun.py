@@ -6,7 +6,7 @@ import pytest
 
 from aiodist.base.errors import UsageError
 from aiodist.cli.commands.run import make_config
-from aiodist.launch.inside import Inside, inside
+from aiodist.launch.under_srun import Inside, inside
 
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
 OPEN_MPI = {

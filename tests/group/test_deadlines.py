@@ -13,8 +13,8 @@ from aiodist.backends.base import Operation
 from aiodist.backends.work import Issuer, Work
 from aiodist.base.errors import GroupAborted
 from aiodist.base.types import Call, Kind
-from aiodist.group import flight
-from aiodist.group.flight import FEW, MOST, PATIENCE, REMEMBERED, SHARE, STALL, Flight
+from aiodist.group import deadlines as flight
+from aiodist.group.deadlines import FEW, MOST, PATIENCE, REMEMBERED, SHARE, STALL, Flight
 from aiodist.testing.clock import run_virtual
 from tests.observe.recorder.made import a_track
 

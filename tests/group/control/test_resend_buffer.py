@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.group.control.unsaid import LATEST, WAITING, Unsaid
+from aiodist.group.control.resend_buffer import LATEST, WAITING, Unsaid
 
 
 def test_the_latest_floods_are_said_again_and_messages_for_one_are_not() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from aiodist.rendezvous import Invitation, hosting
 from aiodist.rendezvous.announcement import About, Announcement
-from aiodist.rendezvous.launchers import told
+from aiodist.rendezvous.launchers import address_exchange as told
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2"}
 SECRET = {"AIODIST_SECRET": "s" * 32}

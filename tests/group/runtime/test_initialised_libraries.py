@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.group.runtime.beside import beside_others
+from aiodist.group.runtime.initialised_libraries import beside_others
 from aiodist.rendezvous import Invitation
 from aiodist.rendezvous.launchers import jax_group, torch_group
 

@@ -14,7 +14,7 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 
-from aiodist.base.environment.company import chosen
+from aiodist.base.environment.lone_process import chosen
 from aiodist.base.errors import UsageError
 from aiodist.rendezvous import Invitation
 from aiodist.rendezvous.meeting_point import says_where

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from aiodist.base.errors import WireError
+from aiodist.launch.json_records import read
 from aiodist.launch.nodes.roster import Member, Roster
-from aiodist.launch.plain import read
 from aiodist.launch.verdict import Ending, NodeReport, judge
 
 ENDING = Ending(1, 1, 0, "host-a", 4711, 1, 123456789, 15, False, "ValueError: no", ("Traceback", "no"))
