@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.backends.work import Issuer, Work
+from aiodist.backends.work import GroupState, Work
 from aiodist.base.errors import GroupBroken
 from aiodist.base.operations import OBJECT_TAGS
 from aiodist.base.types import AS, NO_ROOT, Call, Kind, Premultiplied, ReduceOp
@@ -281,7 +281,7 @@ class Backend(Protocol):
         """A new array, uninitialised, where this backend reads and writes it with the fewest copies."""
 
     def short_way(
-        self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+        self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
     ) -> ShortWay | None:
         """A way around `submit`, or None.
 
@@ -293,7 +293,7 @@ class Backend(Protocol):
 
     def short_messages(
         self,
-        issuer: Issuer,
+        issuer: GroupState,
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],

@@ -25,7 +25,7 @@ from aiodist.backends.base import (
 from aiodist.backends.foreign import ForeignBackend
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.staged import StagedBackend
-from aiodist.backends.work import Issuer, Work
+from aiodist.backends.work import GroupState, Work
 
 Part = ForeignBackend | StagedBackend
 """A backend that stands on the host backend of the same group."""
@@ -120,14 +120,14 @@ class Dispatch:
         return self._host.empty(shape, dtype)
 
     def short_way(
-        self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+        self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
     ) -> ShortWay | None:
         """The host backend's, where it takes users' tensors."""
         return self._host.short_way(issuer, numbers, note) if self._takes_host else None
 
     def short_messages(
         self,
-        issuer: Issuer,
+        issuer: GroupState,
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Release:
+class BuffersInUse:
     """The count of what touches the buffers of one group: jobs in threads, copies, libraries. On the loop.
 
     Code that hands a buffer to one of these holds the release, and lets go at its end, however it ends. The

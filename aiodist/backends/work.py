@@ -106,7 +106,7 @@ def _nobody() -> None:
     """What users hold where there is no group."""
 
 
-class Issuer:
+class GroupState:
     """The state that all Works of one group share.
 
     Args:
@@ -231,7 +231,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def __init__(
         self,
-        issuer: Issuer,
+        issuer: GroupState,
         call: Call,
         held: bool,
         driver: Driver | None = None,
@@ -722,7 +722,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         issuer = self._issuer
         if self._error is not None and issuer.failures is not None:
             issuer.failures.take_back(self._error)
-        self._issuer = Issuer(issuer.loop, issuer.track, None, issuer.owner, issuer.name, issuer.epoch)
+        self._issuer = GroupState(issuer.loop, issuer.track, None, issuer.owner, issuer.name, issuer.epoch)
         self._issuer.number = issuer.number
 
     def _begins_with(self, first: Work[Any]) -> None:

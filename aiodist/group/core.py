@@ -21,7 +21,7 @@ from typing import Any
 
 from aiodist.backends.base import Backend, Operation, Reports, ShortMessages, ShortWay
 from aiodist.backends.forgotten import Forgotten, Origin, error_of, never_closed, warn
-from aiodist.backends.work import Failures, Issuer, Work
+from aiodist.backends.work import Failures, GroupState, Work
 from aiodist.base.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -122,7 +122,9 @@ class GroupCore:
         self._leaving: asyncio.Task[None] | None = None  # closes it for the program, which has dropped it
         self._track = recorder.track(roster.name, roster.epoch, roster.ranks, roster.context)
         self._track.parts = self.numbers.parts_before
-        self.issuer = Issuer(loop, self._track, self.failures, lambda: self.owner, roster.name, roster.epoch)
+        self.issuer = GroupState(
+            loop, self._track, self.failures, lambda: self.owner, roster.name, roster.epoch
+        )
         self.issuer.number = self.numbers.of_user
         self._quiet = False  # the Works have failed: nothing touches their buffers
         self._late: list[Work[Any]] = []  # issued between the break and that moment

@@ -18,7 +18,7 @@ from aiodist.backends.base import (
     ShortMessages,
     ShortWay,
 )
-from aiodist.backends.work import Issuer, Work
+from aiodist.backends.work import GroupState, Work
 from aiodist.base.errors import GroupAborted
 from aiodist.base.types import Kind
 from aiodist.sim.board import Board
@@ -116,14 +116,14 @@ class SimBackend:
         return np.empty(shape, dtype)
 
     def short_way(
-        self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+        self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
     ) -> ShortWay | None:
         """None."""
         return None
 
     def short_messages(
         self,
-        issuer: Issuer,
+        issuer: GroupState,
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],

@@ -23,12 +23,12 @@ from aiodist.transport.base import (
     FRAGMENT,
     Done,
     Fold,
+    Handled,
     Into,
     Key,
     Observer,
     Route,
     Sink,
-    Taken,
 )
 from aiodist.transport.control_link import ControlLink
 from aiodist.transport.endpoint import SocketEndpoint
@@ -46,6 +46,7 @@ __all__ = [
     "Done",
     "Endpoint",
     "Fold",
+    "Handled",
     "Incoming",
     "Into",
     "Key",
@@ -56,5 +57,4 @@ __all__ = [
     "Route",
     "Sink",
     "SocketEndpoint",
-    "Taken",
 ]

@@ -93,15 +93,15 @@ class Fold:
 Sink = Into | Fold
 
 
-class Taken(enum.IntEnum):
-    """The answer of a `Taker`."""
+class Handled(enum.IntEnum):
+    """The answer of an `EagerHandler`."""
 
     NO = 0  # it is matched by the channel
     NOW = 1  # its bytes are where they belong
     KEPT = 2  # until `Incoming.let_go`
 
 
-Taker = Callable[[int, int, int, bytes, memoryview], int]
+EagerHandler = Callable[[int, int, int, bytes, memoryview], int]
 """Takes eager messages of one context before the channel matches them, but those of stream 0: called with the
 rank, the stream, the number, the signature and the bytes, which are valid during the call only."""
 
@@ -115,8 +115,8 @@ class Observer(Protocol):
 
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
         """Note a message from `rank`, or the offer of one. Called once a message, before it is matched and
-        before any of its bytes reach a sink. Not called for what a `Taker` took, nor for what was offered
-        without being remembered, until it is asked for (`crowded`).
+        before any of its bytes reach a sink. Not called for what an `EagerHandler` took, nor for what was
+        offered without being remembered, until it is asked for (`crowded`).
 
         A message whose `nbytes` differs from the posted receive's is not delivered: the receive stays
         pending, so that an observer that compares signatures can say who disagreed.

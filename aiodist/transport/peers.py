@@ -12,7 +12,7 @@ from aiodist.base.environment.tuning import EAGER_BUDGET
 from aiodist.base.errors import GroupBroken, Tampered, UsageError
 from aiodist.base.recent import Recent
 from aiodist.net.traffic import Traffic
-from aiodist.transport.base import Key, Observer, Route, Taker
+from aiodist.transport.base import EagerHandler, Key, Observer, Route
 from aiodist.transport.control_link import ControlLink
 from aiodist.transport.line import Line
 from aiodist.transport.link import Waking
@@ -106,7 +106,7 @@ class Endpoint(ABC):
         self._eager_budget = eager_budget
         self._peers: dict[int, Peer] = {}
         self._retired = Recent()
-        self.takers: dict[int, Taker] = {}
+        self.takers: dict[int, EagerHandler] = {}
         self._controls: set[ControlLink] = set()
         self._controls_gone: Callable[[], None] | None = None
         self._closing = False

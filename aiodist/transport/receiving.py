@@ -36,16 +36,16 @@ from aiodist.transport.base import (
     FRAGMENT,
     REMEMBERED,
     Done,
+    EagerHandler,
+    Handled,
     Into,
     Key,
     Sink,
-    Taken,
-    Taker,
 )
 from aiodist.transport.link import Link, Message
 
 _EAGER, _OFFER, _DATA = int(Type.EAGER), int(Type.OFFER), int(Type.DATA)
-_NOW, _KEPT = int(Taken.NOW), int(Taken.KEPT)
+_NOW, _KEPT = int(Handled.NOW), int(Handled.KEPT)
 _ANSWER, _AGAIN, _FORGOT = int(Word.ANSWER), int(Word.AGAIN), int(Word.FORGOT)
 
 Arrived = Callable[[int, Key, bytes, int], None]
@@ -112,7 +112,7 @@ class Incoming:
         crowded: Callable[[int], None] = _ignore,
         eager_budget: int = EAGER_BUDGET,
         retired: Recent | None = None,
-        takers: Mapping[int, Taker] | None = None,
+        takers: Mapping[int, EagerHandler] | None = None,
     ) -> None:
         self.rank = rank
         self.link: Link | None = None
@@ -182,7 +182,7 @@ class Incoming:
         return False
 
     def let_go(self, context: int, nbytes: int) -> None:
-        """Note that a message which a `Taker` kept was received."""
+        """Note that a message which an `EagerHandler` kept was received."""
         if context not in self._retired:
             self._kept[context] = self._kept.get(context, 0) - nbytes - HEADER
             self._credit(context, nbytes)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.backends.release import Release, once
+from aiodist.backends.release import BuffersInUse, once
 
 
 @given(st.lists(st.booleans(), max_size=20), st.integers(0, 20))
 def test_it_is_free_when_the_last_holder_lets_go_and_not_before(holds: list[bool], asked_at: int) -> None:
     """Whatever is held and let go, and whenever somebody asks: told once, with nothing held."""
-    release = Release()
+    release = BuffersInUse()
     held: list[int] = []
     told: list[int] = []
     steps = [*holds, *[False] * len(holds)]
@@ -31,7 +31,7 @@ def test_it_is_free_when_the_last_holder_lets_go_and_not_before(holds: list[bool
 
 
 def test_who_asks_with_nothing_held_is_told_at_once() -> None:
-    release, told = Release(), []
+    release, told = BuffersInUse(), []
     release.hold()
     release.let_go()
     release.when_free(lambda: told.append("free"))

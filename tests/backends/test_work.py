@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.backends.work import Failures, Issuer, Work
+from aiodist.backends.work import Failures, GroupState, Work
 from aiodist.base.types import Call, Kind
 from aiodist.net import turn
 from tests.observe.recorder.made import a_track
@@ -45,7 +45,7 @@ def every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def make(held: bool = True, seq: int = 5, failures: Failures | None = None) -> Work[Any]:
     """A pending all_reduce on the running loop."""
     call = Call(Kind.all_reduce, seq, np.dtype(np.float32), (3,))
-    issuer = Issuer(asyncio.get_running_loop(), a_track(), failures, lambda: GROUP, "world")
+    issuer = GroupState(asyncio.get_running_loop(), a_track(), failures, lambda: GROUP, "world")
     if way == "short":
         return Work(issuer, call.numbered(0), held, Idle(), np.zeros(3, np.float32), seq)
     return Work(issuer, call, held)
@@ -370,7 +370,7 @@ async def test_an_await_yields_after_a_long_step_also_if_its_work_was_issued_bef
     track = a_track()
     call = Call(Kind.all_reduce, 6, np.dtype(np.float32), (3,))
     noted = (track.sort_of(call), 6, 0, clock.now)
-    work: Work[Any] = Work(Issuer(asyncio.get_running_loop(), track), call, False, noted=noted)
+    work: Work[Any] = Work(GroupState(asyncio.get_running_loop(), track), call, False, noted=noted)
     work._driven_by(SimpleNamespace(poll=lambda: work._finish(7)))
     ran: list[int] = []
     asyncio.get_running_loop().call_soon(ran.append, 1)

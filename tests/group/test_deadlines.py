@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist.backends.base import Operation
-from aiodist.backends.work import Issuer, Work
+from aiodist.backends.work import GroupState, Work
 from aiodist.base.errors import GroupAborted
 from aiodist.base.types import Call, Kind
 from aiodist.group import deadlines as flight
@@ -40,7 +40,7 @@ class Scene:
     def issue(self, seq: int, timeout: float, kind: Kind = Kind.all_reduce) -> Operation:
         call = Call(kind, seq, np.dtype(np.float32), (3,))
         group: Any = type("Group", (), {"name": "world", "epoch": 0})
-        work: Work[Any] = Work(Issuer(self.loop, a_track(), None, lambda: group, "world"), call, True)
+        work: Work[Any] = Work(GroupState(self.loop, a_track(), None, lambda: group, "world"), call, True)
         operation = Operation(call, work, None, None, None, self.flight.ended)
         self.flight.issue(operation, timeout)
         return operation

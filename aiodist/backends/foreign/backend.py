@@ -25,7 +25,7 @@ from aiodist.backends.foreign.group import EngineGroup
 from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.backend import HostBackend
-from aiodist.backends.host.level import Level, carried, context_within
+from aiodist.backends.host.level import InternalGroup, carried, context_within
 from aiodist.backends.inner import InnerOperation, Undriven
 from aiodist.backends.release import once
 from aiodist.backends.threads import settle
@@ -89,7 +89,9 @@ class ForeignBackend:
         )
         self.engine = make_engine(setup)
         self.name = self.engine.name
-        self._level = Level(channels, host.groups, _checks(self.name), range(channels.size), self._disagreed)
+        self._level = InternalGroup(
+            channels, host.groups, _checks(self.name), range(channels.size), self._disagreed
+        )
         self.places: Mapping[str, str] = dict.fromkeys(self.engine.places, self.engine.name)
         self.capabilities = self.engine.capabilities | {"signatures", "tags", "any-source"}
         self._group = EngineGroup(channels, self.engine)

@@ -25,7 +25,7 @@ from aiodist.backends.base import Array, Operation
 from aiodist.backends.foreign.engine import Done
 from aiodist.backends.foreign.group import EngineGroup
 from aiodist.backends.foreign.task import Task
-from aiodist.backends.host.level import Level
+from aiodist.backends.host.level import InternalGroup
 from aiodist.backends.inner import InnerOperation
 from aiodist.base.types import Call, Kind, agree
 
@@ -43,7 +43,7 @@ class Messages:
         level: the internal group in which envelopes travel.
     """
 
-    def __init__(self, group: EngineGroup, level: Level) -> None:
+    def __init__(self, group: EngineGroup, level: InternalGroup) -> None:
         self._group = group
         self._level = level
         self._sent: defaultdict[int, count[int]] = defaultdict(count)  # messages to each peer

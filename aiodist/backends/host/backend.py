@@ -23,7 +23,7 @@ from aiodist.backends.host.short_messages import ShortMessages
 from aiodist.backends.host.wired import Collective
 from aiodist.backends.schedules.select import UNKNOWN, heard, select
 from aiodist.backends.schedules.steps import Schedule, Send, chunk_bounds
-from aiodist.backends.work import Issuer, Work
+from aiodist.backends.work import GroupState, Work
 from aiodist.base.errors import GroupBroken, PeerClosed, PeerLost, Tampered
 from aiodist.base.operations import ROLES, Uneven
 from aiodist.base.types import Call, Kind, agree
@@ -88,7 +88,7 @@ class HostBackend:
     Attributes:
         channels: of the group, with what its operations share.
         release, failed: of these.
-        take: takes the group's eager messages (`Taker`).
+        take: takes the group's eager messages (`EagerHandler`).
     """
 
     name = "host"
@@ -309,14 +309,14 @@ class HostBackend:
         return self.resources.empty(shape, dtype)
 
     def short_way(
-        self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+        self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
     ) -> ShortWay | None:
         """A way around `submit` for what is issued again and again, where there is one."""
         return None if self._local is None else self._local.short_way(issuer, numbers, note)
 
     def short_messages(
         self,
-        issuer: Issuer,
+        issuer: GroupState,
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],

@@ -8,7 +8,7 @@ from typing import Any
 from aiodist.backends.base import Operation, Reports
 from aiodist.backends.host.driving import ChannelDriver
 from aiodist.backends.host.resources import Resources
-from aiodist.backends.release import Release
+from aiodist.backends.release import BuffersInUse
 from aiodist.backends.work import Work
 from aiodist.base.errors import GroupBroken
 from aiodist.base.types import Call, describe_signature
@@ -47,7 +47,7 @@ class Channels:
         self.size = len(self.ranks)
         self.rank = self.ranks.index(resources.rank)
         self.reports = reports
-        self.release = Release()
+        self.release = BuffersInUse()
         self._group_rank = {rank: index for index, rank in enumerate(self.ranks)}
         self.crowded = {self._group_rank[rank] for rank in crowding if rank in self._group_rank}
         self.shut: set[int] = set()

@@ -13,7 +13,7 @@ import numpy as np
 
 from aiodist.backends.base import Array
 from aiodist.backends.host.channels import Channels
-from aiodist.backends.host.level import Groups, Level, context_within
+from aiodist.backends.host.level import Groups, InternalGroup, context_within
 from aiodist.base.errors import UsageError
 
 
@@ -24,7 +24,7 @@ class Grid:
         channels: of the user's group.
         groups: makes the backends of the internal ones.
         hosts: the group's members, host by host, as many on each.
-        disagreed: as of `Level`.
+        disagreed: as of `InternalGroup`.
 
     Attributes:
         place: (row, column) of each member.
@@ -46,9 +46,11 @@ class Grid:
             member: (row, column) for row, host in enumerate(hosts) for column, member in enumerate(host)
         }
         self.row, self.column = self.place[channels.rank]
-        self.inner = Level(channels, groups, "inner", hosts[self.row], disagreed)
+        self.inner = InternalGroup(channels, groups, "inner", hosts[self.row], disagreed)
         self.inner.prepare()
-        self.outer = Level(channels, groups, "outer", [host[self.column] for host in hosts], disagreed)
+        self.outer = InternalGroup(
+            channels, groups, "outer", [host[self.column] for host in hosts], disagreed
+        )
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Memory that this host's ranks read where it lies, if there is room."""

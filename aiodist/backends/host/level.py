@@ -62,7 +62,7 @@ class Groups(Protocol):
         """Forget a group that is gone for good, or was never made."""
 
 
-class Level:
+class InternalGroup:
     """One internal group of a user's group; what its backend reports is reported of the user's operation.
 
     Args:

@@ -29,10 +29,10 @@ from aiodist.backends.host.unclaimed import Unclaimed
 from aiodist.base.errors import PeerClosed, PeerLost, WireError
 from aiodist.base.types import agree, message_signature
 from aiodist.observe.recorder.layout import FIRST
-from aiodist.transport import Incoming, Into, Key, Taken
+from aiodist.transport import Handled, Incoming, Into, Key
 
 _NOTHING: Mapping[tuple[int, int], Arrival] = {}
-_NO, _NOW, _KEPT = map(int, Taken)
+_NO, _NOW, _KEPT = map(int, Handled)
 _NO_PLACE = np.empty(0, np.uint8)
 _SURE = 6  # turns of the loop after which no cancel is on its way to a receive any more
 
@@ -140,7 +140,7 @@ class Messages:
 
     def take(self, rank: int, stream: int, number: int, signature: bytes, data: memoryview) -> int:
         """Take an eager message that came from a global rank, before the channel looks for its receive: a
-        `Taker`."""
+        `EagerHandler`."""
         source, tag, claims = self._channels.group_rank(rank), stream - 1, self._claims
         if source is None or self._dead or claims.find(source, tag, number) is not None:
             return _NO  # its receive is posted

@@ -23,11 +23,11 @@ from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.unclaimed import Unclaimed
-from aiodist.backends.work import Issuer, Work
+from aiodist.backends.work import GroupState, Work
 from aiodist.base.operations import OBJECT_TAGS, Kind
 from aiodist.base.types import AS, DTYPE_CODES, NUMBER_AT, Call, message_signature
 from aiodist.net.wire.frame import SEQ_AT, SIGNATURE_AT, pack_eager
-from aiodist.observe.recorder import Sort
+from aiodist.observe.recorder import CallSite
 from aiodist.transport import EAGER_MESSAGE, Incoming, Outgoing
 
 _SHAPES = 256  # that are remembered
@@ -58,7 +58,7 @@ class Header:
         return bytes(header)
 
 
-class Case(NamedTuple):
+class CallTemplate(NamedTuple):
     """The form that calls of one dtype, shape, rank and tag take.
 
     Attributes:
@@ -75,7 +75,7 @@ class Case(NamedTuple):
     outgoing: Outgoing | None
     incoming: Incoming | None
     nbytes: int
-    sort: Sort
+    sort: CallSite
     sealed: bool
 
 
@@ -103,7 +103,7 @@ class ShortMessages:
         messages: Messages,
         submit: Callable[[Operation], None],
         hold: Callable[[Operation], None],
-        issuer: Issuer,
+        issuer: GroupState,
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],
@@ -116,7 +116,7 @@ class ShortMessages:
         self._hold = hold
         self._issuer = issuer
         self._track, self._keep = issuer.track, issuer.track.keep
-        self._calls: dict[tuple[Kind, int, int], tuple[Call, Sort]] = {}  # of messages of bytes
+        self._calls: dict[tuple[Kind, int, int], tuple[Call, CallSite]] = {}  # of messages of bytes
         self._numbers = numbers
         self._enter = enter
         self._ended = ended
@@ -124,8 +124,8 @@ class ShortMessages:
         self._post = self._begin  # bound once
         self._context = channels.context
         self._senders: Sequence[int] = range(channels.size)
-        self._sends: dict[Any, Case | None] = {}
-        self._receives: dict[Any, Case | None] = {}
+        self._sends: dict[Any, CallTemplate | None] = {}
+        self._receives: dict[Any, CallTemplate | None] = {}
         self._posted: list[Operation] = []  # since the loop turned; most have ended
         self._will_note = False
 
@@ -262,8 +262,8 @@ class ShortMessages:
                 self._enter(operation)
 
     def _found(
-        self, cases: dict[Any, Case | None], kind: Kind, tensor: Array, peer: int, tag: int
-    ) -> Case | None:
+        self, cases: dict[Any, CallTemplate | None], kind: Kind, tensor: Array, peer: int, tag: int
+    ) -> CallTemplate | None:
         """The case of a call that is new; remembered, also where there is none."""
         dtype, shape, channels = tensor.dtype, tensor.shape, self._channels
         fits = (
@@ -281,13 +281,13 @@ class ShortMessages:
             outgoing = channels.outgoing(peer) if sends else None
             incoming, sort = None if sends else channels.incoming(peer), self._track.sort_of(call, tag)
             sealed = dtype in channels.resources.seals
-            case = Case(call, header, outgoing, incoming, tensor.nbytes, sort, sealed)
+            case = CallTemplate(call, header, outgoing, incoming, tensor.nbytes, sort, sealed)
         if len(cases) >= _SHAPES:
             cases.clear()
         cases[dtype, shape, peer, tag] = case
         return case
 
-    def _of_bytes(self, kind: Kind, peer: int, tag: int) -> tuple[Call, Sort]:
+    def _of_bytes(self, kind: Kind, peer: int, tag: int) -> tuple[Call, CallSite]:
         """The call of a message of any number of bytes, but for its number, and its sort."""
         found = self._calls.get((kind, peer, tag))
         if found is None:

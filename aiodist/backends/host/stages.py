@@ -16,7 +16,7 @@ from typing import Any
 from aiodist.backends.arrays.kernels import copy_cost_ns, copy_into
 from aiodist.backends.base import Array, Given, Operation
 from aiodist.backends.host.grid import Grid
-from aiodist.backends.host.level import Level, carried
+from aiodist.backends.host.level import InternalGroup, carried
 from aiodist.backends.inner import InnerOperation
 from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 from aiodist.observe.recorder.layout import ARRIVED
@@ -55,7 +55,7 @@ class Run:
     _open: int = 0
     _crossing: int = 0
     _queue: deque[Strand] = field(default_factory=deque)
-    _missed: set[Level] = field(init=False)
+    _missed: set[InternalGroup] = field(init=False)
 
     def __post_init__(self) -> None:
         self.offer, self.detail = carried(self.operation.call)
@@ -83,7 +83,7 @@ class Run:
         else:
             self._crossing -= 1
 
-    def happened(self, level: Level, what: int) -> None:
+    def happened(self, level: InternalGroup, what: int) -> None:
         """Note that something has happened to a part. All have come when this rank's row and its column have:
         who comes to one of them second has met all of the other."""
         if what == ARRIVED:
@@ -153,7 +153,7 @@ class Strand:
 
     def submit(
         self,
-        level: Level,
+        level: InternalGroup,
         number: int,
         kind: Kind,
         shape: tuple[int, ...],

@@ -9,6 +9,6 @@ records    the memory as files that outlive their process; the rest is pure
 """
 
 from aiodist.observe.recorder.reading import Line, Record, Recording, read
-from aiodist.observe.recorder.recorder import Entry, Pending, Recorder, Sort, Track
+from aiodist.observe.recorder.recorder import CallSite, Entry, Pending, Recorder, Track
 
-__all__ = ["Entry", "Line", "Pending", "Record", "Recorder", "Recording", "Sort", "Track", "read"]
+__all__ = ["CallSite", "Entry", "Line", "Pending", "Record", "Recorder", "Recording", "Track", "read"]

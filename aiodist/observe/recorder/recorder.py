@@ -73,7 +73,7 @@ _put_count = struct.Struct("<Q").pack_into
 _get_count = struct.Struct("<Q").unpack_from
 _put_time = struct.Struct("<d").pack_into
 
-Entry = tuple["Sort", int, int, float]
+Entry = tuple["CallSite", int, int, float]
 """An operation: its sort, its number, the number of its line, when it was issued."""
 
 Pending = list[Any]
@@ -84,7 +84,7 @@ def _no_parts(_number: int) -> int:
     return 0
 
 
-class Sort:
+class CallSite:
     """Operations of a group that are alike but for their number.
 
     Attributes:
@@ -124,7 +124,7 @@ class Sort:
         self.waited += begun - issued
         self.moved += max(0.0, abs(ended) - begun)
 
-    def add(self, other: Sort) -> None:
+    def add(self, other: CallSite) -> None:
         """Count the other's operations, too."""
         self.uses += other.uses
         self.slept += other.slept
@@ -144,7 +144,7 @@ class Sort:
 
 
 _NO_CLOCK = (0, 0.0, 0.0, 0.0, 0.0)
-_NONE: Pending = [Sort(0, 0), 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0]
+_NONE: Pending = [CallSite(0, 0), 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
 class Recorder:
@@ -168,7 +168,7 @@ class Recorder:
         self.clock = clock
         self.lines = Lines(lambda *line: self._write("line", *line))
         self.sorts = MOST_OTHERS  # the first numbers are kept for these
-        self._others: dict[str, Sort] = {}
+        self._others: dict[str, CallSite] = {}
         self.kept: deque[Entry] = deque(maxlen=RING_PLACES)
         self.pending: dict[int, Pending] = {}
         self._over: deque[Pending] = deque(maxlen=RING_PLACES)
@@ -182,7 +182,7 @@ class Recorder:
         self._turn = 0
         self.waste = 0  # bytes of text that need not stay
         self._free: list[int] = []  # numbers of sorts that are gone, as a heap: the low ones have sums
-        self._past: dict[str, Sort] = {}  # of groups that are gone
+        self._past: dict[str, CallSite] = {}  # of groups that are gone
         self._next = 0
         self._flushed = self._flushed_end = 0.0
         self._shown = self._linked = 0
@@ -311,7 +311,7 @@ class Recorder:
         sort, *rest = record  # packed apart: so it changes at once, or nearly so
         self._memory[at : at + PLACE.size] = PLACE.pack(sort.mark, *rest, sort.parts(record[NUMBER]))
 
-    def _put_sum(self, sort: Sort) -> None:
+    def _put_sum(self, sort: CallSite) -> None:
         if sort.has_sum:
             at = SUMS_AT + sort.mark * SUM.size
             self._memory[at : at + SUM.size] = sort.sum()
@@ -320,13 +320,13 @@ class Recorder:
         """Note that the process has left its job in good order."""
         _put_time(self._memory, LEFT_AT, self.clock())
 
-    def new_sort(self, track: Track | None, group: int, told: Sequence[Any]) -> Sort:
+    def new_sort(self, track: Track | None, group: int, told: Sequence[Any]) -> CallSite:
         """A sort of operations that is seen first."""
         if self._free:
             mark = heappop(self._free)
         else:
             mark = self.sorts = self.sorts + 1
-        sort = Sort(mark, told[-1], told, _no_parts if track is None else track.parts)
+        sort = CallSite(mark, told[-1], told, _no_parts if track is None else track.parts)
         if not self._write("sort", mark, group, *told, owner=track):
             sort.mark = 0
             heappush(self._free, mark)
@@ -334,7 +334,7 @@ class Recorder:
             sort.counted = self._of_others(told[0])
         return sort
 
-    def _of_others(self, op: str) -> Sort:
+    def _of_others(self, op: str) -> CallSite:
         """The sort by which operations are counted that have no sum of their own, whatever their group."""
         sort = self._others.get(op)
         if sort is None:
@@ -342,7 +342,7 @@ class Recorder:
                 (rank,) = _get_count(self._memory, RANK_AT)
                 self._write("group", OTHERS, "others", 0, "span", [rank, 1], 0, reserved=0)
             mark = 1 + len(self._others)
-            sort = self._others[op] = Sort(mark if mark <= MOST_OTHERS else 0, 0)
+            sort = self._others[op] = CallSite(mark if mark <= MOST_OTHERS else 0, 0)
             told = [op, "", "", [], "", -1, 0, 0]
             self._write("sort", sort.mark, OTHERS, *told, reserved=0)
         return sort
@@ -447,7 +447,7 @@ class Recorder:
         for past in self._past.values():
             self._put_sum(past)
 
-    def _of_the_past(self, sort: Sort) -> Sort:
+    def _of_the_past(self, sort: CallSite) -> CallSite:
         """The sort of no group by which one of a closed group is counted."""
         op = sort.told[0]
         told = [*sort.told] if len(self._past) < MOST_PAST else [op, "", "", [], "", -1, 0, 0]
@@ -456,7 +456,7 @@ class Recorder:
         past = self._past.get(key)
         if past is None:
             mark = heappop(self._free)
-            past = self._past[key] = Sort(mark, told[-1], told)
+            past = self._past[key] = CallSite(mark, told[-1], told)
             line = json.dumps(("sort", mark, 0, *told), separators=(",", ":")).encode() + b"\n"
             self._texts.append((None, line))
         return past
@@ -497,7 +497,7 @@ class Track:
         self._recorder = recorder
         self._epoch = epoch
         self._group = group
-        self._sorts: dict[Any, Sort] = {}
+        self._sorts: dict[Any, CallSite] = {}
         self.closed = False
         self.nbytes = 0
         self.parts: Callable[[int], int] = _no_parts
@@ -505,7 +505,7 @@ class Track:
         self.lines, self.known, self.keep = recorder.lines, recorder.lines.known, recorder.kept.append
 
     @property
-    def sorts(self) -> list[Sort]:
+    def sorts(self) -> list[CallSite]:
         """The track's sorts of operations."""
         return list(self._sorts.values())
 
@@ -528,7 +528,7 @@ class Track:
             recorder.tell(lost=list(lost)[:MOST_LOST])
         recorder.event(text, trouble=True)
 
-    def sort_of(self, call: Call, tag: int = 0) -> Sort:
+    def sort_of(self, call: Call, tag: int = 0) -> CallSite:
         """The sort of operations like this one; where there are too many, that of their kind.
 
         Args:
@@ -546,17 +546,17 @@ class Track:
                 others = self._sorts.get(call.kind)
                 if others is None:
                     others = self._new_sort(call.kind, call, ["", "", [], "", -1, 0, 0])
-                sort = Sort(others.mark, call.nbytes, others.told, others.parts)
+                sort = CallSite(others.mark, call.nbytes, others.told, others.parts)
                 sort.counted = others.counted
         return sort
 
-    def _new_sort(self, key: Any, call: Call, told: list[Any]) -> Sort:
+    def _new_sort(self, key: Any, call: Call, told: list[Any]) -> CallSite:
         sort = self._sorts[key] = self._recorder.new_sort(self, self._group, [call.kind.name, *told])
         if call.message:  # whose numbers are apart
             sort.parts = _no_parts
         return sort
 
-    def note(self, sort: Sort, number: int, frame: FrameType, at: float = 0.0) -> Entry:
+    def note(self, sort: CallSite, number: int, frame: FrameType, at: float = 0.0) -> Entry:
         """Write down an operation that is being issued.
 
         Args:
@@ -573,7 +573,7 @@ class Track:
         self.keep(entry)
         return entry
 
-    def line_of(self, sort: Sort, frame: FrameType) -> int:
+    def line_of(self, sort: CallSite, frame: FrameType) -> int:
         """The number of the program's line that has called a frame, or is its own; remembered where it is."""
         code, lasti = frame.f_code, frame.f_lasti
         try:
@@ -583,7 +583,7 @@ class Track:
         sort.code, sort.at, sort.line = code, lasti, line
         return line
 
-    def note_line(self, sort: Sort, number: int, line: int) -> Entry:
+    def note_line(self, sort: CallSite, number: int, line: int) -> Entry:
         """Note an operation whose line in the program has a number already."""
         entry = (sort, number, line, self._clock())
         self.keep(entry)

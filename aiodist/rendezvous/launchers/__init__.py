@@ -9,7 +9,7 @@
     shared_port   at MASTER_PORT, which is free again when all know it
     slurm         rank 0 listens at a port made of the numbers of job and step, on the step's first host
 
-But for Slurm rank 0 listens on a free port first, and tells then (`address_exchange`): there is no port to fight for.
-Each way has a `meet`, which `handlers` calls where `meeting_point` has decided for it; the libraries' are
-asked first, by `group/runtime/initialised_libraries`.
+But for Slurm rank 0 listens on a free port first, and writes its address then (`address_exchange`), so that
+no two processes need the same port. Each way has a `meet`, which `handlers` calls where `meeting_point` has
+decided for it; the libraries' are asked first, by `group/runtime/initialised_libraries`.
 """

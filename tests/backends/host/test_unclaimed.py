@@ -22,7 +22,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from aiodist.transport import Taken
+from aiodist.transport import Handled
 from tests.levels import COSTLY
 
 LARGE = 9000  # bytes of an object that is offered
@@ -68,7 +68,7 @@ def test_the_next_message_of_its_source_and_tag_is_its_own() -> None:
     group.messages.wait(receive)
     assert not group.messages.quiet(5)
     assert group.messages.quiet(6)
-    assert group.take(2, 0, np.arange(3.0)) == Taken.NOW
+    assert group.take(2, 0, np.arange(3.0)) == Handled.NOW
     assert group.results == [2]
     assert list(place) == [0, 1, 2]
     assert group.messages.quiet(5)
@@ -79,7 +79,7 @@ def test_one_of_any_size_from_anybody_gets_bytes() -> None:
     group = Group()
     group.messages.wait(group.receive(ANY, 0)[0])
     data = np.arange(9, dtype=np.uint8)
-    assert group.take(3, 0, data) == Taken.NOW
+    assert group.take(3, 0, data) == Handled.NOW
     assert group.results == [(3, data.tobytes())]
 
 
@@ -96,7 +96,7 @@ def test_another_message_has_it_posted(source: int, number: int, data: Any) -> N
     group = Group()
     receive, _ = group.receive(2)
     group.messages.wait(receive)
-    assert group.take(source, number, data) == Taken.KEPT
+    assert group.take(source, number, data) == Handled.KEPT
     assert group.posted == [receive]
     assert group.results == []
 
@@ -127,15 +127,15 @@ def test_a_message_of_another_tag_leaves_it_alone() -> None:
     group = Group()
     receive, _ = group.receive(2)
     group.messages.wait(receive)
-    assert group.take(2, 0, np.arange(3.0), tag=6) == Taken.KEPT
+    assert group.take(2, 0, np.arange(3.0), tag=6) == Handled.KEPT
     assert group.posted == []
-    assert group.take(2, 0, np.arange(3.0)) == Taken.NOW
+    assert group.take(2, 0, np.arange(3.0)) == Handled.NOW
 
 
 def test_what_came_before_its_receive_is_kept_for_it() -> None:
     group = Group()
     for number in range(2):
-        assert group.take(2, number, np.full(3, 7.0 + number)) == Taken.KEPT
+        assert group.take(2, number, np.full(3, 7.0 + number)) == Handled.KEPT
     receive, place = group.receive(2)
     assert group.messages.receive_here(receive)
     assert list(place) == [7] * 3
@@ -166,7 +166,7 @@ def test_what_is_taken_back_gets_nothing() -> None:
     receive, place = group.receive(2)
     group.messages.wait(receive)
     group.messages.abandon(receive)
-    assert group.take(2, 0, np.arange(3.0)) == Taken.KEPT
+    assert group.take(2, 0, np.arange(3.0)) == Handled.KEPT
     assert group.results == []
     assert not place.any()
 
@@ -188,9 +188,9 @@ def test_a_message_whose_receive_was_taken_back_in_its_turn_goes_to_the_next() -
 def test_strangers_and_broken_groups_are_left_to_the_channel() -> None:
     group = Group()
     data, signature = memoryview(bytes(8)), message_signature(FLOATS, 1, 0)
-    assert group.messages.take(99, 6, 0, signature, data) == Taken.NO
+    assert group.messages.take(99, 6, 0, signature, data) == Handled.NO
     group.messages.halt()
-    assert group.take(2, 0, np.arange(3.0)) == Taken.NO
+    assert group.take(2, 0, np.arange(3.0)) == Handled.NO
     assert not group.messages.quiet(5)
 
 
@@ -206,7 +206,7 @@ def test_what_it_may_write_to_cannot_be_taken_away() -> None:
     receive, place = group.receive(2)
     group.messages.wait(receive)
     place.flags.writeable = False
-    assert group.take(2, 0, np.arange(3.0)) == Taken.NOW
+    assert group.take(2, 0, np.arange(3.0)) == Handled.NOW
     assert group.results == [2]
     assert list(place) == [0, 1, 2]
 

@@ -19,8 +19,8 @@ from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import Path, Plan, fitting, most_staged, path_of
 from aiodist.backends.host.local.short import Short
 from aiodist.backends.host.local.wired import Wired
-from aiodist.backends.release import Release
-from aiodist.backends.work import Issuer, Work
+from aiodist.backends.release import BuffersInUse
+from aiodist.backends.work import GroupState, Work
 from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.errors import GroupBroken
 from aiodist.base.types import Call
@@ -40,7 +40,7 @@ class Owner(Protocol):
     """
 
     @property
-    def release(self) -> Release: ...
+    def release(self) -> BuffersInUse: ...
 
     def finished(self, operation: Operation) -> None:
         """Note that an operation has ended well."""
@@ -231,7 +231,9 @@ class LocalGroup:
         if not numbers:
             del self._skipped[slot]
 
-    def short_way(self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]) -> Short:
+    def short_way(
+        self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+    ) -> Short:
         """The short way: see `Backend.short_way`."""
         self._note = note
         self._short = Short(self, self._running, issuer, numbers, self.board.rank, self.board.size)

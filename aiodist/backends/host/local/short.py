@@ -25,11 +25,11 @@ from aiodist.backends.host.local.board import MASK, SLOTS, Board
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.plan import Path, Plan
-from aiodist.backends.work import Issuer, Work
+from aiodist.backends.work import GroupState, Work
 from aiodist.base.errors import GroupBroken, UsageError
 from aiodist.base.operations import ROLES, Kind, Parts
 from aiodist.base.types import DTYPE_CODES, Call, Premultiplied, ReduceOp, check_reduction
-from aiodist.observe.recorder import Sort
+from aiodist.observe.recorder import CallSite
 
 _SHAPES = 256  # that are remembered for each kind and op
 _NO_OP = 0
@@ -62,7 +62,7 @@ class Running(Protocol):
         """The plan shared by all calls like this one."""
 
 
-class Case:
+class CallTemplate:
     """The form that calls on plain arrays of one shape take.
 
     Attributes:
@@ -81,7 +81,7 @@ class Case:
     )
 
     def __init__(
-        self, plan: Plan, other_shapes: tuple[tuple[int, ...], ...], rank: int, size: int, sort: Sort
+        self, plan: Plan, other_shapes: tuple[tuple[int, ...], ...], rank: int, size: int, sort: CallSite
     ) -> None:
         roles, root = ROLES[plan.call.kind], plan.call.root
         self.plan = plan
@@ -101,7 +101,7 @@ class Case:
         return [array] if self.joined else cut(array, None, self.size)
 
 
-class Cases:
+class TemplateCache:
     """The calls of one kind and op that were seen, each with its case, or None where it is none.
 
     Attributes:
@@ -112,19 +112,19 @@ class Cases:
     __slots__ = ("_known", "case", "dtype", "root", "shape")
 
     def __init__(self) -> None:
-        self._known: dict[Any, Case | None] = {}
+        self._known: dict[Any, CallTemplate | None] = {}
         self.dtype: Any = None
         self.shape: Any = None
         self.root: Any = None
-        self.case: Case | None = None
+        self.case: CallTemplate | None = None
 
-    def find(self, dtype: Any, shape: Any, root: Any) -> Case | None:
+    def find(self, dtype: Any, shape: Any, root: Any) -> CallTemplate | None:
         """The case of a call like these, unchecked; `KeyError` or `TypeError` where it is new."""
         case = self._known[dtype, shape, root]
         self.dtype, self.shape, self.root, self.case = dtype, shape, root, case
         return case
 
-    def add(self, dtype: Any, shape: Any, root: Any, case: Case | None) -> None:
+    def add(self, dtype: Any, shape: Any, root: Any, case: CallTemplate | None) -> None:
         """Remember the case of a call that is new."""
         if len(self._known) >= _SHAPES:
             self.clear()
@@ -151,7 +151,7 @@ class Short:
         self,
         running: Running,
         on_loop: dict[int, Exchange],
-        issuer: Issuer,
+        issuer: GroupState,
         numbers: Numbers,
         rank: int,
         size: int,
@@ -168,8 +168,8 @@ class Short:
         self._board = running.board
         self._rank, self._size = rank, size
         ops = max(ReduceOp) + 1
-        self._cases = [[Cases() for _ in range(ops)] for _ in range(max(Kind) + 1)]
-        self._barrier: Case | None = None
+        self._cases = [[TemplateCache() for _ in range(ops)] for _ in range(max(Kind) + 1)]
+        self._barrier: CallTemplate | None = None
         self._recent: list[Exchange | None] = [None] * SLOTS
 
     def start(
@@ -208,7 +208,7 @@ class Short:
             or (type(op) is not ReduceOp and op is not _NO_OP)  # others may be indices, too: torch's are
             or not (flags := lead.flags).carray
             or self.closed
-            or get_ident() != self._thread  # as `Issuer.here`
+            or get_ident() != self._thread  # as `GroupState.here`
             or not self._loop_runs()
         ):
             return None
@@ -252,13 +252,13 @@ class Short:
         if case is None:
             call = Call(Kind.barrier, 0, np.dtype(np.uint8), (0,))
             plan, sort = self._running.plan(call, 0), self._track.sort_of(call)
-            case = self._barrier = Case(plan, ((),), self._rank, self._size, sort)
+            case = self._barrier = CallTemplate(plan, ((),), self._rank, self._size, sort)
         if self.closed or not self._issuer.here():
             return None
         return self._issue(case, [], [], None, held, 1)
 
     def _issue(
-        self, case: Case, send: list[Array], recv: list[Array], result: Any, held: bool, depth: int
+        self, case: CallTemplate, send: list[Array], recv: list[Array], result: Any, held: bool, depth: int
     ) -> Work[Any] | None:
         numbers, board, plan = self._numbers, self._board, case.plan
         seq = numbers.issued
@@ -327,7 +327,7 @@ class Short:
     # ── arrays ───────────────────────────────────────────────────────────────────────────────────────
 
     def _arrays(
-        self, kind: Kind, case: Case, lead: Array, other: Array | None
+        self, kind: Kind, case: CallTemplate, lead: Array, other: Array | None
     ) -> tuple[list[Array], list[Array], Any] | None:
         """Parts that are given and taken, and the result; None where something is missing or too much."""
         one = lead if case.flat else lead.ravel()
@@ -353,7 +353,7 @@ class Short:
 
     # ── once for each dtype, shape and op ────────────────────────────────────────────────────────────
 
-    def _found(self, kind: Kind, lead: Any, op: Any, root: Any) -> Case | None:
+    def _found(self, kind: Kind, lead: Any, op: Any, root: Any) -> CallTemplate | None:
         """The case of a call that is new; remembered, also where there is none."""
         plain_op = op == _NO_OP or isinstance(op, ReduceOp)
         if type(root) is not int or not plain_op:
@@ -385,6 +385,6 @@ class Short:
         plan = self._running.plan(call, nbytes)
         case = None
         if plan.path in (Path.direct, Path.slot, Path.inline):
-            case = Case(plan, other_shapes, self._rank, self._size, self._track.sort_of(call))
+            case = CallTemplate(plan, other_shapes, self._rank, self._size, self._track.sort_of(call))
         self._cases[kind][op].add(dtype, shape, root, case)
         return case

@@ -17,9 +17,9 @@ from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.local.plan import Plan
 from aiodist.backends.host.local.short import Short
-from aiodist.backends.release import Release
+from aiodist.backends.release import BuffersInUse
 from aiodist.backends.schedules.select import UNKNOWN
-from aiodist.backends.work import Issuer
+from aiodist.backends.work import GroupState
 from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.errors import GroupBroken
 from aiodist.base.types import Call, Kind, ReduceOp
@@ -57,7 +57,7 @@ class Member:
     def __init__(self, hub: Any, rank: int, limits: Thresholds = LIMITS) -> None:
         self.thread = Thread()
         thread: Any = self.thread
-        self.release = Release()
+        self.release = BuffersInUse()
         self.group = LocalGroup(hub, thread, self, 77, (0, 1), rank, limits)
         self.calls: list[str] = []
         self.reserved: set[int] = set()
@@ -139,7 +139,7 @@ class Member:
 
 def short_way_of(member: Member) -> Short:
     """Its short way."""
-    issuer = Issuer(asyncio.get_running_loop(), a_track())
+    issuer = GroupState(asyncio.get_running_loop(), a_track())
 
     def note(work: Any) -> Operation:
         return Operation(work.call, work, work._result, work._result, None, print)

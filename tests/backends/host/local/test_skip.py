@@ -13,7 +13,7 @@ from aiodist.backends.base import Operation
 from aiodist.backends.host.local import board
 from aiodist.backends.host.local.board import CODE, SLOTS
 from aiodist.backends.host.local.group import LocalGroup
-from aiodist.backends.release import Release
+from aiodist.backends.release import BuffersInUse
 from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.types import Call, Kind
 
@@ -25,7 +25,7 @@ class Member:
 
     def __init__(self, hub: Any, rank: int) -> None:
         bulk: Any = None
-        self.release = Release()
+        self.release = BuffersInUse()
         self.group = LocalGroup(hub, bulk, self, 77, (0, 1), rank, Thresholds())
         self.over: list[int] = []
         self.reserved: set[int] = set()
