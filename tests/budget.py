@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-BUDGET = 3.0
+BUDGET = 5.0
 """CPU seconds. Tests are marked slow from about 0.5 on: on a busy machine, whose threads share cores, a test
 takes twice as many, and the first test that needs a library pays for its import."""
 

@@ -15,6 +15,7 @@ import pytest
 
 from aiodist.base.errors import UsageError
 from aiodist.group import ProcessGroup
+from tests.levels import COSTLY
 
 Load = Callable[[str], Any]
 
@@ -172,6 +173,7 @@ def test_dask_s_workers_are_ranks(load: Load, client: Client) -> None:
         run(client, adds_up, 1.0, workers=[])
 
 
+@pytest.mark.slow(COSTLY)
 def test_dask_raises_the_error_that_is_nobody_elses_fault(load: Load, client: Client) -> None:
     with pytest.raises(KeyError, match="a mistake of rank 1"):
         load("dask").run(client, fails)

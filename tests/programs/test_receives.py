@@ -16,7 +16,7 @@ from aiodist.backends.inner import InnerOperation
 from aiodist.base.types import Kind
 from aiodist.group.batch import Batch
 from aiodist.transport import Incoming
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.programs.receives import PLACES, jobs, place_of
 from tests.programs.run_receives import run
 
@@ -186,6 +186,7 @@ MUTATIONS: dict[Mutation, int] = {
 """Each with the seed to begin with, which says the place."""
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:

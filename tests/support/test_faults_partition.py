@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from aiodist.testing.hosts import Hosts
+from tests.levels import COSTLY
 from tests.support.faults import Partition, Stage, Victims
 
 PORT = 30_000
@@ -39,6 +40,7 @@ async def datagrams(stage: Stage, addresses: list[str]) -> None:
             stage.say("got", sender=int(sender), word=word)
 
 
+@pytest.mark.slow(COSTLY)
 async def test_partition(hosts: Hosts) -> None:
     partition = Partition(hosts)
     addresses = [hosts.address(host) for host in range(3)]

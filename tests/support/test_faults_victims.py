@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.support.channel_pair import turn_until
 from tests.support.faults import RoundFailed, Stage, Victims
 
@@ -93,6 +93,7 @@ async def test_survivors_report_and_live_on_into_the_next_round(transport: str) 
         assert len(pids) == 3  # two survivors of each round, one of whom survived both
 
 
+@pytest.mark.slow(COSTLY)
 async def test_arguments_for_all_and_for_each() -> None:
     async with (
         Victims() as victims,
@@ -102,6 +103,7 @@ async def test_arguments_for_all_and_for_each() -> None:
     assert [outcome.value for outcome in outcomes.values() if outcome] == [12, 12]
 
 
+@pytest.mark.slow(COSTLY)
 async def test_words_reach_those_who_ask() -> None:
     async with Victims() as victims, victims.round(wait_for_words, 2) as round:
         await round.all_say("waits")
@@ -114,6 +116,7 @@ async def test_words_reach_those_who_ask() -> None:
         assert (await round.outcomes([late]))[late] is not None
 
 
+@pytest.mark.slow(COSTLY)
 async def test_stop_and_resume() -> None:
     async with Victims() as victims, victims.round(wait_for_words, 1) as round:
         await round.all_say("waits")
@@ -125,6 +128,7 @@ async def test_stop_and_resume() -> None:
         assert outcomes[0] is not None
 
 
+@pytest.mark.slow(COSTLY)
 async def test_a_function_that_raises_ends_with_its_words() -> None:
     async with Victims() as victims, victims.round(fail, 2) as round:
         outcomes = await round.outcomes()
@@ -134,6 +138,7 @@ async def test_a_function_that_raises_ends_with_its_words() -> None:
             await round.all_say("running")
 
 
+@pytest.mark.slow(COSTLY)
 async def test_who_hangs_is_told_with_its_stack() -> None:
     async with Victims() as victims:
         async with victims.round(hang, 2) as round:
@@ -157,6 +162,7 @@ async def test_crash_at_a_named_step() -> None:
         assert dies.at < round.heard("lost")[0].at
 
 
+@pytest.mark.slow(COSTLY)
 async def test_crash_at_a_number_of_calls() -> None:
     async with Victims() as victims, victims.round(crash_in, 2, point="", count=1) as round:
         outcomes = await round.outcomes()
@@ -165,12 +171,14 @@ async def test_crash_at_a_number_of_calls() -> None:
         assert not round.heard("reduced", 0)
 
 
+@pytest.mark.slow(COSTLY)
 async def test_rank_0_may_have_the_store() -> None:
     async with Victims() as victims, victims.round(add, 3, rank_0_has_store=True, extra=0) as round:
         outcomes = await round.outcomes()
         assert [outcome.value for outcome in outcomes.values() if outcome] == [3, 3, 3]
 
 
+@pytest.mark.slow(COSTLY)
 async def test_connections_lead_through_proxies() -> None:
     async with (
         Victims(transport="tcp") as victims,

@@ -51,6 +51,7 @@ def test_fragments_have_each_parameter_once(count: int) -> None:
     assert max(filled) < 2 * min(filled)
 
 
+@pytest.mark.slow(COSTLY)
 def test_each_gradient_is_told_once_and_is_the_batchs() -> None:
     learner, plain = Learner(TINY, 1e-2), Learner(TINY, 1e-2)
     told: dict[int, Any] = {}

@@ -17,6 +17,7 @@ from aiodist.rendezvous.etcd import gateway
 from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.testing.outcome import check
 from aiodist.testing.ranks import launch
+from tests.levels import COSTLY
 from tests.rendezvous.meeting import rendezvous
 
 CLIENTS = 3
@@ -217,6 +218,7 @@ async def test_the_page_of_the_docs(etcd: Any, job: str, monkeypatch: pytest.Mon
     assert [await names["count"](url) for _ in range(2)] == [1, 1]  # a run each
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_job_that_died_is_started_again(etcd: Any, job: str) -> None:
     program = (
         "import asyncio, os, sys\n"
