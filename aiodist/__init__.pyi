@@ -1,5 +1,7 @@
 """What type checkers know of `aiodist`: the names of the table in `__init__.py`, which loads them lazily."""
 
+from aiodist import group as group
+from aiodist import portal as portal
 from aiodist.backends.registry import register_backend as register_backend
 from aiodist.backends.work import Work as Work
 from aiodist.base.errors import AiodistError as AiodistError
