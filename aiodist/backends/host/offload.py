@@ -7,6 +7,7 @@ in order. A simulation runs them inline instead: threads have no place in virtua
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -49,6 +50,7 @@ class Offload:
             return True
         if self._worker is None:
             self._worker = Worker("aiodist-bulk")
+            self._end = weakref.finalize(self, self._worker.end)  # where nobody closes this
         self._worker.submit(partial(self._work, job, done, failed))
         return False
 
@@ -73,6 +75,6 @@ class Offload:
     def close(self) -> None:
         """End the thread once it is idle."""
         if self._worker is not None:
-            self._worker.end()
+            self._end()
             self._worker.join()
             self._worker = None

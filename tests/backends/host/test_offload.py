@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
@@ -49,6 +50,16 @@ async def test_dear_work_runs_elsewhere_and_reports_here() -> None:
     assert where[1] is threading.current_thread()
     offload.close()
     offload.close()
+    assert not where[0].is_alive()
+
+
+async def test_the_thread_of_one_that_nobody_closes_ends_with_it() -> None:
+    offload = Offload(asyncio.get_running_loop())
+    where: list[threading.Thread] = []
+    await finish(offload, INLINE_NS + 1, lambda: where.append(threading.current_thread()))
+    del offload
+    gc.collect()
+    await asyncio.to_thread(where[0].join, 60)
     assert not where[0].is_alive()
 
 
