@@ -23,7 +23,7 @@ from aiodist.launch.doing import doing
 from aiodist.launch.nodes.messages import FAILURE, Elastic, failure, late_in
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.report import how_it_ended
-from aiodist.launch.restarts import Backoff, Cover, Mend, Scene, mend, stays
+from aiodist.launch.restarts import Cover, Mend, RestartDelay, Scene, mend, stays
 from aiodist.launch.supervisor import (
     FAILURE_GRACE,
     Asked,
@@ -82,7 +82,7 @@ class Crew:
         self._unswept: set[Worker] = set()
         self._finished: list[int] = []  # ranks that have ended well, of which the workers are yet to be told
         self._telling = False
-        self._backoff = [Backoff() for _ in range(self._config.nproc)]
+        self._backoff = [RestartDelay() for _ in range(self._config.nproc)]
         self._cover = Cover()
         self._began_ns = 0
         self._spared: tuple[int, ...] = ()

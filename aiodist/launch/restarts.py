@@ -91,7 +91,7 @@ def after(verdict: Verdict, *, used: int, limit: int, regroup: bool) -> After:
 
 
 @dataclass
-class Backoff:
+class RestartDelay:
     """Delays between restarts of something that keeps failing at once: 0, then 0.5 s, 1 s… 30 s."""
 
     _quick: int = 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.launch.restarts import QUICK, After, Backoff, Cover, Mend, Scene, after, mend, ready, stays
+from aiodist.launch.restarts import QUICK, After, Cover, Mend, RestartDelay, Scene, after, mend, ready, stays
 from aiodist.launch.supervisor import Away, Back, Ended, Over, Send, Supervisor, Tick, Wake
 from aiodist.launch.verdict import Ending, NodeReport, Verdict, judge
 from tests.levels import COSTLY
@@ -65,7 +65,7 @@ def test_after() -> None:
 
 
 def test_backoff_doubles_while_it_fails_at_once() -> None:
-    backoff = Backoff()
+    backoff = RestartDelay()
     assert [backoff.delay(1.0) for _ in range(9)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
     assert [backoff.delay(QUICK), backoff.delay(1.0), backoff.delay(1.0)] == [0, 0, 0.5]
 

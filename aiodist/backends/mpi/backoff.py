@@ -16,7 +16,7 @@ NONE = 0.0
 YIELD = -1.0  # offer the core
 
 
-class Backoff:
+class PollPauses:
     """The pauses since something was last seen to move."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from aiodist.backends.mpi.backoff import LONGEST, YIELD, Backoff
+from aiodist.backends.mpi.backoff import LONGEST, YIELD, PollPauses
 
 logger = logging.getLogger("aiodist")
 
@@ -87,7 +87,7 @@ class Progress:
         self._test = test
         self._clock = clock
         self._offer = offer
-        self._backoff = Backoff()
+        self._backoff = PollPauses()
         self._orders: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._requests: list[Any] = []
         self._posted: list[Posted] = []

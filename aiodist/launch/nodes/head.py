@@ -24,7 +24,7 @@ from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import reserve_port
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
-from aiodist.launch.restarts import Backoff, after, ready
+from aiodist.launch.restarts import RestartDelay, after, ready
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import Verdict
 from aiodist.net.within import happens
@@ -65,7 +65,7 @@ class Head:
         self._news = asyncio.Event()  # for `_muster`
         self._arrivals = asyncio.Event()  # for `_attend`
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._backoff = Backoff()
+        self._backoff = RestartDelay()
         self._began = 0.0
         self._reserved: socket.socket | None = None  # MASTER_PORT, until the workers have it
         self._workers_store: StoreServer | None = None

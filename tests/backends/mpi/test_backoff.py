@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from aiodist.backends.mpi.backoff import LONGEST, NONE, OFFER, SHARE, SHORTEST, SPIN, YIELD, Backoff
+from aiodist.backends.mpi.backoff import LONGEST, NONE, OFFER, SHARE, SHORTEST, SPIN, YIELD, PollPauses
 
 
 def test_first_no_pause_then_the_core_is_offered_then_it_sleeps() -> None:
-    backoff = Backoff()
+    backoff = PollPauses()
     assert backoff.pause(5.0) == NONE
     assert backoff.pause(5.0 + SPIN * 0.9) == NONE
     assert backoff.pause(5.0 + SPIN * 1.1) == YIELD
@@ -15,7 +15,7 @@ def test_first_no_pause_then_the_core_is_offered_then_it_sleeps() -> None:
 
 
 def test_sleeps_grow_with_the_wait_to_a_bound() -> None:
-    backoff = Backoff()
+    backoff = PollPauses()
     backoff.pause(0.0)
     waits = [SPIN + OFFER + 1e-3 * i for i in range(20)]
     sleeps = [backoff.pause(wait) for wait in waits]
@@ -26,7 +26,7 @@ def test_sleeps_grow_with_the_wait_to_a_bound() -> None:
 
 
 def test_what_moves_begins_anew() -> None:
-    backoff = Backoff()
+    backoff = PollPauses()
     backoff.pause(0.0)
     assert backoff.pause(1.0) == LONGEST
     backoff.moved()
