@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import children
+
 BUDGET = 10.0
 """CPU seconds that a quick test may take. Tests are marked slow from about 0.5 on. In between lie: a busy
 machine, whose threads share cores (twice as many); a library that the first test imports; and processes of a
@@ -27,20 +29,10 @@ def used() -> float:
 
     A server's own do not count: it imports for all tests that come.
     """
-    return sum(os.times()[:4]) + sum(_waited_for(pid) for pid in _children())
+    return sum(os.times()[:4]) + sum(_waited_for(pid) for pid in children())
 
 
-def _children() -> set[str]:
-    found = set()
-    for task in os.listdir("/proc/self/task"):
-        try:
-            found |= set(Path(f"/proc/self/task/{task}/children").read_text().split())
-        except OSError:  # the thread has ended, or this kernel keeps no lists
-            continue
-    return found
-
-
-def _waited_for(pid: str) -> float:
+def _waited_for(pid: int) -> float:
     """CPU seconds of a process's children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

@@ -30,6 +30,8 @@ ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.append(ROOT)
 
+from tests.processes import children  # noqa: E402
+
 pytest_plugins = ["tests.limits", "tests.skips", "tests.levels", "tests.budget"]
 
 # What was ignored when the run began (SIGHUP under nohup, SIGINT in a shell's background job) would be
@@ -88,35 +90,6 @@ def descriptors() -> set[str]:
             continue
         if target.startswith(("socket:", "anon_inode:", "pipe:", "/memfd:")):
             found.add(target if not target.startswith("anon_inode:") else f"{target}#{name}")
-    return found
-
-
-def children() -> set[int]:
-    """Processes that this one started and that still exist."""
-    while True:
-        try:
-            return {int(pid) for task in os.listdir("/proc/self/task") for pid in _children_of(task)}
-        except OSError:  # a thread has ended meanwhile, and its children are another's
-            if not Path("/proc/thread-self/children").exists():
-                return _children_by_search()
-
-
-def _children_of(task: str) -> list[str]:
-    """Those that one thread started."""
-    with open(f"/proc/self/task/{task}/children") as file:
-        return file.read().split()
-
-
-def _children_by_search() -> set[int]:
-    """The same, where the kernel keeps no lists of them: milliseconds, twice a test."""
-    found = set()
-    for pid in filter(str.isdecimal, os.listdir("/proc")):  # Path.glob() fails where one ends meanwhile
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid():
-            found.add(int(pid))
     return found
 
 

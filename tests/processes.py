@@ -1,4 +1,4 @@
-"""Commands that tests run to their end, with all that they start."""
+"""Commands that tests run to their end, with all that they start; and what this process has started."""
 
 from __future__ import annotations
 
@@ -42,4 +42,33 @@ def sockets_of(pid: int) -> set[int]:
             continue
         if match := re.fullmatch(r"socket:\[(\d+)\]", target):
             found.add(int(match.group(1)))
+    return found
+
+
+def children() -> set[int]:
+    """Processes that this one started and that still exist."""
+    while True:
+        try:
+            return {int(pid) for task in os.listdir("/proc/self/task") for pid in _children_of(task)}
+        except OSError:  # a thread has ended meanwhile, and its children are another's
+            if not Path("/proc/thread-self/children").exists():
+                return _children_by_search()
+
+
+def _children_of(task: str) -> list[str]:
+    """Those that one thread started."""
+    with open(f"/proc/self/task/{task}/children") as file:
+        return file.read().split()
+
+
+def _children_by_search() -> set[int]:
+    """The same, where the kernel keeps no lists of them: milliseconds, twice a test."""
+    found = set()
+    for pid in filter(str.isdecimal, os.listdir("/proc")):  # Path.glob() fails where one ends meanwhile
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            found.add(int(pid))
     return found
