@@ -171,10 +171,9 @@ def test_strange_names_and_many_jobs(make: Make, tmp_path: Path) -> None:
 def test_the_environment_that_a_rank_was_started_with() -> None:
     with_one = {"AIODIST_SECRET": "a=b", "PATH": os.environ["PATH"]}
     for environ, found in ((with_one, with_one), ({"PATH": os.environ["PATH"]}, {})):
-        with subprocess.Popen(["cat"], env=environ, stdin=subprocess.PIPE) as process:
+        with started_cat(environ) as process:
             view = a_rank(host=host_name(), near=True)
             view = replace(view, recording=replace(view.recording, pid=process.pid))
-            until_it_is_started(process.pid)
             assert environ_of(view) == found
             assert environ_of(replace(view, host="elsewhere")) == {}
             assert environ_of(replace(view, alive=False)) == {}
@@ -185,10 +184,9 @@ def test_the_environment_that_a_rank_was_started_with() -> None:
 
 def test_an_environment_that_is_another_users_or_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"AIODIST_SECRET": "a", "MUCH": "x" * 1000}
-    with subprocess.Popen(["cat"], env=environ, stdin=subprocess.PIPE, executable="/bin/cat") as process:
+    with started_cat(environ) as process:
         view = a_rank(host=host_name(), near=True)
         view = replace(view, recording=replace(view.recording, pid=process.pid))
-        until_it_is_started(process.pid)
         assert environ_of(view) == environ
         monkeypatch.setattr(host, "LARGEST", 100)
         assert environ_of(view) == {}
@@ -198,7 +196,14 @@ def test_an_environment_that_is_another_users_or_has_no_end(monkeypatch: pytest.
         process.communicate()
 
 
-def until_it_is_started(pid: int) -> None:
-    """Wait until a process runs what it was started for, and has its environment."""
-    while Path(f"/proc/{pid}/comm").read_text() != "cat\n":
-        os.sched_yield()
+def started_cat(environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process with this environment that has begun its program: it has answered a line. The return of Popen
+    does not show that, nor does its name: the kernel renames a process before it lays out its environment."""
+    process = subprocess.Popen(
+        ["cat"], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, executable="/bin/cat"
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"\n"
+    return process
