@@ -1,8 +1,8 @@
-"""The interface of a backend, which carries out operations that are validated and numbered.
+"""The interfaces of what carries out operations: the host engine, and carriers beside it.
 
-A backend never decides what is right: the group has checked the call, taken its number and made the
-Work. It starts an operation inside `submit` and says on the loop that it ended well. It never fails one:
-it reports what broke, and the group, which knows all that is in flight, aborts it and fails the Works.
+Operations are validated and numbered: the group has checked the call, taken its number and made the Work. An
+engine or carrier starts one inside `submit` and says on the loop that it ended well. It never fails one: it
+reports what broke, and the group, which knows all that is in flight, aborts it and fails the Works.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Operation:
         convert: makes what the Work gives of the result; what it raises fails the Work, and nothing else.
 
     Attributes:
-        noted: what the backend noted of it in the user's own call (`Backend.hold`); None: nothing yet.
+        noted: what the carrier noted of it in the user's own call (`Carrier.hold`); None: nothing yet.
         happened: writes down when all peers had arrived, or data came first (`recorder.layout`: ARRIVED,
             FIRST), for an operation in flight. From any thread.
     """
@@ -223,45 +223,70 @@ class ShortMessages(Protocol):
         """Enter what is pending in flight now."""
 
 
-class Backend(Protocol):
-    """The executor of one group's operations.
+class Executor(ABC):
+    """What carries out operations of one group: its host engine, or a carrier.
 
-    Attributes:
-        name: what `get_backend` says.
-        aliases: what else a new group of the same kind may be asked for by.
-        places: where tensors may lie: 'cpu', 'cuda'; and what the call's signature says of it, '' where any
-            place goes with it.
-        opens: there is something to connect: `open` and `bystand` do something.
-        device: index of this process's CUDA device, where it takes tensors on one.
-        capabilities: what the conformance checks may ask of it; one of `CAPABILITIES` each.
+    It overrides what it has something to do for.
     """
 
-    name: str
-    aliases: frozenset[str]
-    places: Mapping[str, str]
-    opens: bool
-    device: int | None
-    capabilities: frozenset[str]
-
-    async def open(self) -> None:
-        """Become ready, with all members: the group is not used before."""
-
+    @abstractmethod
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has begun when this returns."""
 
-    def reserve(self, seq: int) -> None:
-        """Note that collective `seq` has its number and is submitted later; others may come before it."""
-
+    @abstractmethod
     def hold(self, operation: Operation) -> None:
-        """Note an operation that was issued and is submitted later (`coalesce`); others may come before it.
+        """Note an operation that was issued and is submitted later (`coalesce`); others may come before.
 
         Called inside the user's call: what holds at that moment only, such as the stream on which the caller
-        works, is noted now. A collective has its number, so this stands for `reserve`, too.
+        works, is noted now. A collective has its number.
         """
 
-    def batch(self, begins: bool) -> None:
-        """Begin or end a batch: what is submitted in it may begin together, at its end."""
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """End the receives for which nothing has come: the group closes.
 
+        Args:
+            error: makes what they fail with.
+        """
+
+    def sent(self) -> Sent:
+        """The number of messages that this rank has sent to each member."""
+        return ()
+
+    def rank_left(self, rank: int, sent: Sent | None) -> None:
+        """Note that a member has closed this group. Sends to it end; receives from it do once all that it
+        sent has come.
+
+        Args:
+            rank: its global rank.
+            sent: what it had sent; None: that is not known, and nothing more comes soon.
+
+        Raises:
+            ValueError: no member can have sent that.
+        """
+
+    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+        """Note that this rank never makes a group that other members may have made with it as a member.
+
+        Args:
+            context: of that group.
+            ranks: global ranks of its members; () where they are not known.
+        """
+
+    def retire(self) -> None:
+        """Forget the group, which is gone for good, and drop what may still arrive for it."""
+
+
+class HostEngine(Executor):
+    """The engine that every group has: for tensors in the host's memory, and for operations without tensors.
+
+    It knows every collective of the group, also those of carriers, and every message but theirs.
+    """
+
+    @abstractmethod
+    def subgroup(self, context: int, ranks: Sequence[int], reports: Reports) -> HostEngine:
+        """The host engine of a new group; see `Carriers.subgroup`."""
+
+    @abstractmethod
     def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
         """Do a job on buffers of the group, by a thread where it would hold the loop too long (law 7). A job
         that raises breaks the group; `done` is called then, too.
@@ -270,15 +295,32 @@ class Backend(Protocol):
             True: it is done already, and `done` is not called.
         """
 
+    @abstractmethod
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything. `quiet()` is called once, now or later on the loop, when no buffer is touched
         any more; then the group fails the Works. Nothing is submitted afterwards."""
 
-    def retire(self) -> None:
-        """Forget the group, which is gone for good, and drop what may still arrive for it."""
+    def halt(self) -> None:
+        """Take part in no collective any more: the group will break."""
+
+    def reserve(self, seq: int, operation: Operation | None = None) -> None:
+        """Note that collective `seq` has its number and is submitted later; others may come before it.
+
+        Args:
+            operation: it, where it is known by now.
+        """
+
+    def skip(self, seq: int) -> None:
+        """Note that a carrier of the group carries out collective `seq`, on every rank."""
+
+    def hold(self, operation: Operation) -> None:
+        """Note an operation that was issued and is submitted later: a collective's number is reserved."""
+        if not operation.call.message:
+            self.reserve(operation.call.seq, operation)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A new array, uninitialised, where this backend reads and writes it with the fewest copies."""
+        """A new array, uninitialised, where this engine reads and writes it with the fewest copies."""
+        return np.empty(shape, dtype)
 
     def short_way(
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
@@ -290,6 +332,7 @@ class Backend(Protocol):
             numbers: which it takes.
             note: makes the operation of a Work and enters it in flight.
         """
+        return None
 
     def short_messages(
         self,
@@ -305,23 +348,16 @@ class Backend(Protocol):
             enter: enters a receive in flight.
             ended: called when one has ended, in flight or not.
         """
+        return None
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts, as of now, of each part of it that keeps some: see `ProcessGroup.statistics`."""
-
-    def subgroup(self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False) -> Backend:
-        """The backend of a new group; to be opened.
-
-        Args:
-            context: 64-bit number that names the group at its epoch, equal on all members.
-            ranks: global ranks of the members, in group order; this process is among them.
-            reports: the new group.
-            whole: all members of this group take part in making it, those left out by `bystand`.
-        """
+        return {}
 
     def seen(self, seq: int) -> set[int]:
         """Other members, by group rank, that are seen here to have begun collective `seq`, whether or not
         their loops turn. For what an error says: it may leave out some that have."""
+        return set()
 
     def take_in(self) -> bool:
         """End what peers have done their part of already. Called before a loss, or another rank's abort, is
@@ -330,6 +366,7 @@ class Backend(Protocol):
         Returns:
             a peer disagrees about what has ended here, which is reported.
         """
+        return False
 
     def heard_nobody(self) -> bool:
         """Whether the last collective here has ended without a word of another member, as a root's does. If a
@@ -338,28 +375,42 @@ class Backend(Protocol):
 
     def unasked(self) -> int:
         """The number of the user's sends that wait for nothing but their receives."""
+        return 0
 
-    def sent(self) -> Sent:
-        """The number of messages that this rank has sent to each member."""
 
-    def rank_left(self, rank: int, sent: Sent | None) -> None:
-        """Note that a member has closed this group. Sends to it end; receives from it do once all that it
-        sent has come.
+class Carrier(Executor):
+    """The executor of a group's operations on tensors in some places, which stands on its host engine.
+
+    Attributes:
+        places: where its tensors lie: 'cpu', 'cuda'; and what the call's signature says of it, '' where any
+            place goes with it.
+        capabilities: what the conformance checks may ask of it; of `CAPABILITIES`.
+    """
+
+    places: Mapping[str, str]
+    capabilities: frozenset[str]
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Stop everything; the group's release is held until nothing here touches a buffer any more."""
+
+    @abstractmethod
+    def child(self, host: Any, whole: bool) -> Carrier:
+        """The carrier of a group made of this one's members.
 
         Args:
-            rank: its global rank.
-            sent: what it had sent; None: that is not known, and nothing more comes soon.
-
-        Raises:
-            ValueError: no member can have sent that.
+            host: the host engine of that group.
+            whole: all members of this one take part in making it.
         """
 
-    def close_receives(self, error: Callable[[], BaseException]) -> None:
-        """End the receives for which nothing has come: the group closes.
+    async def open(self) -> None:
+        """Become ready, with all members: the group is not used before."""
 
-        Args:
-            error: makes what they fail with.
-        """
+    async def bystand(self) -> None:
+        """Take the part of a non-member while members of the group make another one."""
+
+    def batch(self, begins: bool) -> None:
+        """Begin or end a batch: what is submitted in it may begin together, at its end."""
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one, in this place among its operations.
@@ -368,17 +419,6 @@ class Backend(Protocol):
             context: of the new group.
             members: of it, as ranks of this group, in its order.
         """
-
-    def renounce(self, context: int, ranks: Sequence[int]) -> None:
-        """Note that this rank never makes a group that other members may have made with it as a member.
-
-        Args:
-            context: of that group.
-            ranks: global ranks of its members; () where they are not known.
-        """
-
-    async def bystand(self) -> None:
-        """Take the part of a non-member while members of this group make another one."""
 
 
 CAPABILITIES = frozenset(

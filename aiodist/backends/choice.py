@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aiodist.backends.base import Backend
+from aiodist.backends.base import Carrier
+from aiodist.backends.carriers import Carriers
 from aiodist.backends.cuda import library
-from aiodist.backends.dispatch import Dispatch, Part
 from aiodist.backends.foreign import Engine, ForeignBackend
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.registry import HOST, find_engine
@@ -147,16 +147,14 @@ class BackendChoice:
             choice = replace(choice, engines=left, staged=True)
         return choice
 
-    def make(self, host: HostBackend) -> Backend:
-        """The backend of a world's group, on its host backend."""
-        if self.plain:
-            return host
+    def make(self, host: HostBackend) -> Carriers:
+        """The carriers of a world's group, on its host engine."""
         made = {engine: ForeignBackend(host, engine, self.device) for engine in self._distinct()}
-        parts: dict[str, Part] = {place: made[engine] for place, engine in self.engines.items()}
+        parts: dict[str, Carrier] = {place: made[engine] for place, engine in self.engines.items()}
         if self.staged:
             assert self.device is not None
             parts[CUDA] = StagedBackend(host, self.device)
-        return Dispatch(self.name, self.aliases, host, parts, self.host, self.device)
+        return Carriers(self.name, self.aliases, host, parts, self.host, self.device)
 
 
 def parse(backend: str | None, gpu: bool | None = None) -> BackendChoice:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from aiodist.backends.base import Backend, Operation
+from aiodist.backends.base import Operation
+from aiodist.backends.carriers import Carriers
 from aiodist.backends.work import Work
 from aiodist.base.errors import UsageError
 from aiodist.base.types import Kind
@@ -38,16 +39,16 @@ class Batches:
     """The open blocks of one group, and what they hold back.
 
     Args:
-        backend: the group's.
+        carriers: the group's.
         numbers: likewise; collectives that are held back are noted there.
 
     Attributes:
         open: the block of each issuer that is in one.
     """
 
-    def __init__(self, backend: Backend, numbers: Numbers) -> None:
+    def __init__(self, carriers: Carriers, numbers: Numbers) -> None:
         self.open: dict[object, Batch] = {}
-        self._backend = backend
+        self._carriers = carriers
         self._numbers = numbers
         self._line: list[Held] = []
 
@@ -65,7 +66,7 @@ class Batches:
         if batch is not None and not at_once:
             if message is None:
                 self._numbers.hold(call.seq)
-            self._backend.hold(operation)  # now: the caller may use another stream when the block ends
+            self._carriers.hold(operation)  # now: the caller may use another stream when the block ends
             self._add(Held(batch, work, start, message))
             batch.works.append(work)
             return True
@@ -117,14 +118,14 @@ class Batches:
         self._line = others
         # Each block's in a batch of its own: ranks may leave two blocks in different orders.
         for _, block in groupby(due, lambda held: id(held.batch)):
-            self._backend.batch(True)
+            self._carriers.batch(True)
             try:
                 for held in block:
                     held.work._hold_back(False)
                     if not held.work.done():  # else it is a receive that was taken back
                         held.start()
             finally:
-                self._backend.batch(False)
+                self._carriers.batch(False)
 
 
 class Batch:

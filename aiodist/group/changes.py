@@ -135,9 +135,9 @@ class Changes:
                 f"group '{self._roster.name}' is not the world, whose members alone can change",
                 hint="Call it on the world's group, and make subgroups anew",
             )
-        if "regroups" not in core.backend.capabilities:
+        if "regroups" not in core.carriers.capabilities:
             raise UsageError(
-                f"backend {core.backend.name!r} cannot go on with other members in the same processes",
+                f"backend {core.carriers.name!r} cannot go on with other members in the same processes",
                 hint="Have the job's launcher start new processes, and go on from a checkpoint",
             )
         return regroup

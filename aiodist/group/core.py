@@ -1,6 +1,6 @@
 """The core of a group, without its calls: numbers, submits, life, and how it ends.
 
-`GroupCore` takes an operation's number, hands it to the backend, and fails everything at once when the
+`GroupCore` takes an operation's number, hands it to its carriers, and fails everything at once when the
 group breaks. The parts with the calls (`objects`, `subgroups`, …) stand on it, and `ProcessGroup` on those.
 What it is made of knows nothing of it: `deadlines`, `watch`, `batch` and `composed` are given what they call.
 """
@@ -19,7 +19,8 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from aiodist.backends.base import Backend, Operation, Reports, ShortMessages, ShortWay
+from aiodist.backends.base import Operation, Reports, ShortMessages, ShortWay
+from aiodist.backends.carriers import Carriers
 from aiodist.backends.forgotten import Forgotten, Origin, error_of, never_closed, warn
 from aiodist.backends.work import Failures, GroupState, Work
 from aiodist.base.errors import (
@@ -67,7 +68,7 @@ class GroupCore:
         roster: its members.
         timeout: seconds; of operations without a timeout of their own.
         control: the process's control plane.
-        make_backend: makes the backend of a context and global ranks, which tells the reports what breaks.
+        make_carriers: makes those of a context and global ranks, which report what breaks.
         family: of the world that the group is made of; None: it is a world itself.
         closer: awaited when the group has ended; the world's alone.
         recorder: the process's.
@@ -76,8 +77,9 @@ class GroupCore:
         roster, timeout, control, family, recorder: as given.
         loop: where the group lives.
         numbers: of its operations.
-        backend: carries its operations out.
-        short, short_messages: the backend's short ways; None where there is none, and once the group has
+        carriers: carry its operations out.
+        host: its host engine, which is one of them.
+        short, short_messages: the host engine's short ways; None where there is none, and once the group has
             broken or is closed.
         batches: the open `coalesce` blocks.
         failures: of Works, that nobody was told.
@@ -95,7 +97,7 @@ class GroupCore:
         roster: Roster,
         timeout: float,
         control: ControlPlane,
-        make_backend: Callable[[int, Sequence[int], Reports], Backend],
+        make_carriers: Callable[[int, Sequence[int], Reports], Carriers],
         family: Family[GroupCore] | None = None,
         closer: Callable[[], Coroutine[Any, Any, None]] | None = None,
         *,
@@ -137,13 +139,14 @@ class GroupCore:
         self._watch = Watch(
             *(roster, self._flight, control, loop),
             begun=self.numbers.begun,
-            seen=lambda seq: self.backend.seen(seq),
+            seen=lambda seq: self.host.seen(seq),
             breaks=self.break_group,
-            left=lambda rank, sent: self.backend.rank_left(rank, sent),
+            left=lambda rank, sent: self.carriers.rank_left(rank, sent),
             number=self.numbers.of_user,
         )
-        self.backend = make_backend(roster.context, roster.ranks, self._watch)
-        self.batches = Batches(self.backend, self.numbers)
+        self.carriers = make_carriers(roster.context, roster.ranks, self._watch)
+        self.host = self.carriers.host
+        self.batches = Batches(self.carriers, self.numbers)
 
     def start(self, owner: object) -> None:
         """Begin to listen, for what users hold; from now on others may abort and close the group, too.
@@ -159,10 +162,11 @@ class GroupCore:
         if again:
             return
         self.issuer.trouble = self._watch.trouble
-        self.short = self._flight.short = self.backend.short_way(self.issuer, self.numbers, self._note)
-        self.short_messages = self._flight.short_messages = self.backend.short_messages(
-            self.issuer, self.numbers, self._enter, self._flight.ended
-        )
+        if self.carriers.takes_host:
+            self.short = self._flight.short = self.host.short_way(self.issuer, self.numbers, self._note)
+            self.short_messages = self._flight.short_messages = self.host.short_messages(
+                self.issuer, self.numbers, self._enter, self._flight.ended
+            )
         self._watch.start()
         self.family.add(self)
         _alive.add(self)
@@ -213,14 +217,14 @@ class GroupCore:
         return self.timeout if timeout is None else seconds(timeout)
 
     async def connect(self, timeout: float) -> None:
-        """Have the backend connect with those of the other members, before the group is used."""
-        if self.backend.opens:
-            await self._unless_broken(self.backend.open(), timeout)
+        """Have the carriers connect with those of the other members, before the group is used."""
+        if self.carriers.opens:
+            await self._unless_broken(self.carriers.open(), timeout)
 
     async def stand_by(self, timeout: float) -> None:
         """Take the part of a non-member while other members make a group from this one."""
-        if self.backend.opens:
-            await self._unless_broken(self.backend.bystand(), timeout)
+        if self.carriers.opens:
+            await self._unless_broken(self.carriers.bystand(), timeout)
 
     async def _unless_broken(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
         """Carry out a step that waits for all members. It ends when the group breaks, and at its time."""
@@ -420,12 +424,12 @@ class GroupCore:
                 for group in self._ending():
                     if group is not self:
                         await group.close()
-                self.backend.close_receives(self._closed_here)
+                self.carriers.close_receives(self._closed_here)
                 self._flight.bound(self.timeout)
-                await self._end_all(self.backend.unasked)
+                await self._end_all(self.host.unasked)
                 if len(self._flight):
                     self._say_left()  # nothing more is received here: members may wait for that, as this one
-                    self.backend.rank_left(self.control.rank, None)  # of what it has sent to itself, too
+                    self.carriers.rank_left(self.control.rank, None)  # of what it has sent to itself, too
                     await self._end_all()
                 await self._look_back()
             except asyncio.CancelledError:
@@ -439,8 +443,8 @@ class GroupCore:
 
     async def _look_back(self) -> None:
         """Compare what has ended here without a look at others: a root of a broadcast waits for nobody."""
-        disagrees = self.error is None and self.backend.take_in()
-        if self.error is None and not disagrees and self.backend.heard_nobody():
+        disagrees = self.error is None and self.host.take_in()
+        if self.error is None and not disagrees and self.host.heard_nobody():
             await asyncio.sleep(_ON_THE_WAY)
             disagrees = self._watch.suspects
         if disagrees:
@@ -462,7 +466,7 @@ class GroupCore:
         self._say_left()
         self._flight.close()
         self._watch.close()
-        self.backend.retire()
+        self.carriers.retire()
         self._track.close()
         if self._closer is not None:
             await self._closer()
@@ -471,7 +475,7 @@ class GroupCore:
         """Tell the members that this rank issues nothing more in the group, once; not if it is broken."""
         if self.error is None and not self._has_left:
             self._has_left = True
-            self._watch.leave(self.numbers.issued, self.backend.sent())
+            self._watch.leave(self.numbers.issued, self.carriers.sent())
 
     # ── in a forked child ────────────────────────────────────────────────────────────────────────────
 
@@ -519,7 +523,7 @@ class GroupCore:
         """
         self.check_here(closed_is_wrong=reserved is None)
         source, target, detail = asked.source, asked.target, asked.detail
-        place, mark = ("", "") if asked.own else place_of(source, target, self.backend)
+        place, mark = ("", "") if asked.own else place_of(source, target, self.carriers)
         if mark:
             detail = f"{detail}, {mark}" if detail else mark
         check.staging(source, target)
@@ -598,7 +602,7 @@ class GroupCore:
         if collective and self.numbers.unbegun:
             self.numbers.begin(call.seq)
         self._flight.issue(operation, limit)
-        self.backend.submit(operation)
+        self.carriers.submit(operation)
         if collective and not work.done():
             gone = self._watch.gone(call.seq)
             if gone is not None:
@@ -616,11 +620,11 @@ class GroupCore:
         return None if timeout is not None or self.batches.open else self.short_messages
 
     def _enter(self, operation: Operation) -> None:
-        """Enter in flight a receive that the backend has started by itself."""
+        """Enter in flight a receive that the host engine has started by itself."""
         self._flight.issue(operation, math.inf)
 
     def _note(self, work: Work[Any]) -> Operation:
-        """Enter in flight what the backend has started by itself."""
+        """Enter in flight what the host engine has started by itself."""
         array = work._result
         operation = Operation(work.call, work, array, array, array, self._flight.ended, place=HOST_PLACE)
         self._flight.issue(operation, self.timeout)
@@ -630,9 +634,9 @@ class GroupCore:
         return operation
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Counts of the group and of its backend: see `ProcessGroup.statistics`."""
+        """Counts of the group and of its host engine: see `ProcessGroup.statistics`."""
         operations = {"issued": self.numbers.issued, "in_flight": len(self._flight)}
-        return {"operations": operations, **self.backend.statistics()}
+        return {"operations": operations, **self.host.statistics()}
 
     def work(self, call: Call, async_op: bool) -> Work[Any]:
         """Make the handle of a call."""
@@ -649,7 +653,7 @@ class GroupCore:
         number = self.numbers.reserve()
         if part:
             self.numbers.note_part(number)
-        self.backend.reserve(number)
+        self.host.reserve(number)
         return number
 
     def compose(
@@ -676,7 +680,7 @@ class GroupCore:
             if not ended.done():
                 ended.set_result(None)
 
-        if not self.backend.off_loop(cost_ns, job, done):
+        if not self.host.off_loop(cost_ns, job, done):
             await ended
         if self.error is not None and isinstance(self.error.__cause__, Exception):
             raise self.error
@@ -713,7 +717,7 @@ class GroupCore:
             return
         news = isinstance(error, PeerLost) or (isinstance(error, GroupAborted) and not tell)
         if self.error is None and news:
-            self.backend.take_in()  # which may break the group, for another reason
+            self.host.take_in()  # which may break the group, for another reason
         if self.error is not None:
             return
         error.reader = self.roster.me
@@ -728,7 +732,7 @@ class GroupCore:
             self._watch.tell_broken(error)
         for task in self._opening:
             task.cancel()
-        self.backend.abort(self._fail_all)
+        self.carriers.abort(self._fail_all)
 
     def _fail_all(self) -> None:
         assert self.error is not None

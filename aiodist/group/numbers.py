@@ -80,7 +80,7 @@ class Numbers:
 
         Args:
             peer: -1: from anybody.
-            mark: of the backend that carries it out, which matches its own (`Backend.places`).
+            mark: of the carrier that carries it out, which matches its own (`Carriers.places`).
         """
         stream = (kind is _RECV, peer, tag, mark)  # `next_of`, written out
         number = self._counts.get(stream, 0)

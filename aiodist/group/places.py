@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.arrays.device import DeviceArray
-from aiodist.backends.base import Backend, arrays_in
+from aiodist.backends.base import arrays_in
+from aiodist.backends.carriers import Carriers
 from aiodist.backends.choice import CPU as HOST_PLACE
 from aiodist.backends.choice import CUDA
 from aiodist.base.errors import UsageError
@@ -15,18 +16,18 @@ from aiodist.base.errors import UsageError
 __all__ = ["HOST_PLACE", "check_device", "common_place", "misplaced", "place_of"]
 
 
-def place_of(source: Any, target: Any, backend: Backend) -> tuple[str, str]:
-    """The place of an operation's arrays, and the backend's mark for calls there.
+def place_of(source: Any, target: Any, carriers: Carriers) -> tuple[str, str]:
+    """The place of an operation's arrays, and its carrier's mark for calls there.
 
     Raises:
-        UsageError: the backend does not take them there.
+        UsageError: no carrier takes them there.
     """
     place = common_place(source, target)
-    mark = backend.places.get(place) if place else ""
+    mark = carriers.places.get(place) if place else ""
     if mark is None:
-        raise misplaced(place, backend)
+        raise misplaced(place, carriers)
     if place and place != HOST_PLACE:
-        check_device(source, target, backend.device)
+        check_device(source, target, carriers.device)
     return place, mark
 
 
@@ -47,15 +48,15 @@ def common_place(source: Any, target: Any) -> str:
     return places.pop()[0] if places else ""
 
 
-def misplaced(place: str, backend: Backend) -> UsageError:
+def misplaced(place: str, carriers: Carriers) -> UsageError:
     """The error for tensors that a group's backend does not take."""
     if place == HOST_PLACE:
         return UsageError(
-            f"the tensor lies on the host; backend {backend.name!r} takes tensors on CUDA devices",
+            f"the tensor lies on the host; backend {carriers.name!r} takes tensors on CUDA devices",
             hint="Form the group with backend='cpu:host,cuda:nccl' for both",
         )
     return UsageError(
-        f"the tensor lies on a CUDA device; backend {backend.name!r} takes tensors on the host",
+        f"the tensor lies on a CUDA device; backend {carriers.name!r} takes tensors on the host",
         hint="Copy it to the host, or form the group with backend='cpu:host,cuda:nccl'; `aiodist doctor` says"
         " what that needs",
     )

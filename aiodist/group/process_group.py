@@ -117,12 +117,12 @@ class ProcessGroup:
     @property
     def backend(self) -> str:
         """The backend's name, 'host'."""
-        return self._core.backend.name
+        return self._core.carriers.name
 
     @property
     def device(self) -> int | None:
         """Index of this process's CUDA device; None where the group takes no tensors on devices."""
-        return self._core.backend.device
+        return self._core.carriers.device
 
     def __repr__(self) -> str:
         what = f"rank {self.rank} of {self.size}, {self.backend}, {self._core.state}"
@@ -819,7 +819,7 @@ class ProcessGroup:
         """
         self._core.check_here()
         extents, kind = check.extents(shape, dtype)
-        return self._core.backend.empty(extents, kind)
+        return self._core.host.empty(extents, kind)
 
     # ── groups of its members ────────────────────────────────────────────────────────────────────────
 

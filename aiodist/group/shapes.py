@@ -108,9 +108,9 @@ def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, 
         check.group_rank(peer, pg.size, "peer")
     check.message_tag(tag)
     if sends:
-        place_of(check.readable(tensor, "tensor"), None, pg._core.backend)
+        place_of(check.readable(tensor, "tensor"), None, pg._core.carriers)
     else:
-        place_of(None, check.writable(tensor, "tensor"), pg._core.backend)
+        place_of(None, check.writable(tensor, "tensor"), pg._core.carriers)
 
 
 def recv(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, held: bool) -> Work[int]:

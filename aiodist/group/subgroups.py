@@ -58,7 +58,7 @@ class Subgroups:
         number = self._next_child()
         context = context_of(roster.context, number, [roster.ranks[member] for member in chosen])
         if core.error is None:
-            core.backend.divide(context, chosen)
+            core.carriers.divide(context, chosen)
         return self._after(owner, work, context, chosen, limit, label or f"{roster.name}.{number}")
 
     def split(
@@ -142,7 +142,7 @@ class Subgroups:
         logger.debug(
             "a group of '%s' is never made on rank %d: %s", self._roster.name, self._roster.me, error
         )
-        self._core.backend.renounce(context, ranks)
+        self._core.carriers.renounce(context, ranks)
         self._core.control.unsubscribe(context)
         self._core.control.flood(Say.broken, context, *pack(error))
 
@@ -200,7 +200,7 @@ class Subgroups:
         core, roster = self._core, self._roster.of(chosen, name, context)
         try:
             group = type(core)(
-                *(roster, timeout, core.control, partial(core.backend.subgroup, whole=whole)),
+                *(roster, timeout, core.control, partial(core.carriers.subgroup, whole=whole)),
                 family=core.family,
                 recorder=core.recorder,
             )

@@ -92,7 +92,7 @@ class Watch:
         begun: whether this rank has begun the collective of a number.
         seen: other members, by group rank, that are seen to have begun it.
         breaks: breaks the group.
-        left: called with a member that has closed this group, and what it had sent (`Backend.sent`), or None
+        left: called with a member that has closed this group, and what it had sent (`Carriers.sent`), or None
             where that is not known.
         number: gives the place among the user's calls of a collective's number.
     """

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from aiodist.backends.base import (
-    CAPABILITIES,
-    Array,
-    Numbers,
-    Operation,
-    Reports,
-    Sent,
-    ShortMessages,
-    ShortWay,
-)
-from aiodist.backends.work import GroupState, Work
+from aiodist.backends.base import HostEngine, Operation, Reports
 from aiodist.base.errors import GroupAborted
 from aiodist.base.types import Kind
 from aiodist.sim.board import Board
@@ -28,8 +14,11 @@ DONE_NS = 33_000.0
 """Nanoseconds up to which jobs on buffers are done: of 16,384 quantised elements. All of them are carried."""
 
 
-class SimBackend:
+class SimBackend(HostEngine):
     """The executor of one simulated group's operations.
+
+    Numbers need no place, members compare their calls as they issue them, messages take no time to come, and
+    closing waits for all sends: what other host engines do for that, this one does not.
 
     Args:
         me: this rank, global.
@@ -44,13 +33,6 @@ class SimBackend:
         me, rank: this rank, global and in the group.
         loop: the rank's.
     """
-
-    name = "host"
-    aliases = frozenset({"gloo"})
-    places: Mapping[str, str] = {"cpu": ""}
-    opens = False
-    device: int | None = None
-    capabilities = CAPABILITIES
 
     def __init__(
         self,
@@ -69,9 +51,6 @@ class SimBackend:
         self._board = boards(context, ranks)
         self._board.members[self.rank] = self
 
-    async def open(self) -> None:
-        """Do nothing."""
-
     def name_group(self, name: str) -> None:
         """Tell the group's board its name."""
         self._board.name_group(name)
@@ -87,9 +66,6 @@ class SimBackend:
         else:
             self._board.collective(self, operation)
 
-    def reserve(self, seq: int) -> None:
-        """Do nothing: numbers need no place."""
-
     def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
         """Take the time that a job on buffers needs. Large buffers carry no values: theirs is not done."""
         self.loop.compute(cost_ns * 1e-9)
@@ -97,89 +73,17 @@ class SimBackend:
             job()
         return True
 
-    def hold(self, operation: Operation) -> None:
-        """Do nothing."""
-
-    def batch(self, begins: bool) -> None:
-        """Do nothing."""
-
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything, on the other members too."""
         quiet()
         self._board.break_all(GroupAborted(self.me, "the group was broken there"), self.rank)
 
-    def retire(self) -> None:
-        """Forget the group."""
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A new array."""
-        return np.empty(shape, dtype)
-
-    def short_way(
-        self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
-    ) -> ShortWay | None:
-        """None."""
-        return None
-
-    def short_messages(
-        self,
-        issuer: GroupState,
-        numbers: Numbers,
-        enter: Callable[[Operation], None],
-        ended: Callable[[Operation], None],
-    ) -> ShortMessages | None:
-        """None."""
-        return None
-
-    def statistics(self) -> dict[str, dict[str, int]]:
-        """Nothing is counted here."""
-        return {}
-
-    def subgroup(
-        self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False
-    ) -> SimBackend:
+    def subgroup(self, context: int, ranks: Sequence[int], reports: Reports) -> SimBackend:
         """The backend of a new group."""
         return SimBackend(self.me, self.loop, self._issue, self._boards, context, ranks, reports)
-
-    def seen(self, seq: int) -> set[int]:
-        """Nobody."""
-        return set()
-
-    def take_in(self) -> bool:
-        """Do nothing."""
-        return False
-
-    def heard_nobody(self) -> bool:
-        """Return False: members compare their calls as they issue them."""
-        return False
-
-    def unasked(self) -> int:
-        """None: closing waits for all."""
-        return 0
-
-    def sent(self) -> Sent:
-        """Nothing: messages take no time to come, and receives end with their group."""
-        return ()
-
-    def rank_left(self, rank: int, sent: Sent | None) -> None:
-        """Do nothing."""
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives for which nothing has come."""
         for side in self._board.waiting(self):
             self._board.receives[self.rank, side.operation.tag].remove(side)
             side.operation.fail(error())
-
-    def divide(self, context: int, members: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def renounce(self, context: int, ranks: Sequence[int]) -> None:
-        """Do nothing."""
-
-    async def bystand(self) -> None:
-        """Do nothing."""
-
-    @property
-    def running(self) -> asyncio.AbstractEventLoop:
-        """The rank's loop."""
-        return self.loop

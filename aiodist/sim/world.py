@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from aiodist.backends.base import Operation
+from aiodist.backends.base import Operation, Reports
+from aiodist.backends.carriers import Carriers
 from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.control.plane import ControlPlane, Listener
@@ -128,8 +128,8 @@ class SimCore(GroupCore):
 
     def __init__(self, roster: Roster, *args: Any, **more: Any) -> None:
         super().__init__(roster, *args, **more)
-        if isinstance(self.backend, SimBackend):
-            self.backend.name_group(roster.name)
+        if isinstance(self.host, SimBackend):
+            self.host.name_group(roster.name)
 
 
 class Place:
@@ -181,7 +181,7 @@ class Place:
         control.rank = self.rank
         core = SimCore(
             *(roster, USUAL if timeout is None else timeout, control),
-            partial(SimBackend, self.rank, self.loop, world.constants.issue * self.factor, world.board),
+            self._carriers,
             closer=closer,
             recorder=world.recorder,
         )
@@ -190,3 +190,9 @@ class Place:
         set_default(self.group)
         await self.group.barrier()
         return self.group
+
+    def _carriers(self, context: int, ranks: Sequence[int], reports: Reports) -> Carriers:
+        world = self.world
+        issue = world.constants.issue * self.factor
+        host = SimBackend(self.rank, self.loop, issue, world.board, context, ranks, reports)
+        return Carriers("host", frozenset({"gloo"}), host, {})

@@ -52,12 +52,12 @@ async def check_backend(pg: ProcessGroup, seed: int = 0, length: int = 60) -> No
     await check_messages_to_oneself(pg)
     if pg.size > 1:
         await check_messages(pg)
-        if "any-source" in pg._core.backend.capabilities:
+        if "any-source" in pg._core.carriers.capabilities:
             await check_any_source(pg)
     await check_objects(pg)
     await check_premul_sum(pg)
     await check_coalesce(pg)
-    if "one-answer" in pg._core.backend.capabilities:
+    if "one-answer" in pg._core.carriers.capabilities:
         await check_one_answer(pg)
     await check_subgroups(pg)
 

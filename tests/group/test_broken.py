@@ -317,7 +317,7 @@ def test_lost_peer_breaks_only_its_groups() -> None:
         pair = await pg.new_group([0, 1])
         await pg.barrier()
         if pg.rank == 2:
-            pg._core.backend.resources.endpoint.kill()  # type: ignore[attr-defined]
+            pg._core.host.resources.endpoint.kill()  # type: ignore[attr-defined]
             pg._core.control.kill()
             raise KeyboardInterrupt
         error = await error_of(pg.all_reduce(f32()))
@@ -442,7 +442,7 @@ async def test_a_fault_in_a_later_step_breaks_the_group_and_hangs_nobody(
         assert "RuntimeError: out of order" in str(error)
 
     async def threaded(pg: ProcessGroup) -> None:
-        pg._core.backend.resources.offload._inline = False  # type: ignore[attr-defined]
+        pg._core.host.resources.offload._inline = False  # type: ignore[attr-defined]
         await main(pg)
 
     await run_cluster(1 if large else 2, threaded)

@@ -55,7 +55,7 @@ async def connected(hosts: Sequence[str], main: Main, limits: Thresholds = TINY)
 
 def hierarchy(pg: ProcessGroup) -> Hierarchy:
     """The group's hierarchy, which it must have."""
-    found = pg._core.backend._hierarchy  # type: ignore[attr-defined]
+    found = pg._core.host._hierarchy  # type: ignore[attr-defined]
     assert isinstance(found, Hierarchy)
     return found
 
@@ -272,7 +272,7 @@ def test_only_from_the_threshold_on() -> None:
 @pytest.mark.parametrize("hosts", ["aaaa", "abcd", "aaab", "aabbc"])
 def test_other_layouts_have_none(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
-        assert pg._core.backend._hierarchy is None  # type: ignore[attr-defined]
+        assert pg._core.host._hierarchy is None  # type: ignore[attr-defined]
         assert (await pg.all_reduce(np.ones(5)))[0] == pg.size
 
     simulated(hosts, main)
@@ -280,7 +280,7 @@ def test_other_layouts_have_none(hosts: str) -> None:
 
 async def test_subgroups_have_their_own_and_leave_nothing() -> None:
     async def main(pg: ProcessGroup) -> None:
-        engine = pg._core.backend.groups  # type: ignore[attr-defined]
+        engine = pg._core.host.groups  # type: ignore[attr-defined]
         await pg.all_reduce(np.ones(100))
         before = len(engine._backends)
         group = await pg.new_group([0, 1, 4, 5])

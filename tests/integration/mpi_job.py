@@ -28,7 +28,7 @@ from aiodist.testing.programs import Step, operations, reduced, same, value
 
 def engine_of(pg: ProcessGroup) -> MpiEngine:
     """The engine of a group."""
-    backend: Any = pg._core.backend
+    backend: Any = pg._core.carriers
     found = backend._parts["cpu"].engine
     assert isinstance(found, MpiEngine)
     return found
@@ -38,7 +38,7 @@ async def conformance() -> None:
     """All that a backend must do."""
     async with await dist.init_process_group("mpi", timeout=60) as pg:
         assert pg.backend == "mpi"
-        assert "one-answer" not in pg._core.backend.capabilities
+        assert "one-answer" not in pg._core.carriers.capabilities
         await check_backend(pg, seed=pg.size, length=50)
 
 

@@ -26,7 +26,7 @@ def message(number: int, nbytes: int) -> Any:
 
 def stored(pg: ProcessGroup, source: int) -> list[int]:
     """Bytes of each message from a rank that waits here for a receive; 0 where it is only offered."""
-    arrivals: Any = pg._core.backend._messages._arrivals  # type: ignore[attr-defined]
+    arrivals: Any = pg._core.host._messages._arrivals  # type: ignore[attr-defined]
     return [
         len(one.data) if one.data is not None else 0
         for of_tag in arrivals.values()

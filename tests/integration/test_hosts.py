@@ -20,7 +20,7 @@ ALL = {"AIODIST_HIERARCHY": "1", "AIODIST_INLINE": "4096"}
 
 def taken(pg: ProcessGroup) -> int:
     """How many internal operations there were on this rank's host."""
-    inner = pg._core.backend._hierarchy.grid.inner  # type: ignore[attr-defined]
+    inner = pg._core.host._hierarchy.grid.inner  # type: ignore[attr-defined]
     assert inner.backend._local is not None
     return int(inner._next)
 

@@ -35,7 +35,7 @@ DTYPES = [np.dtype(t) for t in (np.float32, np.int64, np.float16, np.complex64, 
 
 def hub(pg: ProcessGroup) -> Any:
     """This process's side of shared memory."""
-    return pg._core.backend.resources.hub  # type: ignore[attr-defined]
+    return pg._core.host.resources.hub  # type: ignore[attr-defined]
 
 
 def values(pg: ProcessGroup, count: int, dtype: np.dtype[Any], rank: int, salt: int = 0) -> Any:

@@ -191,7 +191,7 @@ async def _item(group: ProcessGroup, item: Item) -> None:
         await _batch(group, item)
     else:
         for _ in range(item.count):  # as where an engine carries them out
-            group._core.backend.skip(group._core.numbers.issue())  # type: ignore[attr-defined]
+            group._core.host.skip(group._core.numbers.issue())
 
 
 # ── coalesce ─────────────────────────────────────────────────────────────────────────────────────────
@@ -337,7 +337,7 @@ async def _first_to_fail(group: ProcessGroup, stage: _Stage, ending: Ending) -> 
         await _ends(issued)
         if ending.again:
             for tensor in issued.tensors:
-                group._core.backend.empty((tensor.nbytes,), np.dtype(np.uint8)).fill(77)
+                group._core.host.empty((tensor.nbytes,), np.dtype(np.uint8)).fill(77)
         for rank in sorted(stage.late):
             stage.late[rank]()
         if ending.cause == "timeout" and not group._core.error:

@@ -47,7 +47,7 @@ async def test_an_unasked_fragment_costs_its_sender_the_membership(pg: ProcessGr
         for other in (0, 2):  # they are through with meeting
             await pg.recv(np.empty(1), other)
         await pg.send(np.arange(3), victim)
-        pg._core.backend.resources.endpoint.outgoing(victim).link.post(UNASKED)  # type: ignore[attr-defined]
+        pg._core.host.resources.endpoint.outgoing(victim).link.post(UNASKED)  # type: ignore[attr-defined]
         with pytest.raises(Evicted, match="the others count this process as lost: protocol error"):
             await until_it_breaks(pg)
         return

@@ -57,7 +57,7 @@ async def connected(pg: ProcessGroup) -> tuple[Any, Any]:
             await pg.send(np.zeros(LARGE, np.uint8), 1 - src)
         else:
             await pg.recv(np.empty(LARGE, np.uint8), src)
-    endpoint = pg._core.backend.resources.endpoint  # type: ignore[attr-defined]
+    endpoint = pg._core.host.resources.endpoint  # type: ignore[attr-defined]
     return endpoint.outgoing(1 - pg.rank), endpoint.incoming(1 - pg.rank)
 
 
@@ -149,7 +149,7 @@ async def test_a_program_may_have_as_much_in_flight_as_it_likes(pg: ProcessGroup
             await work
         if pg.rank != sender:
             assert (into == numbers).all()
-    assert pg._core.backend.channels.crowded == {1 - pg.rank}  # type: ignore[attr-defined]
+    assert pg._core.host.channels.crowded == {1 - pg.rank}  # type: ignore[attr-defined]
 
 
 async def test_small_frames_do_not_hold_the_loop() -> None:

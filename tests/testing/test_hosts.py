@@ -49,5 +49,5 @@ def test_what_was_made_before_it_failed_goes_again(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow(COSTLY)
 @spmd(world_size=4, hosts=2)
 async def test_ranks_of_one_host_alone_share_memory(pg: object) -> None:
-    engine = pg._core.backend.resources  # type: ignore[attr-defined]
+    engine = pg._core.host.resources  # type: ignore[attr-defined]
     assert engine.by_host(range(4)) == [[0, 1], [2, 3]]

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from aiodist.backends.base import Array, Operation, Sent
+from aiodist.backends.base import Array, Carrier, Operation, Sent
 from aiodist.backends.foreign.engine import Engine, Setup
 from aiodist.backends.foreign.group import EngineGroup
 from aiodist.backends.foreign.messages import Messages
@@ -66,7 +66,7 @@ class Entry:
     error: Exception | None = None
 
 
-class ForeignBackend:
+class ForeignBackend(Carrier):
     """The executor of one group's operations by an engine.
 
     Args:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, Sent, ShortWay
+from aiodist.backends.base import Array, HostEngine, Numbers, Operation, Reports, Sent, ShortWay
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
 from aiodist.backends.host.grid import Grid, contexts_of, table_of
 from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.layout import Layout
+from aiodist.backends.host.level import Groups
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.resources import Resources
@@ -54,28 +55,7 @@ def agreed_bytes(operation: Operation, size: int) -> int:
     return UNKNOWN if roles.uneven is Uneven.PAIRS else sum(sizes) * call.dtype.itemsize
 
 
-class Groups(Protocol):
-    """All host groups of a process.
-
-    Attributes:
-        crowding: global ranks that offer more messages than are remembered.
-        gone: those that have closed their groups, or are lost.
-    """
-
-    crowding: set[int]
-    gone: set[int]
-
-    def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> HostBackend:
-        """Make the backend of a group, and hand over what arrived for it before."""
-
-    def retire(self, context: int) -> None:
-        """Forget a group that is gone for good."""
-
-    def renounce(self, context: int) -> None:
-        """Note that this process never makes a group that others may have made."""
-
-
-class HostBackend:
+class HostBackend(HostEngine):
     """The executor of one group's operations over the process's channels.
 
     Args:
@@ -90,13 +70,6 @@ class HostBackend:
         release, failed: of these.
         take: takes the group's eager messages (`EagerHandler`).
     """
-
-    name = "host"
-    aliases = frozenset({"gloo"})
-    places: Mapping[str, str] = {"cpu": ""}
-    opens = False
-    device: int | None = None
-    capabilities = CAPABILITIES
 
     def __init__(
         self,
@@ -157,9 +130,6 @@ class HostBackend:
         if not table:
             return None
         return Hierarchy(Grid(self.channels, self.groups, table, self.disagreed), self.resources.limits)
-
-    async def open(self) -> None:
-        """Do nothing: the channels are open."""
 
     def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
         """Do a job by the process's thread, where it is long: see `Channels.off_loop`."""
@@ -261,14 +231,6 @@ class HostBackend:
         if self._local is not None:
             self._local.skip(seq)
 
-    def hold(self, operation: Operation) -> None:
-        """Note an operation that is submitted later."""
-        if not operation.call.message:
-            self.reserve(operation.call.seq, operation)
-
-    def batch(self, begins: bool) -> None:
-        """Do nothing: a batch gains nothing here."""
-
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything; `quiet` is called when no buffer is touched any more."""
         self._dead = True
@@ -337,10 +299,8 @@ class HostBackend:
             "links": self.resources.endpoint.statistics(),
         }
 
-    def subgroup(
-        self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False
-    ) -> HostBackend:
-        """The host backend of a new group."""
+    def subgroup(self, context: int, ranks: Sequence[int], reports: Reports) -> HostEngine:
+        """The host engine of a new group."""
         return self.groups.backend(context, ranks, reports)
 
     def seen(self, seq: int) -> set[int]:
@@ -356,17 +316,11 @@ class HostBackend:
         steps = [] if self._last is None else [step for steps in self._last.rounds for step in steps]
         return bool(steps) and all(isinstance(step, Send) for step in steps)
 
-    def divide(self, context: int, members: Sequence[int]) -> None:
-        """Do nothing: groups share nothing."""
-
     def renounce(self, context: int, ranks: Sequence[int]) -> None:
         """Let those who made the group find that this process is not in it; drop what comes for it."""
         hosts = self.resources.by_host(ranks)
         for part in (context, *contexts_of(hosts, self.resources.rank, context, ranks)):
             self.groups.renounce(part)
-
-    async def bystand(self) -> None:
-        """Do nothing: non-members have no part here."""
 
     # ── for the executors ────────────────────────────────────────────────────────────────────────────
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
-from aiodist.backends.base import Operation, Reports, Sent
+from aiodist.backends.base import HostEngine, Reports, Sent
 from aiodist.backends.host.channels import Channels
 from aiodist.base.errors import GroupBroken
 from aiodist.base.types import Call
@@ -39,27 +39,25 @@ def context_within(context: int, name: str, ranks: Sequence[int]) -> int:
 _REMEMBERED = 1024  # internal numbers whose user's number can still be told
 
 
-class Inner(Protocol):
-    """A host backend, as far as an internal group needs it."""
-
-    def submit(self, operation: Operation) -> None: ...
-    def reserve(self, seq: int) -> None: ...
-    def halt(self) -> None: ...
-    def abort(self, quiet: Callable[[], None]) -> None: ...
-    def retire(self) -> None: ...
-    def sent(self) -> Sent: ...
-    def rank_left(self, rank: int, sent: Sent | None) -> None: ...
-    def close_receives(self, error: Callable[[], BaseException]) -> None: ...
-
-
 class Groups(Protocol):
-    """All groups of a process."""
+    """All host groups of a process.
 
-    def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> Inner:
-        """Make the host backend of a group."""
+    Attributes:
+        crowding: global ranks that offer more messages than are remembered.
+        gone: those that have closed their groups, or are lost.
+    """
+
+    crowding: set[int]
+    gone: set[int]
+
+    def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> HostEngine:
+        """Make the host engine of a group, and hand over what arrived for it before."""
 
     def retire(self, context: int) -> None:
         """Forget a group that is gone for good, or was never made."""
+
+    def renounce(self, context: int) -> None:
+        """Note that this process never makes a group that others may have made."""
 
 
 class InternalGroup:
@@ -88,12 +86,12 @@ class InternalGroup:
         self._release, self._reports = channels.release, channels.reports
         self._disagreed = disagreed
         self._groups = groups
-        self._backend: Inner | None = None
+        self._backend: HostEngine | None = None
         self._next = 0
         self._users: dict[int, int] = {}
 
     @property
-    def backend(self) -> Inner:
+    def backend(self) -> HostEngine:
         """The group's backend, made when it is first needed."""
         if self._backend is None:
             self._backend = self._groups.backend(self.context, self.ranks, self)
@@ -122,16 +120,16 @@ class InternalGroup:
             self._backend.halt()
 
     def sent(self) -> Sent:
-        """The number of messages sent to each member; see `Backend`."""
+        """The number of messages sent to each member; see `HostEngine`."""
         return ((),) if self._backend is None else self._backend.sent()
 
     def rank_left(self, rank: int, sent: Sent | None) -> None:
-        """Note that a member has closed the user's group; see `Backend`."""
+        """Note that a member has closed the user's group; see `HostEngine`."""
         if rank in self.ranks:
             self.backend.rank_left(rank, sent)
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
-        """End the receives for which nothing has come here; see `Backend`."""
+        """End the receives for which nothing has come here; see `HostEngine`."""
         if self._backend is not None:
             self._backend.close_receives(error)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Operation, Sent
+from aiodist.backends.base import CAPABILITIES, Array, Carrier, Operation
 from aiodist.backends.buffers import Allocate, Buffers, buffers
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.inner import InnerOperation
@@ -26,7 +26,7 @@ from aiodist.base.errors import GroupBroken
 from aiodist.base.types import Kind
 
 
-class StagedBackend:
+class StagedBackend(Carrier):
     """The staged backend of one group; see the module.
 
     Args:
@@ -35,7 +35,6 @@ class StagedBackend:
         copier: of the world's groups; None makes it.
     """
 
-    name = "host"
     places: Mapping[str, str] = {"cuda": ""}
     capabilities = CAPABILITIES
 
@@ -52,15 +51,6 @@ class StagedBackend:
         """Open the device; the host backend is open already."""
         await self._copier.open(self._host.channels.loop)
 
-    def divide(self, context: int, members: Sequence[int]) -> None:
-        """Do nothing: groups share nothing."""
-
-    def renounce(self, context: int, ranks: Sequence[int]) -> None:
-        """Do nothing: the host backend does it."""
-
-    async def bystand(self) -> None:
-        """Do nothing: non-members have no part here."""
-
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
         self._host.channels.guard(self._begin, operation)
@@ -73,9 +63,6 @@ class StagedBackend:
         except Exception as error:
             self._host.failed(error)
 
-    def batch(self, begins: bool) -> None:
-        """Do nothing: a batch gains nothing here."""
-
     def abort(self) -> None:
         """Stop everything; the group's release is held while something is copied."""
         self._dead = True
@@ -87,16 +74,6 @@ class StagedBackend:
     def retire(self) -> None:
         """Forget the group, which is gone for good."""
         self._copier.leave()
-
-    def sent(self) -> Sent:
-        """Nothing: the host backend counts its messages."""
-        return ()
-
-    def rank_left(self, rank: int, sent: Sent | None) -> None:
-        """Do nothing: the host backend matches its messages."""
-
-    def close_receives(self, error: Callable[[], BaseException]) -> None:
-        """Do nothing: likewise."""
 
     def child(self, host: HostBackend, whole: bool) -> StagedBackend:
         """The backend of a group made of this one's members."""

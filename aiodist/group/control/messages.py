@@ -35,7 +35,7 @@ class Say(enum.IntEnum):
     here = 5  # member to leader: this · (context, seq, arrived, signature, words)
     missing = 6  # leader to members: these have not arrived, or not answered · (context, seq, ranks, ranks)
     left = 7  # flood: a member closed its group, having issued so many collectives, and sent so many messages
-    # to each member · (context, rank, issued, `Backend.sent`; that is long in large groups: to each its own)
+    # to each member · (context, rank, issued, `Carriers.sent`; that is long in large groups: to each its own)
     motion = 8  # flood, or to one: members of an epoch on the next · (context, bytes)
     blocked = 9  # flood: a loop does not turn, or turns again · (rank, `liveness.State`, ms, where)
 

@@ -23,7 +23,8 @@ from typing import Any, Protocol
 import msgpack
 import numpy as np
 
-from aiodist.backends.base import Backend, Reports
+from aiodist.backends.base import Reports
+from aiodist.backends.carriers import Carriers
 from aiodist.backends.choice import BackendChoice
 from aiodist.backends.host import HostEngine
 from aiodist.base.environment.process import host_key, is_stopped, pid_space
@@ -330,13 +331,13 @@ class World:
         )
         return ProcessGroup(
             GroupCore(
-                *(roster, settings.timeout, self._control, self._backend),
+                *(roster, settings.timeout, self._control, self._carriers),
                 closer=self.aclose,
                 recorder=recorder,
             )
         )
 
-    def _backend(self, context: int, ranks: Sequence[int], reports: Reports) -> Backend:
+    def _carriers(self, context: int, ranks: Sequence[int], reports: Reports) -> Carriers:
         return self._choice.make(self._engine.backend(context, ranks, reports))
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────

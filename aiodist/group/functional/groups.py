@@ -25,7 +25,7 @@ async def _named(making: Awaitable[ProcessGroup | None]) -> Made:
 def _check_backend(world: ProcessGroup, backend: str | None) -> None:
     if backend is None:
         return
-    if not isinstance(backend, str) or backend.lower() not in {world.backend, *world._core.backend.aliases}:
+    if not isinstance(backend, str) or backend.lower() not in {world.backend, *world._core.carriers.aliases}:
         raise UsageError(
             f"backend={shown(backend)}: a new group has the backend of its world, '{world.backend}'"
         )

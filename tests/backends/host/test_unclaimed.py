@@ -345,7 +345,7 @@ async def test_a_closed_group_keeps_no_messages(pg: ProcessGroup) -> None:
         for _ in range(7):
             await sub.send_object(bytes(8000), 1)
     await pg.barrier()
-    backend: Any = sub._core.backend
+    backend: Any = sub._core.host
     await sub.aclose()
     assert not backend._messages._arrivals
 
@@ -362,7 +362,7 @@ async def test_what_is_handed_back_by_a_thread_goes_to_the_next(
             await pg.send(np.ones(4_000_000), 1)
             await pg.recv_object(1)
         return
-    backend: Any = pg._core.backend
+    backend: Any = pg._core.host
     open_claims = backend._messages._claims._open
 
     async def receive() -> None:

@@ -47,7 +47,7 @@ async def carry(pg: ProcessGroup, kind: Kind, source: Any, target: Any, shape: A
     """Have a staged backend over the group's own carry out one operation."""
     core = pg._core
     copier: Any = Copier()
-    backend: Any = core.backend
+    backend: Any = core.host
     staged = StagedBackend(backend, 0, copier)
     call = Call(kind, core.numbers.issue(), source.dtype, shape, **more)
     work = core.work(call, True)

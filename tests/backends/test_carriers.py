@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.backends.dispatch import Dispatch
+from aiodist.backends.base import CAPABILITIES
+from aiodist.backends.carriers import Carriers
 from aiodist.backends.foreign import ForeignBackend
 from aiodist.backends.host.local import board
 from aiodist.base.types import Call, Kind
@@ -118,7 +119,7 @@ async def test_old_word_in_a_slot_is_no_new_operation(backend: str, monkeypatch:
     asked = asyncio.Event()
 
     async def main(pg: ProcessGroup) -> None:
-        local = pg._core.backend._host._local  # type: ignore[attr-defined]
+        local = pg._core.host._local  # type: ignore[attr-defined]
         assert local is not None
         first = pg.issued_count()
         for turn in range(3):
@@ -173,7 +174,7 @@ async def test_engines_of_one_group_have_checks_of_their_own() -> None:
     async def main(pg: ProcessGroup) -> None:
         half = await pg.new_group([0, 1])
         for group in (pg, half):
-            parts: Mapping[str, Any] = group._core.backend._parts  # type: ignore[union-attr]
+            parts: Mapping[str, Any] = group._core.carriers._parts  # type: ignore[union-attr]
             assert set(parts) == {"cpu", "cuda"}
             assert all(isinstance(part, ForeignBackend) for part in parts.values())
             assert parts["cpu"]._level.context != parts["cuda"]._level.context
@@ -238,16 +239,16 @@ class Part:
         return lambda *arguments: self.told.append((name, *arguments))
 
 
-def dispatch(parts: Mapping[str, Part], takes_host: bool = True, **host: Any) -> tuple[Dispatch, Any]:
-    """A dispatch, and the host's part in it."""
-    below: Any = Part("host", mark="", **host)
+def carriers(parts: Mapping[str, Part], takes_host: bool = True) -> tuple[Carriers, Any]:
+    """Carriers, and their host engine."""
+    below: Any = Part("host", mark="")
     given: Any = parts
-    return Dispatch("name", frozenset({"alias"}), below, given, takes_host), below
+    return Carriers("name", frozenset({"alias"}), below, given, takes_host), below
 
 
 def test_buffers_are_the_users_again_when_the_host_backend_says_so_which_all_others_hold() -> None:
     part = Part("a")
-    both, host = dispatch({"cuda": part})
+    both, host = carriers({"cuda": part})
     heard: list[str] = []
     both.abort(lambda: heard.append("quiet"))
     assert part.told == ["abort"]
@@ -258,19 +259,20 @@ def test_buffers_are_the_users_again_when_the_host_backend_says_so_which_all_oth
 
 def test_part_in_two_places_is_told_once() -> None:
     part = Part("a")
-    both, host = dispatch({"cpu": part, "cuda": part}, takes_host=False)
+    both, host = carriers({"cpu": part, "cuda": part}, takes_host=False)
     both.retire()
     both.batch(True)
-    assert part.told == host.told == [("retire",), ("batch", True)]
+    assert part.told == [("retire",), ("batch", True)]
+    assert host.told == [("retire",)]
     both.abort(lambda: None)
     assert part.told.count("abort") == 1
     assert both.places == {"cpu": "a", "cuda": "a"}
-    assert both.short_way(None, None, print) is None  # type: ignore[arg-type]
+    assert not both.takes_host
 
 
 def test_host_passes_over_numbers_that_are_not_its_own() -> None:
     part = Part("a")
-    both, host = dispatch({"cuda": part})
+    both, host = carriers({"cuda": part})
 
     def operation(kind: Kind, seq: int, place: str) -> Any:
         return SimpleNamespace(call=Call(kind, seq, np.dtype(np.uint8)), place=place)
@@ -285,15 +287,15 @@ def test_host_passes_over_numbers_that_are_not_its_own() -> None:
     assert host.told == [("skip", 5), ("submit", plain)]
     assert part.told == [("submit", device), ("submit", message)]
     staged = Part("staged", mark="")  # it hands its operations on, to the host
-    both, host = dispatch({"cuda": staged})
+    both, host = carriers({"cuda": staged})
     both.submit(device)
     assert (host.told, staged.told) == ([], [("submit", device)])
 
 
 def test_capabilities_are_those_of_host_tensors_and_all_must_regroup() -> None:
-    both, _ = dispatch({"cuda": Part("a", "one-answer")})
-    assert both.capabilities == {"one-answer"}
-    both, _ = dispatch({"cuda": Part("a", "regroups")}, capabilities="one-answer regroups tags")
-    assert both.capabilities == {"one-answer", "regroups", "tags"}
-    both, _ = dispatch({"cuda": Part("a", "regroups unheard-of")}, takes_host=False)
+    both, _ = carriers({"cuda": Part("a", "one-answer")})
+    assert both.capabilities == CAPABILITIES - {"regroups"}
+    both, _ = carriers({"cuda": Part("a", "regroups")})
+    assert both.capabilities == CAPABILITIES
+    both, _ = carriers({"cuda": Part("a", "regroups unheard-of")}, takes_host=False)
     assert both.capabilities == {"regroups"}
