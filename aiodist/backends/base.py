@@ -264,7 +264,7 @@ class Executor(ABC):
             ValueError: no member can have sent that.
         """
 
-    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+    def will_not_join(self, context: int, ranks: Sequence[int]) -> None:
         """Note that this rank never makes a group that other members may have made with it as a member.
 
         Args:
@@ -406,13 +406,13 @@ class Carrier(Executor):
     async def open(self) -> None:
         """Become ready, with all members: the group is not used before."""
 
-    async def bystand(self) -> None:
+    async def wait_outside(self) -> None:
         """Take the part of a non-member while members of the group make another one."""
 
     def batch(self, begins: bool) -> None:
         """Begin or end a batch: what is submitted in it may begin together, at its end."""
 
-    def divide(self, context: int, members: Sequence[int]) -> None:
+    def splitting(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one, in this place among its operations.
 
         Args:

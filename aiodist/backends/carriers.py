@@ -57,7 +57,7 @@ class Carriers:
 
     @property
     def opens(self) -> bool:
-        """Whether there is something to connect: `open` and `bystand` do something."""
+        """Whether there is something to connect: `open` and `wait_outside` do something."""
         return bool(self._distinct)
 
     async def open(self) -> None:
@@ -65,10 +65,10 @@ class Carriers:
         for carrier in self._distinct:
             await carrier.open()
 
-    async def bystand(self) -> None:
+    async def wait_outside(self) -> None:
         """Take the part of a non-member while members of this group make another one."""
         for carrier in self._distinct:
-            await carrier.bystand()
+            await carrier.wait_outside()
 
     def subgroup(self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False) -> Carriers:
         """The host engine and the carriers of a new group; to be opened.
@@ -77,7 +77,7 @@ class Carriers:
             context: 64-bit number that names the group at its epoch, equal on all members.
             ranks: global ranks of the members, in group order; this process is among them.
             reports: the new group.
-            whole: all members of this group take part in making it, those left out by `bystand`.
+            whole: all members of this group take part in making it, those left out by `wait_outside`.
         """
         host = self.host.subgroup(context, ranks, reports)
         children = {carrier: carrier.child(host, whole) for carrier in self._distinct}
@@ -102,10 +102,10 @@ class Carriers:
         for carrier in self._distinct:
             carrier.batch(begins)
 
-    def divide(self, context: int, members: Sequence[int]) -> None:
-        """Note that all members make another group of this one; see `Carrier.divide`."""
+    def splitting(self, context: int, members: Sequence[int]) -> None:
+        """Note that all members make another group of this one; see `Carrier.splitting`."""
         for carrier in self._distinct:
-            carrier.divide(context, members)
+            carrier.splitting(context, members)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -120,10 +120,10 @@ class Carriers:
         for engine in reversed(self._all):
             engine.retire()
 
-    def renounce(self, context: int, ranks: Sequence[int]) -> None:
-        """Note that this rank never makes a group that others may make; see `Executor.renounce`."""
+    def will_not_join(self, context: int, ranks: Sequence[int]) -> None:
+        """Note that this rank never makes a group that others may make; see `Executor.will_not_join`."""
         for engine in self._all:
-            engine.renounce(context, ranks)
+            engine.will_not_join(context, ranks)
 
     # ── messages that are still under way, when members close the group ──────────────────────────────
 

@@ -224,7 +224,7 @@ class GroupCore:
     async def stand_by(self, timeout: float) -> None:
         """Take the part of a non-member while other members make a group from this one."""
         if self.carriers.opens:
-            await self._unless_broken(self.carriers.bystand(), timeout)
+            await self._unless_broken(self.carriers.wait_outside(), timeout)
 
     async def _unless_broken(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
         """Carry out a step that waits for all members. It ends when the group breaks, and at its time."""

@@ -58,7 +58,7 @@ class Subgroups:
         number = self._next_child()
         context = context_of(roster.context, number, [roster.ranks[member] for member in chosen])
         if core.error is None:
-            core.carriers.divide(context, chosen)
+            core.carriers.splitting(context, chosen)
         return self._after(owner, work, context, chosen, limit, label or f"{roster.name}.{number}")
 
     def split(
@@ -130,19 +130,19 @@ class Subgroups:
         try:
             return await work
         except GroupBroken as error:
-            self._renounce(context, ranks, error)
+            self._will_not_join(context, ranks, error)
             raise
         except asyncio.CancelledError:
             reason = f"its {what}() was cancelled before it had made the group"
-            self._renounce(context, ranks, GroupAborted(self._roster.me, reason))
+            self._will_not_join(context, ranks, GroupAborted(self._roster.me, reason))
             raise
 
-    def _renounce(self, context: int, ranks: Sequence[int], error: GroupBroken) -> None:
+    def _will_not_join(self, context: int, ranks: Sequence[int], error: GroupBroken) -> None:
         """Tell the others that this rank never makes a group: nothing else here could tell them why."""
         logger.debug(
             "a group of '%s' is never made on rank %d: %s", self._roster.name, self._roster.me, error
         )
-        self._core.carriers.renounce(context, ranks)
+        self._core.carriers.will_not_join(context, ranks)
         self._core.control.unsubscribe(context)
         self._core.control.flood(Say.broken, context, *pack(error))
 
@@ -205,7 +205,7 @@ class Subgroups:
                 recorder=core.recorder,
             )
         except GroupBroken as error:
-            self._renounce(context, roster.ranks, error)
+            self._will_not_join(context, roster.ranks, error)
             raise
         hold: Callable[[GroupCore], Any] = type(owner)
         return group, hold(group)

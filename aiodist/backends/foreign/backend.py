@@ -169,21 +169,21 @@ class ForeignBackend(Carrier):
         """End the receives whose envelopes have not come."""
         self._level.close_receives(error)
 
-    def divide(self, context: int, members: Sequence[int]) -> None:
+    def splitting(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one."""
         entry = Entry(next(self._places), -1)
-        entry.division = partial(self._channels.guard, self.engine.divide, context, members)
+        entry.division = partial(self._channels.guard, self.engine.splitting, context, members)
         self._line.append(entry)
         self._advance()
 
-    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+    def will_not_join(self, context: int, ranks: Sequence[int]) -> None:
         """Note that this rank never makes a group that others may have made, nor that of its comparisons."""
         if ranks:
-            self._host.renounce(context_within(context, _checks(self.name), ranks), ranks)
+            self._host.will_not_join(context_within(context, _checks(self.name), ranks), ranks)
 
-    async def bystand(self) -> None:
+    async def wait_outside(self) -> None:
         """Take the part of a non-member while members make another group."""
-        await self.engine.bystand()
+        await self.engine.wait_outside()
 
     def child(self, host: HostBackend, whole: bool) -> ForeignBackend:
         """The backend of a group made of this one's members.

@@ -36,7 +36,7 @@ class Setup:
             aiodist's own connections. For `open` only.
         failed: the library failed: breaks the group. On the loop.
         parent: the engine of the group that this one was made from, if all *its* members take part in making
-            this one (those left out by `bystand`); else None.
+            this one (those left out by `wait_outside`); else None.
     """
 
     rank: int
@@ -167,7 +167,7 @@ class Engine:
     def greeted(self, peer: int, greeting: bytes) -> None:
         """Take the bytes of a sender's engine. Before `recv`; perhaps again with every message."""
 
-    def divide(self, context: int, members: Sequence[int]) -> None:
+    def splitting(self, context: int, members: Sequence[int]) -> None:
         """Begin what the library does with all members when they make another group of this one, in this
         place among its operations. The new one's engine opens later, or never, with this one as
         `Setup.parent`.
@@ -185,7 +185,7 @@ class Engine:
     def close(self) -> None:
         """Let go of the group; nothing is under way. Not collective, and quick."""
 
-    async def bystand(self) -> None:
+    async def wait_outside(self) -> None:
         """Take the part of a non-member while members make another group from this one (`Setup.parent`)."""
 
     # ── what it may do better ────────────────────────────────────────────────────────────────────────

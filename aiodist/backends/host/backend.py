@@ -316,11 +316,11 @@ class HostBackend(HostEngine):
         steps = [] if self._last is None else [step for steps in self._last.rounds for step in steps]
         return bool(steps) and all(isinstance(step, Send) for step in steps)
 
-    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+    def will_not_join(self, context: int, ranks: Sequence[int]) -> None:
         """Let those who made the group find that this process is not in it; drop what comes for it."""
         hosts = self.resources.by_host(ranks)
         for part in (context, *contexts_of(hosts, self.resources.rank, context, ranks)):
-            self.groups.renounce(part)
+            self.groups.will_not_join(part)
 
     # ── for the executors ────────────────────────────────────────────────────────────────────────────
 

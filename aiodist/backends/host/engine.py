@@ -69,13 +69,13 @@ class HostEngine:
         self._early.pop(context, None)
         self.resources.endpoint.retire(context)
 
-    def renounce(self, context: int) -> None:
+    def will_not_join(self, context: int) -> None:
         """Note that this process never makes a group that others may have made."""
         if (backend := self._backends.get(context)) is not None:
             backend.retire()  # it was made, and what else the group is to have could not be
             return
         if self.resources.hub is not None:
-            self.resources.hub.renounce(context)
+            self.resources.hub.will_not_join(context)
         self.retire(context)
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ class Groups(Protocol):
     def retire(self, context: int) -> None:
         """Forget a group that is gone for good, or was never made."""
 
-    def renounce(self, context: int) -> None:
+    def will_not_join(self, context: int) -> None:
         """Note that this process never makes a group that others may have made."""
 
 

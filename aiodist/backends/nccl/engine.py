@@ -136,7 +136,7 @@ class NcclEngine(Engine):
         kernels.load(self._cupy)
         return self._make_lane(nccl.connect(self._cupy, self.setup.size, unique, self.setup.rank))
 
-    def divide(self, context: int, members: Sequence[int]) -> None:
+    def splitting(self, context: int, members: Sequence[int]) -> None:
         """Split the communicator: all its members do, in the same place among its operations."""
         if not nccl.can_split():
             return

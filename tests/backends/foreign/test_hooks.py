@@ -48,8 +48,8 @@ class Dividing(BesidePostbox):
     name = "dividing-hooks"
     order: ClassVar[list[tuple[int, Any]]] = []
 
-    def divide(self, context: int, members: Sequence[int]) -> None:
-        self.order.append((self.setup.rank, ("divide", context, tuple(members))))
+    def splitting(self, context: int, members: Sequence[int]) -> None:
+        self.order.append((self.setup.rank, ("splitting", context, tuple(members))))
 
     def start(self, task: Task, done: Done) -> None:
         self.order.append((self.setup.rank, task.operation.call.seq))
@@ -131,4 +131,4 @@ async def test_division_has_its_place_among_the_operations() -> None:
     for rank, order in enumerate(orders):
         opens = [] if rank == 1 else [("opens", context)]
         first = order[0]
-        assert order == [first, first + 1, ("divide", context, (0, 2)), first + 3, *opens]
+        assert order == [first, first + 1, ("splitting", context, (0, 2)), first + 3, *opens]

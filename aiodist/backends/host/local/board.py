@@ -322,7 +322,7 @@ class Board:
         return not self._members_here
 
     def _has_left(self, peer: Peer) -> bool:
-        """Whether a peer reads nothing of the group any more, or never made it (`Hub.renounce`)."""
+        """Whether a peer reads nothing of the group any more, or never made it (`Hub.will_not_join`)."""
         return self._known(peer) and peer.memory.has_left(self.context, peer.entry)
 
     def release(self) -> None:

@@ -356,7 +356,7 @@ class Hub:
         self._contexts[entry] = context
         self.ring(self.memories.values())  # peers that came before us may wait for it
 
-    def renounce(self, context: int) -> None:
+    def will_not_join(self, context: int) -> None:
         """Note that this process never makes a group: peers that made it find that here, and that this
         process does not read their regions. They find nothing where the directory is full."""
         if context not in self._entries:

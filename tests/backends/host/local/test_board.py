@@ -180,7 +180,7 @@ async def test_an_entry_that_serves_another_group_says_that_its_first_was_left(h
 async def test_nobody_waits_for_who_never_makes_the_group(hubs: Any) -> None:
     first, second = hubs(2)
     mine = Board(first, CONTEXT, [0, 1], 0)
-    second.renounce(CONTEXT)
+    second.will_not_join(CONTEXT)
     assert not mine.found(mine.peers[0])
     assert mine.abandoned()
     at = mine.at
@@ -191,7 +191,7 @@ async def test_nobody_waits_for_who_never_makes_the_group(hubs: Any) -> None:
 async def test_the_next_group_in_an_entry_is_not_taken_for_one_that_was_never_made(hubs: Any) -> None:
     first, second = hubs(2)
     mine, peer = Board(first, CONTEXT, [0, 1], 0), None
-    second.renounce(CONTEXT)
+    second.will_not_join(CONTEXT)
     peer = mine.peers[0]
     assert not mine.found(peer)  # and its entry is known now
     second._contexts[second._contexts == 0] = 1  # all others are in use
@@ -205,7 +205,7 @@ async def test_the_next_group_in_an_entry_is_not_taken_for_one_that_was_never_ma
 async def test_a_group_that_was_made_cannot_be_renounced_any_more(hubs: Any) -> None:
     first, second = hubs(2)
     mine, theirs = Board(first, CONTEXT, [0, 1], 0), Board(second, CONTEXT, [0, 1], 1)
-    second.renounce(CONTEXT)
+    second.will_not_join(CONTEXT)
     assert mine.found(mine.peers[0])
     assert mine.peers[0].base == theirs.base
     assert not mine.abandoned()
