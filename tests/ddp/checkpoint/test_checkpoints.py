@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,30 @@ shapes_of = st.lists(
     min_size=1,
     max_size=4,
 )
+
+
+def test_the_library_safetensors_reads_a_checkpoint(tmp_path: Path) -> None:
+    """What both ranks have written, put together, is the optimizer's arrays."""
+    shapes: Shapes = [((5, 3), "float32"), ((7,), "float64")]
+
+    async def part(pg: ProcessGroup) -> list[bytes]:
+        mine = fresh(shapes)
+        optimizer = await ShardedOptimizer(pg, mine, adam)
+        await train(optimizer, shapes, 3)
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            await checkpoints.save(3, optimizer=optimizer)
+        return [one.tobytes() for one in mine]
+
+    values = on_all(2, part)[0]
+    written = [
+        bytes(tensor["data"])
+        for path in sorted(tmp_path.glob("*/rank-*.safetensors"))
+        for _, tensor in safetensors.deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+    ]
+    assert len(list(tmp_path.glob("*/rank-*.safetensors"))) == 2
+    for array in values:
+        pieces = [piece for piece in written if piece and piece in array]
+        assert b"".join(sorted(pieces, key=array.index)) == array
 
 
 @pytest.mark.slow(COSTLY)

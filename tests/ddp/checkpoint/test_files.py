@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,20 @@ def test_the_format_is_the_documented_one(tmp_path: Path) -> None:
     start, stop = header["floats"]["data_offsets"]
     assert data[8 + length :][start:stop] == ARRAYS["floats"].tobytes()
     assert max(told["data_offsets"][1] for told in header.values()) == len(data) - 8 - length
+
+
+def test_the_library_safetensors_reads_our_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write(path, ARRAYS.items(), threading.Event())
+    found = dict(safetensors.deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
+    assert {name: bytes(one["data"]) for name, one in found.items()} == {
+        name: array.tobytes() for name, array in ARRAYS.items()
+    }
+    assert {name: one["dtype"] for name, one in found.items()} == {
+        "floats": "F32", "none": "I16", "halves": "BF16", "complex": "U8", "flags": "BOOL",
+    }  # fmt: skip
+    with safetensors.safe_open(path, "numpy") as file:
+        assert np.array_equal(file.get_tensor("floats"), ARRAYS["floats"])
 
 
 @given(st.data())
