@@ -1,6 +1,6 @@
 """The budget of a quick test, in CPU seconds of all processes that it starts. A test that takes more fails.
 
-The run's summary gives the sum of all tests. `--costs FILE` writes each test's own, most expensive first.
+The run's summary gives the sum of all tests. `--costs=FILE` writes each test's own, most expensive first.
 """
 
 from __future__ import annotations
