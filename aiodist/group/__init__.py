@@ -8,10 +8,10 @@
     batch, composed what begins later: `coalesce()` blocks, operations made of others
     roster, seats   the members, and which of them share a node; `family`: groups that end together
     watch, breakage which rank is missing or disagrees; how the end of a group is reported
-    control/        connections without bulk: losses, aborts, heartbeats
+    control/        links without bulk: losses, aborts, heartbeats; their own ends are `transport/ending`'s
     membership/     which processes make the next epoch
     epochs/         makes a job's groups, epoch by epoch
-    services/       calls, streams and messages between two processes
+    services/       calls, streams, messages between two processes; their bytes and limits: `net/wire/calls`
     runtime/        `init_process_group`, `join`, `run`
     functional/     the module-level calls with torch's signatures
 

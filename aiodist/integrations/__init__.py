@@ -3,6 +3,7 @@
     ray         a backend of Ray Train
     lightning   a cluster environment of Lightning
     dask        ranks on the workers of a Dask cluster
+    torch/      torch.distributed on aiodist: the backend "aiodist"
 
 `hosted` is what those have in common that know their ranks, and not where these meet.
 """

@@ -8,7 +8,7 @@
     records         records of the sealed stream
     buffered        bytes that the socket could not take yet
     users           whose process is at the other end; `sock_diag`: the kernel's answer to that
-    descriptors     descriptors received over a Unix socket
+    descriptors     open files that a peer hands over by a Unix socket
     turn, polling   one budget of polling for each turn of the loop; polling before sleeping
     alarm           a timer that can be set to another time: one for many deadlines
     within          so many seconds at most, and the error that says so
@@ -16,7 +16,7 @@
     kept            servers of other libraries that keep a port for this process
     shortage        errors by which this host says what it lacks: descriptors, memory, ports
     traffic         what the kernel has counted on a TCP connection
-    wire/           formats, without I/O
+    wire/           formats and their largest sizes, byte by byte: handshake, frames, store, calls, objects
 
 It knows no rank and no group. Contract: docs/security.md for what an unauthenticated peer may cause.
 """

@@ -15,6 +15,9 @@
     metrics/        Prometheus and OpenTelemetry
     dashboard/      the page of `aiodist dashboard`
 
+A number on its way to a screen: a rank writes it (`recorder/`), `view` holds it, `page` or `summary` turns it
+into what is shown, `dashboard/static/` and `cli` draw that.
+
 All but recorder, host, source, exchange, watcher, leaving and dashboard are pure. A record is data of
 somebody else: readers bound what it may cost. Contract: docs/observability.md.
 """

@@ -6,10 +6,10 @@
     mapped              frames through `rings` in shared memory, bulk in blocks of the sender's segment
     lending             bulk that the receiver reads in the sender's own memory
     memory, memory_link both ends in one process, over a `pipe`, for tests and simulation
-    ending              how a link ends, as a table of states
+    ending              how links end, data and control alike, goodbye included: a table of states
     endpoint, peers     makes channels: `dialing`, `listening`, `greeting` (the handshake)
     local_peers         which peers are on this host; `local_handshake` proves it by shared memory
-    control_link, line  connections for the control plane; connections that outlive an epoch
+    control_link        a connection of the control plane, its bounds and timeouts; `line`: of services
     shm/                shared memory: segments, rings, other processes' memory
 
 It knows processes by number, not groups or operations. Contract: docs/architecture.md, "The life of one

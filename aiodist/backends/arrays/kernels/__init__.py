@@ -1,4 +1,10 @@
-"""Computation on arrays: reductions, copies, and their costs."""
+"""Computation on arrays of the host: which reduction, on which dtype, by which code.
+
+reduce      reductions, by op and dtype; `scale`: of an array and a number
+halves      float16 and bfloat16, in float32; `blockwise`: quantised blocks
+copy        copies, strided or not
+cost        how long a reduction takes; `quiet`: ufuncs without warnings
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data-parallel training of a torch module in an async loop."""
+"""Data-parallel training of a torch module in an async loop: `wrapper`, on the gradients of its `buckets`."""
 
 from __future__ import annotations
 
