@@ -4,7 +4,8 @@
     machine/                    the store as a pure state machine
     server, client, connection  the machine behind sockets, and `TcpStore`
     durable/                    the log and snapshots of a server that survives its host
-    *_store, lease, watch       the other stores; leases; watches
+    file_store, hash_store      file:// (a file leads to a server); a store in one event loop
+    prefix_store, lease, watch  a part of a store; leases; watches
     meeting_point               where a job meets and which process hosts the store: one pure table
     handlers, hosting           one function for each way; the store hosted by rank 0
     announcement, meeting_place which job a store belongs to, so that no process enters another one

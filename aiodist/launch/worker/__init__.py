@@ -6,7 +6,7 @@ spawner      forks a guardian for each worker
 guardian     starts the worker, and ends what it leaves behind, also when the agent is gone
 descendants  who that is
 output       what it writes, on its way to consoles and files: never blocking
-lines        bytes to whole lines, and its last words; pure
+lines        bytes to whole lines; which of the last ones the report repeats; pure
 logs         the folders and files of --log-dir
 states       whether it is stopped
 """

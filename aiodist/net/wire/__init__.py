@@ -1,7 +1,7 @@
 """Formats, byte by byte, as pure functions.
 
     frame           the header of 96 bytes on data connections, and its kinds
-    handshake       the first messages of every connection; each end proves that it knows the secret
+    handshake       the first messages of every connection: proof of the secret, and each end's card
     seal            what authenticates all later bytes where there is no TLS
     local_message   the handshake that proves that two processes share memory
     messages        requests and answers of the store, in msgpack

@@ -1,6 +1,6 @@
 """Computation on arrays of the host: which reduction, on which dtype, by which code.
 
-reduce      reductions, by op and dtype; `scale`: of an array and a number
+reduce      reductions, by op and dtype; `scale`: an array and a number (AVG, PREMUL_SUM)
 halves      float16 and bfloat16, in float32; `blockwise`: quantised blocks
 copy        copies, strided or not
 cost        how long a reduction takes; `quiet`: ufuncs without warnings
