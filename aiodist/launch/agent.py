@@ -93,7 +93,7 @@ class Agent:
         if self._link is not None:
             task = asyncio.current_task()
             assert task is not None
-            self._link.open(self._loop, task.cancel)
+            self._link.open(self._loop, task.cancel, self._config.meet_timeout)
         try:
             nodes = await self._unless_interrupted(meet(self._config, os.environ, self._say, self._link))
         except OverError as over:

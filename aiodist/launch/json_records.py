@@ -1,9 +1,9 @@
-"""JSON that another agent left in the store, as a dataclass: with values of its types, or not at all."""
+"""JSON of another process of the launcher, as a dataclass: with values of its types, or not at all."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -25,10 +25,8 @@ _LARGEST = 1 << 63  # of integers, also of those that are no numbers of anything
 def read(kind: type[T], data: bytes, what: str) -> T:
     """Read a value of `kind` from JSON.
 
-    A kind is int, str, bool, float, `tuple[kind, ...]`, `kind | None`, or a dataclass of such fields.
-
     Args:
-        kind: what to make of it. A dataclass's fields with defaults may be left out.
+        kind: what to make of it, as of `build`.
         data: as it came.
         what: it is, for the error: "a node's report".
 
@@ -39,33 +37,54 @@ def read(kind: type[T], data: bytes, what: str) -> T:
         WireError: it is anything else.
     """
     try:
-        return _build(kind, load_json(data, LONGEST))  # type: ignore[no-any-return]
+        return build(kind, load_json(data, LONGEST), shown)
     except (ValueError, TypeError, RecursionError) as error:
         words = one_line(str(error), 200)
         raise WireError(f"{what} is unreadable: {words or type(error).__name__}") from error
 
 
-def _build(kind: Any, raw: Any) -> Any:
+def build(kind: type[T], raw: object, text: Callable[[str], str]) -> T:
+    """Make a value of `kind` of parsed JSON.
+
+    A kind is int, str, bool, float, `tuple[kind, ...]`, `dict[str, kind]`, `kind | None`, or a dataclass of
+    such fields; those with defaults may be left out.
+
+    Args:
+        kind: what to make of it.
+        raw: as `json.loads` gives it.
+        text: what to make of each text, but for the keys of a dict.
+
+    Raises:
+        TypeError: it is anything else.
+    """
+    return _build(kind, raw, text)  # type: ignore[no-any-return]
+
+
+def _build(kind: Any, raw: Any, text: Callable[[str], str]) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         if type(raw) is not dict:
             raise TypeError(f"{kind.__name__} is no object")
         types = _types(kind)
         if unknown := raw.keys() - types.keys():
             raise TypeError(f"{kind.__name__} has no {sorted(unknown)[0]!r}")
-        return kind(**{name: _build(types[name], value) for name, value in raw.items()})
+        return kind(**{name: _build(types[name], value, text) for name, value in raw.items()})
     if isinstance(kind, UnionType):
         if raw is None and NoneType in get_args(kind):
             return None
         [kind] = [one for one in get_args(kind) if one is not NoneType]
-        return _build(kind, raw)
+        return _build(kind, raw, text)
     if get_origin(kind) is tuple:
         if type(raw) is not list:
             raise TypeError("something else where a list should be")
-        return tuple(_build(get_args(kind)[0], item) for item in raw)
+        return tuple(_build(get_args(kind)[0], item, text) for item in raw)
+    if get_origin(kind) is dict:
+        if type(raw) is not dict:
+            raise TypeError("something else where an object should be")
+        return {name: _build(get_args(kind)[1], value, text) for name, value in raw.items()}
     if kind is float and type(raw) is int:
         raw = float(raw)
     if kind is str and type(raw) is str:
-        return shown(raw)
+        return text(raw)
     if type(raw) is not kind or (kind is int and not -_LARGEST <= raw < _LARGEST):
         raise TypeError(f"something else where {kind.__name__} should be")
     return raw

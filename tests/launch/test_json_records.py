@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from aiodist.base.errors import WireError
-from aiodist.launch.json_records import read
+from aiodist.launch.json_records import build, read
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.verdict import Ending, NodeReport, judge
 
@@ -66,13 +66,22 @@ class Thing:
     name: str
     share: float = 0.5
     parts: tuple[int, ...] = ()
+    marks: dict[str, str] = field(default_factory=dict)
     owner: int | None = None
 
 
 def test_a_dataclass_comes_back_with_its_defaults() -> None:
     assert read(Thing, b'{"name": "x"}', "a thing") == Thing("x")
-    whole = b'{"name": "x", "share": 1, "parts": [1, 2], "owner": null}'
-    assert read(Thing, whole, "a thing") == Thing("x", 1.0, (1, 2), None)
-    for wrong in ("{}", '{"name": 1}', '{"name": "x", "owner": "y"}', '{"name": "x", "parts": [1.5]}'):
+    whole = b'{"name": "x", "share": 1, "parts": [1, 2], "marks": {"a": "\\u001b"}, "owner": null}'
+    assert read(Thing, whole, "a thing") == Thing("x", 1.0, (1, 2), {"a": ""}, None)
+    assert build(Thing, json.loads(whole), str).marks == {"a": "\x1b"}
+    for wrong in (
+        "{}",
+        '{"name": 1}',
+        '{"name": "x", "owner": "y"}',
+        '{"name": "x", "parts": [1.5]}',
+        '{"name": "x", "marks": []}',
+        '{"name": "x", "marks": {"a": 1}}',
+    ):
         with pytest.raises(WireError, match="a thing is unreadable"):
             read(Thing, wrong.encode(), "a thing")

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import select
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aiodist.base.environment import is_link_local, is_loopback
-from aiodist.base.errors import AiodistError, RendezvousError, UsageError, WireError
+from aiodist.base.errors import AiodistError, RendezvousError, UsageError
 from aiodist.cli.commands.run import make_config
 from aiodist.cli.version import installed_version
 from aiodist.launch.remote.link import Link, say
-from aiodist.launch.remote.messages import LONGEST_TASK, MARK, SILENCE, Hello, Over, Task, decode
+from aiodist.launch.remote.messages import MARK, SILENCE, Hello, Over, Task
 from aiodist.net.sockets import outward, towards_most
 
 _BROKEN = 1
@@ -31,13 +30,14 @@ _FIRST = " "  # of a line of a worker where the operator wants no prefix: no lin
 def main() -> int:
     """Run the agent; its exit code is the job's."""
     os.write(1, b"\n")  # a login script may have written half a line
-    say(Hello(installed_version(), _address(os.environ)))
-    told = _own_stdin()
-    task, rest = _task(told)
+    address = _address(os.environ)
+    say(Hello(installed_version(), address))
+    link = Link(_own_stdin())
+    task = link.task()
     if task is None:
         return _BROKEN
     try:
-        return _carry_out(task, told, rest)
+        return _carry_out(task, address, link)
     except asyncio.CancelledError:  # the launcher is gone, and with it all that this node did
         return _BROKEN
     except (AiodistError, OSError) as error:
@@ -57,7 +57,7 @@ def _address(environ: Mapping[str, str]) -> str:
     return (outward() or address) if is_loopback(address) or is_link_local(address) else address
 
 
-def _carry_out(task: Task, told: int, rest: bytes) -> int:
+def _carry_out(task: Task, address: str, link: Link) -> int:
     os.environ.update(task.environ)
     try:
         os.chdir(task.folder)
@@ -71,29 +71,26 @@ def _carry_out(task: Task, told: int, rest: bytes) -> int:
     config = replace(
         config,
         told_by="aiodist launch",
-        node_rank=None if task.most else task.node,
+        node_rank=None if task.most and task.node else task.node,
         nnodes=task.nodes,
         max_nodes=task.most,
         last_call=_LAST_CALL,
         node_timeout=SILENCE,
-        local_addr=config.local_addr or (_listening(task) if task.node == 0 else "") or None,
+        local_addr=config.local_addr or (_listening(task.others, address) if task.node == 0 else "") or None,
         host=task.name,
         prefix=_FIRST + config.prefix if config.prefix[:1] in ("", MARK.decode()) else config.prefix,
     )
-    link = Link(told, rest, config.meet_timeout, first=task.node == 0)
-    if task.address:
-        link.know(task.address)
     from aiodist.launch.agent import run  # asyncio only once the command line is right
 
     return run(config, link)
 
 
-def _listening(task: Task) -> str:
+def _listening(others: Sequence[str], address: str) -> str:
     """Where node 0 is reached by the others: where its routes to them begin, else where the launcher's ssh
     came in; '': neither is known."""
-    found = towards_most(task.others)
+    found = towards_most(others)
     usable = found and not is_loopback(found)
-    return found if usable or not task.listen or is_loopback(task.listen) else task.listen
+    return found if usable or not address or is_loopback(address) else address
 
 
 def _own_stdin() -> int:
@@ -103,28 +100,6 @@ def _own_stdin() -> int:
     os.dup2(null, 0)
     os.close(null)
     return told
-
-
-def _task(told: int) -> tuple[Task | None, bytes]:
-    """The task, and what was read behind it; None: the launcher has gone."""
-    buffer = bytearray()
-    while True:
-        end = buffer.find(b"\n")
-        if end < 0:
-            ready, _, _ = select.select([told], [], [], SILENCE)
-            data = os.read(told, 1 << 16) if ready and len(buffer) < LONGEST_TASK else b""
-            if not data:
-                return None, b""
-            buffer += data
-            continue
-        line = bytes(buffer[:end])
-        del buffer[: end + 1]
-        try:
-            message = decode(line)
-        except WireError:
-            return None, b""
-        if isinstance(message, Task):
-            return message, bytes(buffer)
 
 
 if __name__ == "__main__":

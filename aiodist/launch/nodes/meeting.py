@@ -27,24 +27,26 @@ from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.nodes.told import located, teller
-from aiodist.launch.remote.link import Link
 from aiodist.net.sockets import is_in_use
 
 if TYPE_CHECKING:
+    from aiodist.rendezvous.launchers.address_exchange import Teller
     from aiodist.rendezvous.server import StoreServer
     from aiodist.rendezvous.store import Store
 
 _RUN_BYTES = 6
 
 
-async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say, link: Link | None = None) -> Nodes:
+async def meet(
+    config: LaunchConfig, environ: Mapping[str, str], say: Say, means: Teller | None = None
+) -> Nodes:
     """Meet the other nodes' agents and host or join the job's stores.
 
     Args:
         config: this node's.
         environ: for the job's secret.
         say: shows one line to the operator, for a wait that gets long.
-        link: to the launcher that started this agent by ssh; None: nobody did.
+        means: of the launcher that `config.told_by` names; None: `told.teller` makes them, if need be.
 
     Returns:
         This node's place, and the way to the other nodes; the caller closes it.
@@ -60,9 +62,8 @@ async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say, link:
         return await _alone(config, StoreAccess(job, secret, tls(environ)), say)
     access = StoreAccess(config.job or job_id(environ), secret, tls(environ))
     if config.told_by:
-        first = config.node_rank == 0 if link is None else link.first
-        means = await teller(config, environ) if link is None else link
-        store, server = await located(config, access, means, first=first)
+        means = means or await teller(config, environ)
+        store, server = await located(config, access, means, first=config.node_rank == 0)
         config = replace(config, master_addr=store.host, master_port=store.port)
         if server is None:
             return await _join(config, access, say, store.instance)

@@ -13,18 +13,7 @@ from aiodist.base.errors import AiodistError, RendezvousError
 from aiodist.base.sanitize import one_line
 from aiodist.launch.remote.discovery import Discovery
 from aiodist.launch.remote.hosts import Host
-from aiodist.launch.remote.messages import (
-    BEAT,
-    PROTOCOL,
-    Address,
-    Beat,
-    Began,
-    Hello,
-    Over,
-    Signal,
-    Task,
-    Told,
-)
+from aiodist.launch.remote.messages import BEAT, Address, Began, Hello, Over, Signal, Task
 from aiodist.launch.remote.plan import Plan
 from aiodist.launch.remote.shell import Shell
 from aiodist.launch.tasks import cancel
@@ -56,14 +45,12 @@ class Launcher:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._started: list[Shell] = []  # in the order of their hosts
-        self._shells: dict[int, Shell] = {}  # those that have their task, by node, which is never given twice
+        self._nodes: list[Shell] = []  # those that have their task, by node; none is given twice
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._greetings: set[asyncio.Task[None]] = set()
         self._follows: set[asyncio.Task[None]] = set()
-        self._ends: dict[int, Over] = {}
-        self._in: set[int] = set()  # nodes that have met the others
-        self._address = ""
-        self._first_at = ""
-        self._others: list[str] = []  # addresses or names of the other hosts
+        self._ends: dict[int, Over] = {}  # by node, in the order in which they came
+        self._address = ""  # where node 0 listens
         self._signum = 0
         self._asks = 0
         self._discovery = (
@@ -73,12 +60,11 @@ class Launcher:
     @property
     def _began(self) -> bool:
         """Whether the nodes have met, and workers run."""
-        return bool(self._in)
+        return any(shell.met for shell in self._nodes)
 
     async def run(self) -> int:
         """Run the job; the whole life of the launcher."""
         loop = asyncio.get_running_loop()
-        self._given_up: asyncio.Future[None] = loop.create_future()  # before the job began
         self._out, self._err = open_consoles(loop)
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, say: it shall not end us
@@ -90,10 +76,6 @@ class Launcher:
                 self._spawn(self._look_for_hosts(self._discovery))
             while alive := [task for task in self._follows if not task.done()]:
                 await asyncio.wait(alive)
-            return self._judge()
-        except RendezvousError:
-            if not self._signum:
-                raise
             return self._judge()
         finally:
             await self._out.flush(_LAST_FLUSH)
@@ -128,8 +110,10 @@ class Launcher:
 
     async def _start(
         self, hosts: Sequence[Host], *, all_of_them: bool
-    ) -> tuple[dict[Shell, Hello], dict[Host, AiodistError]]:
-        """Start an agent on each of these → what those said that can be used, and what is wrong with others.
+    ) -> tuple[list[Shell], dict[Host, AiodistError]]:
+        """Start an agent on each of these → those that can be used, and what is wrong with other hosts.
+
+        A signal before the job has begun ends the wait; nobody can be used then.
 
         Args:
             hosts: which.
@@ -140,31 +124,30 @@ class Launcher:
         loop = asyncio.get_running_loop()
         late = loop.call_later(_PATIENCE, self._say_late, shells)
         greetings = [loop.create_task(self._greet(shell)) for shell in shells]
-        whole = asyncio.gather(*greetings, return_exceptions=not all_of_them)
+        self._greetings.update(greetings)
+        until = asyncio.FIRST_EXCEPTION if all_of_them else asyncio.ALL_COMPLETED
         try:
-            either: set[asyncio.Future[Any]] = {whole, self._given_up}
-            await asyncio.wait(either, timeout=self._plan.timeout, return_when=asyncio.FIRST_COMPLETED)
-            if self._given_up.done():
-                for shell in shells:
-                    if not shell.heard:
-                        shell.kill()
-                raise RendezvousError("stopped before the job began")
-            if whole.done() and (left := {task for task in greetings if not task.done()}):
+            done, left = await asyncio.wait(greetings, timeout=self._plan.timeout, return_when=until)
+            given_up = all_of_them and any(not task.cancelled() and task.exception() for task in done)
+            if left and given_up:
                 await asyncio.wait(left, timeout=_OTHERS)
         finally:
             late.cancel()
-            failed_first = whole.done() and not whole.cancelled() and whole.exception() is not None
-            await cancel(whole, *greetings)
-        ready: dict[Shell, Hello] = {}
+            await cancel(*greetings)
+            self._greetings.difference_update(greetings)
+        if self._signum:
+            return [], {}
+        ready: list[Shell] = []
         errors: dict[Host, AiodistError] = {}
         for shell, greeting in zip(shells, greetings, strict=True):
             if greeting.cancelled():
-                if not failed_first:
+                if not given_up:
                     errors[shell.host] = self._silent(shell.host)
             elif isinstance(error := greeting.exception(), AiodistError):
                 errors[shell.host] = error
             else:
-                ready[shell] = greeting.result()
+                greeting.result()
+                ready.append(shell)
         return ready, errors
 
     def _silent(self, host: Host) -> RendezvousError:
@@ -173,7 +156,7 @@ class Launcher:
             hint=f"See whether `ssh {host.login} true` ends soon; --start-timeout gives more time",
         )
 
-    async def _greet(self, shell: Shell) -> Hello:
+    async def _greet(self, shell: Shell) -> None:
         """Start an agent, and hear which aiodist is there."""
         await shell.start()
         hello = await shell.messages.get()
@@ -181,31 +164,25 @@ class Launcher:
             raise shell.failure()
         if not isinstance(hello, Hello):
             raise RendezvousError(f"{shell.host.name}: what answers there is no agent of aiodist's")
-        if (hello.version, hello.protocol) != (self._plan.version, PROTOCOL):
+        if hello.version != self._plan.version:
             raise RendezvousError(
                 f"{shell.host.name} has aiodist {one_line(hello.version, 40)}, and this host "
                 f"{self._plan.version}",
                 hint="Install the same on every host",
             )
-        return hello
+        shell.address = hello.address
 
-    def _give_tasks(self, ready: Mapping[Shell, Hello]) -> None:
+    def _give_tasks(self, ready: Sequence[Shell]) -> None:
         """Make these agents nodes of the job."""
-        for shell, hello in ready.items():
-            node = len(self._shells)
-            if node == 0:
-                self._first_at = hello.address
-                self._others = [
-                    found
-                    for other, said in ready.items()
-                    if other is not shell and (found := _reached_at(other, said, shell))
-                ]
-            self._shells[node] = shell
-            shell.tasked = True
-            shell.say(self._task(node, shell.host))
+        for shell in ready:
+            node = shell.node = len(self._nodes)
+            self._nodes.append(shell)
+            others = [_reached_at(other, shell) for other in ready if other is not shell and node == 0]
+            shell.say(self._task(node, shell.host, filter(None, others)))
             self._follows.add(asyncio.create_task(self._follow(node, shell)))
+        self._say_address()
 
-    def _task(self, node: int, host: Host) -> Task:
+    def _task(self, node: int, host: Host, others: Iterable[str]) -> Task:
         plan = self._plan
         environ = dict(plan.environ)
         if host.devices:
@@ -213,16 +190,14 @@ class Launcher:
         workers = str(host.slots) if host.slots else plan.nproc
         first = [f"--local-addr={plan.local_addr}"] if node == 0 and plan.local_addr else []
         return Task(
-            argv=["--nproc-per-node", workers, *first, *plan.argv],
+            argv=("--nproc-per-node", workers, *first, *plan.argv),
             environ=environ,
             folder=plan.folder,
             name=host.shown,
             node=node,
             nodes=plan.least or len(plan.hosts),
             most=plan.most,
-            listen=self._first_at if node == 0 else "",
-            address=self._address,
-            others=self._others if node == 0 else [],
+            others=tuple(others),
         )
 
     def _say_late(self, shells: Sequence[Shell]) -> None:
@@ -238,19 +213,18 @@ class Launcher:
         """Do what an agent's messages ask for, to its end."""
         while (message := await shell.messages.get()) is not None:
             match message:
-                case Told(address) if node == 0:
+                case Address(address) if node == 0:
                     self._address = address
-                    for other in self._shells.values():
-                        other.say(Address(address))
+                    self._say_address()
                 case Began():
-                    self._in.add(node)
+                    shell.met = True
                     shell.muted = shell.muted and not self._signum
                 case Over():
                     self._over(node, shell, message)
         if node not in self._ends and not self._signum and not shell.muted:
             self._say(f"{shell.host.name}: its agent is gone ({shell.why_gone()})")
         if not self._began and (node == 0 or not self._plan.most):  # the others would wait for it
-            self._dismiss(other for other in self._shells.values() if other is not shell)
+            self._dismiss(other for other in self._nodes if other is not shell)
         if self._discovery is not None and not shell.muted:  # it may come again
             self._discovery.forget(shell.host)
 
@@ -259,13 +233,13 @@ class Launcher:
         self._ends[node] = over if 0 <= over.code <= 255 else replace(over, code=1)
         loop = asyncio.get_running_loop()
         loop.call_later(_PARTING, self._part, shell)
-        if self._began and node not in self._in:  # one that came later, and was of no use
+        if self._began and not shell.met:  # one that came later, and was of no use
             self._show(over.verdict)
             return
         if node == 0:  # who is on the way to it comes too late
-            self._dismiss(other for n, other in self._shells.items() if n not in self._in and n)
-        others = [other for other in self._shells.values() if other.code is None]
-        if node == 0 or not self._plan.most or others == [self._shells[0]]:
+            self._dismiss(other for other in self._nodes[1:] if not other.met)
+        others = [other for other in self._nodes if other.code is None]
+        if node == 0 or not self._plan.most or others == self._nodes[:1]:
             for other in others:  # an agent that is stopped, say: it is lost to the others, and they go on
                 loop.call_later(2 * _PARTING, self._part, other)
 
@@ -286,21 +260,25 @@ class Launcher:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT)
-            for shell in self._started:
-                shell.say(Beat())
+            self._say_address()
+
+    def _say_address(self) -> None:
+        """Tell all agents where node 0 listens, and that the launcher lives."""
+        for shell in self._started:
+            shell.say(Address(self._address))
 
     def _asked(self, number: int) -> None:
         if number not in (signal.SIGUSR1, signal.SIGUSR2):
             self._signum = number
             self._asks += 1
-        for shell in self._shells.values():
+        for shell in self._nodes:
             shell.say(Signal(signal.Signals(number).name))
         if self._signum and not self._began:
-            self._dismiss(shell for shell in self._started if not shell.tasked)
-            for shell in self._shells.values():
+            self._dismiss(shell for shell in self._started if shell.node is None)
+            for shell in self._nodes:
                 shell.muted = True  # one line of ours says it
-            if not self._given_up.done():
-                self._given_up.set_result(None)
+            for greeting in self._greetings:
+                greeting.cancel()
         if self._asks >= _IMPATIENT:
             self._dismiss(self._started)
             for shell in self._started:
@@ -323,7 +301,7 @@ class Launcher:
         while 0 not in self._ends:
             came, went = await discovery.changes(self._say)
             for host in went:
-                for shell in self._shells.values():
+                for shell in self._nodes:
                     if shell.host.name == host.name and shell.code is None:
                         self._say(f"{host.name} is no host of the job any more")
                         self._dismiss([shell])
@@ -348,7 +326,7 @@ class Launcher:
                 self._say(f"{error}; it is tried again")
             if complaints is not None:
                 complaints.add(str(error))
-            refused = [shell for shell in self._started if shell.host is host and not shell.tasked]
+            refused = [shell for shell in self._started if shell.host is host and shell.node is None]
             self._dismiss(refused)
             for shell in refused:
                 shell.kill()
@@ -370,7 +348,7 @@ class Launcher:
         if self._signum:
             self._say(f"stopped by {signal.Signals(self._signum).name}")
             return 128 + self._signum
-        codes = [code for shell in self._shells.values() if (code := shell.code)]
+        codes = [code for shell in self._nodes if (code := shell.code)]
         self._say("every agent is gone, and none has said how the job ended")
         return codes[0] if codes and codes[0] > 0 else 1
 
@@ -378,7 +356,7 @@ class Launcher:
         """End every agent that still runs: its stdin ends, and then it has a moment."""
         for shell in self._started:
             shell.close_input()
-            if not shell.tasked:  # it has nothing to end
+            if shell.node is None:  # it has nothing to end
                 shell.kill()
         ends = [asyncio.create_task(shell.gone()) for shell in self._started]
         if ends:
@@ -395,10 +373,10 @@ class Launcher:
         self._err.line(b"", f"aiodist launch: {one_line(text, _LONGEST)}".encode())
 
 
-def _reached_at(shell: Shell, said: Hello, first: Shell) -> str:
+def _reached_at(shell: Shell, first: Shell) -> str:
     """The address of a host as the first one reaches it, or its name; '': nobody knows."""
-    if said.address and not is_loopback(said.address):
-        return said.address
+    if shell.address and not is_loopback(shell.address):
+        return shell.address
     if shell.is_here:  # another host has none for it but the one that the launcher's ssh comes from
         return "127.0.0.1" if first.is_here else ""
     return shell.host.login.rpartition("@")[2]

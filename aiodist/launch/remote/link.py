@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from aiodist.base.errors import RendezvousTimeout, WireError
 from aiodist.base.timeouts import spoken
 from aiodist.launch.remote.messages import (
-    LONGEST,
+    LONGEST_TASK,
     MARK,
     SILENCE,
     Address,
@@ -19,7 +20,7 @@ from aiodist.launch.remote.messages import (
     Message,
     Over,
     Signal,
-    Told,
+    Task,
     decode,
     encode,
 )
@@ -29,58 +30,54 @@ from aiodist.net.within import within
 _CHUNK = 1 << 16
 
 
-def say(message: Message, fd: int = 1) -> None:
+def say(message: Message) -> None:
     """Write a message to the launcher; nothing is said any more to one that is gone."""
     data = MARK + encode(message)
     try:
         while data:
-            data = data[os.write(fd, data) :]
+            data = data[os.write(1, data) :]
     except OSError:
         pass
 
 
 class Link:
-    """The agent's end, while it runs; a `Teller`.
+    """The agent's end of the pipes; a `Teller`.
 
     Args:
         fd: what the launcher says comes from there.
-        begun: bytes that were read from it already.
-        patience: seconds to wait for the address of node 0.
-        first: this is node 0.
     """
 
-    def __init__(self, fd: int, begun: bytes, patience: float, *, first: bool) -> None:
-        self.first = first
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._buffer = bytearray(begun)
-        self._patience = patience
+        self._buffer = bytearray()
         self._alone = False
-        self._known = ""
 
-    def know(self, address: str) -> None:
-        """Take the address of node 0 from the task; before `open`."""
-        self._known = address
+    def task(self) -> Task | None:
+        """Wait for the agent's orders, before `open`; None: the launcher is gone."""
+        while select.select([self._fd], [], [], SILENCE)[0] and self._more():
+            for message in self._messages():
+                if isinstance(message, Task):
+                    return message
+        return None
 
-    def open(self, loop: asyncio.AbstractEventLoop, leave: Callable[[], object]) -> None:
+    def open(self, loop: asyncio.AbstractEventLoop, leave: Callable[[], object], patience: float) -> None:
         """Begin to listen.
 
         Args:
             loop: the agent's.
             leave: ends this node's part of the job at once; the job may go on without it.
+            patience: seconds to wait for the address of node 0.
         """
-        self._loop, self._leave = loop, leave
+        self._loop, self._leave, self._patience = loop, leave, patience
         self._address: asyncio.Future[str] = loop.create_future()
-        if self._known:
-            self._address.set_result(self._known)
         self._alarm = Alarm(loop, self._left_alone)
-        self._alarm.set(loop.time() + SILENCE)
         os.set_blocking(self._fd, False)
-        loop.add_reader(self._fd, self._read)
-        self._take()
+        loop.add_reader(self._fd, self._hear)
+        self._obey()
 
     async def tell(self, text: str) -> None:
         """Tell where this node listens."""
-        say(Told(text))
+        say(Address(text))
 
     async def ask(self) -> str:
         """Where node 0 listens."""
@@ -100,21 +97,19 @@ class Link:
         """Say how the job ended."""
         say(Over(code, verdict))
 
-    def _read(self) -> None:
+    def _more(self) -> bool:
+        """Read what has come; False: the launcher is gone."""
         try:
             data = os.read(self._fd, _CHUNK)
         except BlockingIOError:
-            return
+            return True
         except OSError:
-            data = b""
-        if not data:
-            self._loop.remove_reader(self._fd)
-            self._left_alone()
-            return
+            return False
         self._buffer += data
-        self._take()
+        return bool(data)
 
-    def _take(self) -> None:
+    def _messages(self) -> Iterator[Message]:
+        """The messages that are here as a whole; each is taken when it is asked for."""
         while (end := self._buffer.find(b"\n")) >= 0:
             line = bytes(self._buffer[:end])
             del self._buffer[: end + 1]
@@ -122,13 +117,26 @@ class Link:
                 message = decode(line)
             except WireError:
                 continue
-            self._alarm.set(self._loop.time() + SILENCE)
-            if isinstance(message, Address) and not self._address.done():
-                self._address.set_result(message.address)
-            elif isinstance(message, Signal):
-                _send(message.name)
-        if len(self._buffer) > LONGEST:
+            yield message
+        if len(self._buffer) > LONGEST_TASK:
             self._buffer.clear()
+
+    def _hear(self) -> None:
+        if self._more():
+            self._obey()
+        else:
+            self._loop.remove_reader(self._fd)
+            self._left_alone()
+
+    def _obey(self) -> None:
+        """Do what the launcher says; that it says something is a sign of life."""
+        self._alarm.set(self._loop.time() + SILENCE)
+        for message in self._messages():
+            match message:
+                case Address(address) if address and not self._address.done():
+                    self._address.set_result(address)
+                case Signal(name) if name in signal.Signals.__members__:
+                    os.kill(os.getpid(), signal.Signals[name])  # as if the operator had sent it here
 
     def _left_alone(self) -> None:
         """Leave the job: the launcher is gone, or cannot be reached, or wants this node no more."""
@@ -136,9 +144,3 @@ class Link:
             self._alone = True
             self._alarm.stop()
             self._leave()
-
-
-def _send(name: str) -> None:
-    """Send this process, the agent, a signal: it does with it what it does with the operator's."""
-    if name in signal.Signals.__members__:
-        os.kill(os.getpid(), signal.Signals[name])

@@ -1,7 +1,7 @@
 """What the launcher and an agent tell each other by the pipes of ssh, a line of JSON each. Pure.
 
-    agent → launcher    Hello, Told, Began, Over; every line begins with `MARK`, and all others are output
-    launcher → agent    Task, first; then Address, Signal, Beat
+    agent → launcher    Hello, Address (node 0), Began, Over, each behind `MARK`; all other lines are output
+    launcher → agent    Task, Signal, and every `BEAT` Address
 
 The secret and all variables are in the task, and so in no command line.
 """
@@ -9,13 +9,13 @@ The secret and all variables are in the task, and so in no command line.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, Union
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, get_args
 
 from aiodist.base.errors import WireError
 from aiodist.base.sanitize import one_line
+from aiodist.launch.json_records import build
 
-PROTOCOL = 2
 MARK = b"\x1e"
 """The first byte of a line that is a message. Lines of workers begin with their prefix."""
 
@@ -40,7 +40,6 @@ class Hello:
 
     version: str
     address: str
-    protocol: int = PROTOCOL
 
 
 @dataclass(frozen=True)
@@ -55,26 +54,22 @@ class Task:
         node: its number.
         nodes: number of nodes that the job needs.
         most: number that it takes, where that is more; else 0.
-        listen: address of this host as the launcher's ssh came to it; '' where it did not.
-        address: where the agents meet; '' on node 0, which says it, and where it has not said it yet.
         others: the other hosts' addresses or names; on node 0, which listens where a route to them begins.
     """
 
-    argv: list[str]
+    argv: tuple[str, ...]
     environ: dict[str, str] = field(repr=False)
     folder: str
     name: str
     node: int
     nodes: int
-    most: int = 0
-    listen: str = ""
-    address: str = ""
-    others: list[str] = field(default_factory=list)
+    most: int
+    others: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Told:
-    """Node 0 listens there."""
+class Address:
+    """Where node 0 listens; '': it has not said so yet."""
 
     address: str
 
@@ -93,54 +88,26 @@ class Over:
 
 
 @dataclass(frozen=True)
-class Address:
-    """Where node 0 listens."""
-
-    address: str
-
-
-@dataclass(frozen=True)
 class Signal:
     """The operator sent this signal; by its name, since numbers differ between systems."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class Beat:
-    """A sign of life."""
-
-
-Message = Union[Hello, Task, Told, Began, Over, Address, Signal, Beat]  # noqa: UP007  (a tuple of its parts is needed)
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Hello, Task, Told, Began, Over, Address, Signal, Beat)
-}
-_PLAIN = {"str": str, "int": int}
+Message = Hello | Task | Address | Began | Over | Signal
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
     """A message as a line, without `MARK`."""
-    text = json.dumps([type(message).__name__, asdict(message)], ensure_ascii=False)
-    return text.encode(errors="surrogatepass") + b"\n"
+    return json.dumps([type(message).__name__, asdict(message)]).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
     """The message in a line; `WireError` where there is none."""
     try:
         name, values = json.loads(line)
-        kind = _KINDS[name]
-        types = {one.name: str(one.type) for one in fields(kind)}
-        if values.keys() != types.keys() or not all(_fits(values[key], types[key]) for key in types):
-            raise ValueError(f"no {name}")
-        made: Message = kind(**values)
-        return made
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        message: Message = build(_KINDS[name], values, str)
+        return message
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"not a message: {one_line(str(error), 100)}") from None
-
-
-def _fits(value: Any, kind: str) -> bool:
-    if kind in _PLAIN:
-        return type(value) is _PLAIN[kind]
-    if kind == "list[str]":
-        return type(value) is list and all(type(one) is str for one in value)
-    return type(value) is dict and all(type(k) is str and type(v) is str for k, v in value.items())

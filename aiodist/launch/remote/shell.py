@@ -64,7 +64,9 @@ class Shell:
     Attributes:
         messages: that have come and nobody has taken; None once there come no more.
         heard: a message has come: what is on stderr from here on is the job's.
-        tasked: it has its orders, and may be told more.
+        address: of the host, as the launcher's ssh came to it; '' where it did not, or has not said so.
+        node: its number in the job, once it has its task.
+        met: it has met the other nodes' agents.
         muted: what it says on stderr is shown no more.
     """
 
@@ -86,7 +88,9 @@ class Shell:
         self._pumps: list[asyncio.Task[None]] = []
         self.messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self.heard = False
-        self.tasked = False
+        self.address = ""
+        self.node: int | None = None
+        self.met = False
         self.muted = False
 
     @property

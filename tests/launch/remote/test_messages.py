@@ -13,14 +13,12 @@ from aiodist.launch.remote.messages import (
     BEAT,
     SILENCE,
     Address,
-    Beat,
     Began,
     Hello,
     Message,
     Over,
     Signal,
     Task,
-    Told,
     decode,
     encode,
 )
@@ -28,23 +26,19 @@ from aiodist.launch.remote.messages import (
 EACH: list[Message] = [
     Hello("0.1.0", "10.0.0.1"),
     Task(
-        ["--nproc-per-node", "2", "train.py"],
-        {"AIODIST_SECRET": "ß\n"},
+        ("--nproc-per-node", "2", "train.py"),
+        {"AIODIST_SECRET": "ß\n\udcff"},
         "/work",
         "a",
         1,
         2,
         4,
-        "",
-        "h:1",
-        ["b"],
+        ("b",),
     ),
-    Told("10.0.0.1:2345"),
     Began(),
     Over(7, "two\nlines"),
     Address("[fe80::1]:2345"),
     Signal("SIGINT"),
-    Beat(),
 ]
 
 
