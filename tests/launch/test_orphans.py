@@ -92,6 +92,30 @@ def test_all_that_is_stopped_ends_with_the_agent(start: Start, signum: signal.Si
             os.killpg(spawner, signal.SIGCONT)  # also where the test fails, nobody stays
 
 
+@pytest.mark.parametrize("agent", [False, True], ids=["spawner", "agent-and-spawner"])
+def test_all_ends_when_the_spawner_is_killed(start: Start, agent: bool) -> None:
+    """Alone, or in the same moment as the agent: each worker's guardian outlives both, and ends what is its
+    worker's."""
+    job = start(
+        """
+        here()
+        tell(f"is in {os.getpgid(os.getppid())}")
+        daemon()
+        family()
+        until_go()
+        """,
+        *QUICK,
+    )
+    daemons(job, 2)
+    spawner = next(int(line.split()[3]) for line in job.told if " is in " in line)
+    killed = [spawner, *([job.process.pid] if agent else [])]
+    for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped, none sees the end of another
+        for pid in killed:
+            os.kill(pid, signum)
+    job.go.touch()
+    assert job.end()[0] == (-signal.SIGKILL if agent else 0)
+
+
 def said(job: Job, text: str) -> bool:
     return any(text in line for line in job.told)
 
