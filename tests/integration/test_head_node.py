@@ -181,6 +181,15 @@ def test_all_hosts_that_are_not_well_are_named_at_once() -> None:
     assert "gone: no ssh server listens there" in ended.stderr
 
 
+def test_every_host_that_is_silent_is_named() -> None:
+    ended = run("silent,other-silent", "--start-timeout", "0.1", HELLO)
+    assert ended.returncode == 1
+    said = ended.stderr.splitlines()
+    for line, host in zip(said, ("silent", "other-silent"), strict=True):
+        assert line.startswith(f"aiodist launch: error: no agent on {host} said a word within 0.1 s. ")
+        assert f"`ssh {host} true`" in line
+
+
 def test_a_signal_ends_the_wait_for_a_host_that_is_silent() -> None:
     words = ["-H", "a,silent", "--ssh", SSH, "--start-timeout", "1000", HELLO]
     job = started([sys.executable, "-m", "aiodist", "launch", *words])

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiodist.base.environment import is_loopback
@@ -18,6 +19,7 @@ from aiodist.launch.remote.plan import Plan
 from aiodist.launch.remote.shell import Shell
 from aiodist.launch.tasks import cancel
 from aiodist.launch.worker.output import open_consoles
+from aiodist.net.within import within
 
 _PATIENCE = 5.0  # seconds before we say whom we wait for
 _OTHERS = 1.0  # seconds for other hosts to fail, too, so that all are named at once
@@ -127,9 +129,8 @@ class Launcher:
         self._greetings.update(greetings)
         until = asyncio.FIRST_EXCEPTION if all_of_them else asyncio.ALL_COMPLETED
         try:
-            done, left = await asyncio.wait(greetings, timeout=self._plan.timeout, return_when=until)
-            given_up = all_of_them and any(not task.cancelled() and task.exception() for task in done)
-            if left and given_up:
+            _, left = await asyncio.wait(greetings, return_when=until)
+            if left:
                 await asyncio.wait(left, timeout=_OTHERS)
         finally:
             late.cancel()
@@ -140,26 +141,25 @@ class Launcher:
         ready: list[Shell] = []
         errors: dict[Host, AiodistError] = {}
         for shell, greeting in zip(shells, greetings, strict=True):
-            if greeting.cancelled():
-                if not given_up:
-                    errors[shell.host] = self._silent(shell.host)
-            elif isinstance(error := greeting.exception(), AiodistError):
+            if greeting.cancelled():  # the first error came before its word
+                continue
+            if isinstance(error := greeting.exception(), AiodistError):
                 errors[shell.host] = error
             else:
                 greeting.result()
                 ready.append(shell)
         return ready, errors
 
-    def _silent(self, host: Host) -> RendezvousError:
-        return RendezvousError(
-            f"no agent on {host.name} said a word within {self._plan.timeout:g} s",
-            hint=f"See whether `ssh {host.login} true` ends soon; --start-timeout gives more time",
-        )
-
     async def _greet(self, shell: Shell) -> None:
         """Start an agent, and hear which aiodist is there."""
-        await shell.start()
-        hello = await shell.messages.get()
+        silent = partial(
+            RendezvousError,
+            f"no agent on {shell.host.name} said a word within {self._plan.timeout:g} s",
+            hint=f"See whether `ssh {shell.host.login} true` ends soon; --start-timeout gives more time",
+        )
+        async with within(self._plan.timeout, silent):
+            await shell.start()
+            hello = await shell.messages.get()
         if hello is None:
             raise shell.failure()
         if not isinstance(hello, Hello):
