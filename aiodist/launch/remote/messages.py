@@ -4,6 +4,10 @@
     launcher → agent    Task, Signal, and every `BEAT` Address
 
 The secret and all variables are in the task, and so in no command line.
+
+The agents' store cannot carry this: the launcher may have no way to its host but ssh, and Hello, Task and
+Address come before an agent knows where the store is. Nor can ssh's exit status: 255 may be the job's or
+ssh's, it comes late where a login's leftovers hold the pipes, and it has no verdict.
 """
 
 from __future__ import annotations

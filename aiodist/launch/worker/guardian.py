@@ -8,6 +8,10 @@ session of its own is found, and known to be of this worker. When the worker has
 (then the control socket ends, also by SIGKILL), the guardian ends them, again and again until none is left.
 The worker in turn is killed with its guardian (PR_SET_PDEATHSIG).
 
+Each worker has a guardian of its own. An orphan may have left its worker's session, process group and
+environment: its parent, the guardian, says whose it was. And guardians outlive agent and spawner: killing
+both at once leaves nothing, and killing one guardian costs one worker.
+
 With `leave` the worker's process group alone is ended, and nobody adopted; so it is where the system knows no
 adoption (macOS).
 
