@@ -45,7 +45,7 @@ from aiodist.transport.base import (
 from aiodist.transport.link import Link, Message
 
 _EAGER, _OFFER, _DATA = int(Type.EAGER), int(Type.OFFER), int(Type.DATA)
-_NOW, _KEPT = int(Handled.NOW), int(Handled.KEPT)
+_NO, _NOW = int(Handled.NO), int(Handled.NOW)
 _ANSWER, _AGAIN, _FORGOT = int(Word.ANSWER), int(Word.AGAIN), int(Word.FORGOT)
 
 Arrived = Callable[[int, Key, bytes, int], None]
@@ -375,11 +375,12 @@ class Incoming:
             return
         if key[1] and not key[3] and (taker := self._takers.get(context)) is not None:
             taken = taker(self.rank, key[1], key[2], signature, payload)
-            if taken == _NOW:
-                self._credit(context, nbytes)
-                return
-            if taken == _KEPT:
-                self._keep(context, nbytes)
+            if taken != _NO:
+                self._questions.discard(key)
+                if taken == _NOW:
+                    self._credit(context, nbytes)
+                else:
+                    self._keep(context, nbytes)
                 return
         receive = self._posted.get(key)
         if key in self._stored or (receive is not None and receive.announced):

@@ -288,3 +288,48 @@ def test_what_comes_slowly_from_a_member_that_has_closed_is_received(way: str, w
             await pg.barrier()
 
     run_virtual(run_cluster(2, main, network=network, timeout=600))
+
+
+@pytest.mark.parametrize("turns", range(7))
+def test_what_fits_no_receive_counts_once(turns: int) -> None:
+    """Else the last message of a member that closes is taken for one that has come: it was sent, and its
+    receive failed. Here the receive that it does not fit is given up after so many turns of the loop."""
+    takes = {"now": 0.0}
+    network = MemoryNetwork(delay=lambda *_: takes["now"])
+
+    async def deep(pg: ProcessGroup, depth: int) -> None:
+        if depth == 0:
+            await pg.recv(np.empty(3), 1)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(deep(pg, depth - 1))
+
+    async def main(pg: ProcessGroup) -> None:
+        group = await pg.new_group()
+        assert group is not None
+        if group.rank:
+            await group.recv(np.empty(1), 0, tag=5)
+            await group.send(np.arange(2.0), 0)
+            takes["now"] = 40.0
+            await group.send(np.full(4, 42), 0)
+            takes["now"] = 0.0
+        else:
+            task = asyncio.create_task(deep(group, 2))
+            await asyncio.sleep(0.05)
+            await group.send(np.zeros(1), 1, tag=5)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            place: Any = np.empty(2)
+            await group.recv(place, 1)
+            assert np.array_equal(place, [0.0, 1.0])
+            place = np.empty(4, int)
+            assert await group.recv(place, 1) == 1
+            assert (place == 42).all()
+            with pytest.raises(dist.PeerClosed):
+                await group.recv(np.empty(1, int), 1)
+        await group.aclose()
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main, network=network, timeout=600))

@@ -433,6 +433,7 @@ async def run_program(pg: ProcessGroup, program: Plan) -> None:
                         tasks.create_task(_send(group, stream, random.Random(rng.random())))
         if program.ending == "none":
             await group.barrier()
+            await _counted_once(group)
         elif program.ending == "early":
             last = await (_last_sends(group, program, rng) if group.rank else _closes_early(group, program))
     finally:
@@ -442,6 +443,14 @@ async def run_program(pg: ProcessGroup, program: Plan) -> None:
         for source, outcomes in enumerate(sent, 1):
             wrong = [number for number in received[source] if not outcomes[number]]
             assert not wrong, f"received, and told as lost: {wrong} of rank {source}"
+
+
+async def _counted_once(group: ProcessGroup) -> None:
+    """Each message that was sent counts once as one that has come: by these numbers receives know whether
+    anything of a member that has closed is still on its way."""
+    messages: Any = group._core.host._messages  # type: ignore[attr-defined]
+    sent = await group.all_gather_object(list(messages.sent))
+    assert messages._heard == [counts[group.rank] for counts in sent]
 
 
 async def _send(group: ProcessGroup, stream: Stream, rng: random.Random) -> None:

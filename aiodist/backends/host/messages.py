@@ -143,25 +143,26 @@ class Messages:
         `EagerHandler`."""
         source, tag, claims = self._channels.group_rank(rank), stream - 1, self._claims
         if source is None or self._dead or claims.find(source, tag, number) is not None:
-            return _NO  # its receive is posted
-        self._count(source)
+            return _NO  # its receive is posted, and counts it
         receive = self._unclaimed.get(tag)
         if receive is not None:
             mine = receive.source in (source, ANY) and number == claims.next(source, tag)
             if mine and receive.fits(signature, len(data), number):
                 del self._unclaimed[tag]
                 claims.pass_over(source, tag)
+                self._count(source)
                 receive.receive(source, number, data)
                 return _NOW
             self.settle(tag)
             if self._dead or claims.find(source, tag, number) is not None:
-                return _NO
+                return _NO  # likewise, now
         arrivals = self._arrivals.setdefault(tag, {})
         if (source, number) in arrivals:
             raise WireError(f"a second message {number} of tag {tag} from rank {rank}")
         arrivals[source, number] = Arrival(
             next(self._came), source, number, signature, len(data), bytes(data)
         )
+        self._count(source)
         if number == claims.next(source, tag):
             self._match(source, tag)
         return _KEPT
