@@ -98,6 +98,35 @@ def test_a_killed_worker_comes_back_into_the_group(start: Start, victim: int) ->
 
 
 @pytest.mark.slow(MORE)
+def test_a_worker_that_fails_after_an_epoch_of_its_own_comes_back_too(start: Start) -> None:
+    """Rank 1 was alone for an epoch, and has left that well. So has it not left the job: it fails later."""
+    body = TRAIN.replace(
+        "async def train():\n    pg = await dist.join(timeout=120)\n",
+        "async def train():\n    async with await dist.join(timeout=120) as first:\n"
+        "        return await go_on(first)\n\nasync def go_on(pg):\n",
+    ).replace(
+        "            step += 1\n",
+        "            step += 1\n"
+        "            if RANK == 1 and not COUNT and os.path.exists(os.environ['GO'] + '1'):\n"
+        "                raise RuntimeError('of its own')\n",
+    )
+    job = start(body, "--max-restarts", "3", nproc=2)
+    os.kill(epoch_of(job, 2, 2)[0], signal.SIGKILL)
+    epoch_of(job, 1, 1)
+    job.told = [line for line in job.told if "size 2" not in line]
+    first = epoch_of(job, 2, 2)
+    Path(f"{job.go}1").touch()
+    job.told = [line for line in job.told if "size 2" not in line]
+    second = epoch_of(job, 2, 2)
+    assert (first[0] == second[0], first[1] == second[1]) == (True, False)
+    job.go.touch()
+    code, out, err = job.end()
+    assert code == 0, err
+    assert len(steps(out)) == 2 and len(set(steps(out))) == 1
+    assert "rank 1 failed: exit code 1; restart 2 of 3, into the running group\n" in err
+
+
+@pytest.mark.slow(MORE)
 def test_the_survivors_go_on_alone(start: Start) -> None:
     job = start(TRAIN, "--on-failure", "continue", nproc=3)
     members = epoch_of(job, 3, 3)

@@ -57,6 +57,7 @@ class Listener:
         decided: it is known that this world is an epoch, and no mere draft.
         given_up: why the others count this process as lost; '' while they do not.
         over: this process takes no part any more.
+        followed: this process goes on in another epoch.
         arbiter: of the calls for the next epoch.
         agreements: of its groups.
     """
@@ -67,7 +68,7 @@ class Listener:
         self.changed = asyncio.Event()
         self.decided = False
         self.given_up = ""
-        self.over = False
+        self.over = self.followed = False
         self._job = job
         self._group = group
         self._core = core = group._core
@@ -122,7 +123,7 @@ class Listener:
         """Tell the others that this process takes no part any more: the world ends here."""
         if self.over:
             return
-        if self._core.error is None and self.decided:
+        if not self.followed and self._core.error is None and self.decided:
             self._job.finished = (self._group.epoch, len(self._uids))
         if (answer := self.agreements.last_answer()) is not None:
             self.say(None, answer)

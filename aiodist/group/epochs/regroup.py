@@ -351,6 +351,7 @@ class Regroup:
     def _take_over(self, old: Regroup, candidate: Candidate[Regroup]) -> None:
         """Take the place of the old epoch: closing the old group closes this one from now on."""
         self._world.leave, old._world.leave = old._world.leave, _nothing
+        old.listener.followed = True
         self._core.succeed(old._core)
         replace_default(old.group, self.group)
         self.job.move_to(candidate.record, candidate.store)
