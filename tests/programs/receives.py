@@ -32,6 +32,9 @@ SIZES = [1, 2, 100, 1024, 1025, 5000, 90_000]
 LARGE = [500_000, 4_000_000]
 """Of few programs."""
 
+NEVER = 777
+"""Elements that no message has."""
+
 MOST, MOST_BYTES = 40, 1 << 26
 """Tensors that are looked at again and again, and bytes of them."""
 
@@ -528,6 +531,7 @@ async def _receiver(
     together = random.Random(f"{seed} {stream.tag} together")
     blocks = random.Random(f"{seed} {stream.tag} blocks")
     nested = random.Random(f"{seed} {stream.tag} nested")
+    unfit = random.Random(f"{seed} {stream.tag} unfit")
     while not messages.whole.is_set():
         if alone and together.random() < 0.15:
             await _together(group, messages, together, limit, staged(seed))
@@ -541,6 +545,8 @@ async def _receiver(
                 elif place is not None:
                     given.up(place)
             continue
+        if alone and stream.kind != "object" and unfit.random() < 0.3:
+            await _unfit(group, src, stream.tag, unfit)
         way = awaits if rng.random() < 0.1 else rng.choice(WAYS)
         place = None
         if stream.kind == "object":
@@ -577,6 +583,26 @@ async def _receiver(
         assert place is None or result == source
         messages.add(source, number)
         tries, most = 0, rng.choice(TRIES)
+
+
+async def _unfit(group: ProcessGroup, src: int | None, tag: int, rng: random.Random) -> None:
+    """Post a receive that no message fits, and give it up while some may come: within the six turns of the
+    loop for which such a message stays."""
+    task = asyncio.create_task(_deep(group, src, tag, depth := rng.randint(0, 2)))
+    for _ in range(depth + rng.randint(1, 3)):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def _deep(group: ProcessGroup, src: int | None, tag: int, depth: int) -> None:
+    """Receive what nobody sends, below so many groups of tasks."""
+    if depth:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_deep(group, src, tag, depth - 1))
+    else:
+        await group.recv(np.zeros(NEVER, np.int64), src, tag)
 
 
 def _left(messages: Messages) -> list[int]:

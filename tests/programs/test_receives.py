@@ -16,6 +16,7 @@ from aiodist.backends.inner import InnerOperation
 from aiodist.base.types import Kind
 from aiodist.group.batch import Batch
 from aiodist.transport import Incoming
+from aiodist.transport.base import Handled
 from tests.levels import COSTLY, few
 from tests.programs.receives import PLACES, jobs, place_of
 from tests.programs.run_receives import run
@@ -172,6 +173,21 @@ def blocks_whose_other_receives_go_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Batch, "_all", waits)
 
 
+def messages_that_count_twice(patch: pytest.MonkeyPatch) -> None:
+    """A message is counted before it is looked at, and again where its channel takes it."""
+    take = Messages.take
+
+    def takes(self: Any, rank: int, stream: int, number: int, *arrived: Any) -> int:
+        source = self._channels.group_rank(rank)
+        known = source is None or self._claims.find(source, stream - 1, number) is not None
+        taken = take(self, rank, stream, number, *arrived)
+        if not known and taken == Handled.NO:
+            self._count(source)
+        return taken
+
+    patch.setattr(Messages, "take", takes)
+
+
 MUTATIONS: dict[Mutation, int] = {
     claims_that_end_before_the_copy: 0,
     copies_that_go_on: 0,
@@ -182,6 +198,7 @@ MUTATIONS: dict[Mutation, int] = {
     sends_that_wait_for_who_has_left: 0,
     parts_that_overtake: 2,
     blocks_whose_other_receives_go_on: 0,
+    messages_that_count_twice: 0,
 }
 """Each with the seed to begin with, which says the place."""
 
