@@ -1,1 +1,1 @@
-"""aiodist beside torch's gloo, Open MPI and MPICH, interleaved in one run: `python -m benchmarks --help`."""
+"""Three questions, measured: `python -m benchmarks --help`."""

@@ -19,15 +19,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aiodist.cli.bench.cases import SWEPT, Case
 from aiodist.cli.bench.measures import show_size
-from benchmarks.ending import run_main
-from benchmarks.machine import facts
-from benchmarks.peers import AIODIST_CALLS, ROOT, Found, Peer, environment
-from benchmarks.report import processor
-from benchmarks.results import Results
-from benchmarks.run import Run, Settings
-from benchmarks.turns import measure
+from benchmarks.harness.cases import SWEPT, Case
+from benchmarks.harness.command import ROOT, run_main
+from benchmarks.harness.machine import facts
+from benchmarks.harness.peers import AIODIST_CALLS, Found, Peer, environment
+from benchmarks.harness.results import Results
+from benchmarks.harness.run import Run, Settings
+from benchmarks.harness.turns import measure
+from benchmarks.speed.report import processor
 
 SLOWER = 1.05
 _EMPTY = "aiodist-empty"

@@ -1,8 +1,8 @@
 """What the software costs, apart from the network: the constants of the model, and their file.
 
 The defaults are what `aiodist sim --calibrate` found on 2026-11-26 on two cores of an Intel Xeon (Linux 6.18,
-Python 3.11, TCP over loopback), rounded to two digits. `benchmarks/sim.py` puts predictions beside real
-figures.
+Python 3.11, TCP over loopback), rounded to two digits. `python -m benchmarks speed --only sim` puts
+predictions beside real figures.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Training whose ranks are killed at random, beside the same training without deaths."""
+"""Counts of what happens when something fails: `python -m benchmarks.deaths`."""

@@ -17,22 +17,24 @@ import traceback
 from collections.abc import Coroutine
 from typing import Any
 
-from benchmarks.link import pack, receive, receive_async
-from benchmarks.ranks.base import AbsentError, Peer
+import aiodist as dist
+from benchmarks.harness.link import AbsentError, pack, receive, receive_async
+from benchmarks.ranks.base import LoopPeer, Peer
 
 PEERS = {
     "aiodist": ("with_aiodist", "AiodistPeer"),
     "gloo": ("with_gloo", "GlooPeer"),
     "mpi": ("with_mpi", "MpiPeer"),
     "aiodist-mpi": ("with_aiodist_mpi", "AiodistMpiPeer"),
+    "torch": ("with_torch", "TorchPeer"),
     "passes": ("passes", "PassesPeer"),
     "sockets": ("sockets", "SocketsPeer"),
     "ring": ("ring", "RingPeer"),
     "streams": ("streams", "StreamsPeer"),
+    "streams-tcp": ("streams", "TcpStreamsPeer"),
     "aiodist-store": ("stores", "AiodistStore"),
     "torch-store": ("stores", "TorchStore"),
 }
-ON_A_LOOP = ("aiodist", "aiodist-mpi", "aiodist-store", "streams")
 
 
 def main() -> None:
@@ -42,8 +44,7 @@ def main() -> None:
     found = getattr(importlib.import_module(f"benchmarks.ranks.{module}"), name)
     if kind == "torch-store":
         importlib.import_module("torch.distributed")
-    if kind in ON_A_LOOP:
-        importlib.import_module("aiodist.group.runtime.running")
+    run = dist.run if issubclass(found, LoopPeer) else None  # loaded before the fork
     if rank == "all":
         for number in range(int(size)):
             if not os.fork():
@@ -60,9 +61,7 @@ def main() -> None:
     sock.sendall(
         pack({"rank": peer.rank, "size": peer.size, "pid": os.getpid(), "versions": peer.versions()})
     )
-    if kind in ON_A_LOOP:
-        from aiodist.group.runtime.running import run
-
+    if run is not None:
         sock.setblocking(False)
         run(_serve(peer, sock))
     else:

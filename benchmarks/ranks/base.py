@@ -6,26 +6,22 @@ peer never suspend.
 
 from __future__ import annotations
 
-import os
+import importlib
 import resource
-import statistics
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from aiodist.cli.bench.cases import IN_FLIGHT, Array, Case, WrongResultError, check, fill
+from benchmarks.harness.cases import Array, Case, check, fill
+from benchmarks.harness.link import AbsentError
+from benchmarks.ranks.objects import OBJECTS, there_and_back
+from benchmarks.ranks.service import Service
 
 Call = Callable[[], Any]
 
 LOOPBACK = "127.0.0.1"
-_SAMPLED = 2e-3  # seconds between looks at the memory of few ranks
-
-
-class AbsentError(Exception):
-    """The error that the peer does not offer this operation; says why."""
 
 
 class Peer:
@@ -34,12 +30,16 @@ class Peer:
     Args:
         rank: its number.
         size: how many there are.
+
+    Attributes:
+        kept: what functions of suites keep from one order to the next.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.once: Call | None = None
+        self.kept: dict[str, Any] = {}
 
     def versions(self) -> dict[str, str]:
         """The versions of what is measured, for the record."""
@@ -115,131 +115,39 @@ class Peer:
         """Let go of the case's memory."""
         self.once = None
 
-    async def init(self, port: int, at: float) -> float:
-        """Make the group and all_reduce one number, at a given monotonic time → when the result was there."""
-        tensor = self.zeros(1)
-        tensor += 1
-        time.sleep(max(0.0, at - time.monotonic()))  # noqa: ASYNC251
-        await self.connect(port)
-        await self.all_reduce(tensor)
-        now = time.monotonic()
-        if tensor[0] != self.size:
-            raise WrongResultError(f"the first all_reduce of {self.size} ones gave {tensor[0]}")
-        return now
+    async def do(self, function: str, arguments: dict[str, Any]) -> Any:
+        """Run a function of the driver's: 'module:name', called with this peer and the arguments."""
+        module, _, name = function.partition(":")
+        return await getattr(importlib.import_module(module), name)(self, **arguments)
 
-    async def descriptors(self) -> int:
-        """How many descriptors this process has."""
-        return len(os.listdir("/proc/self/fd"))
 
-    async def few_descriptors(self, most: int) -> None:
-        """Allow this process only so many descriptors."""
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+class LoopPeer(Peer):
+    """A peer whose operations are awaited on the loop that takes the orders, and that can send objects."""
 
-    async def memory(self, port: int, nbytes: int) -> int:
-        """Bytes at the peak of some all_reduces, above what there was before `connect`, and the tensor."""
-        before = resident()
-        await self.connect(port)
-        tensor = self.zeros(nbytes // 4)
-        with Peak(_SAMPLED * max(1, self.size / 4)) as peak:
-            for _ in range(5):
-                await self.all_reduce(tensor)
-        return max(peak.most, resident()) - before - nbytes
+    async def calls(self, count: int) -> None:
+        once: Any = self.once
+        for _ in range(count):
+            await once()
 
-    async def overlap(self, nbytes: int, kind: str, factor: float, turns: int) -> dict[str, float]:
-        """An all_reduce beside computing on the same thread: medians of each alone and of both, seconds.
-
-        The computing takes about `factor` times as long as the all_reduce, and never yields.
-        """
-        tensor = self.zeros(nbytes // 4)
-        compute = COMPUTE[kind]
-        reduce_alone = [await self._alone(tensor) for _ in range(3)]
-        wall = statistics.median(sample[0] for sample in reduce_alone)
-        compute(3)
-        began = time.perf_counter()
-        compute(10)
-        count = max(1, round(factor * wall / ((time.perf_counter() - began) / 10)))
-        taken: dict[str, list[float]] = {key: [] for key in ("reduce", "compute", "both", "cpu")}
-        for _ in range(turns):
-            reduce_wall, reduce_cpu = await self._alone(tensor)
-            await self.barrier()
-            began, cpu = time.perf_counter(), time.process_time()
-            compute(count)
-            compute_wall = time.perf_counter() - began
-            compute_cpu = time.process_time() - cpu
-            await self.barrier()
-            began = time.perf_counter()
-            wait = await self.issue(tensor)
-            compute(count)
-            await wait()
-            both = time.perf_counter() - began
-            for key, value in zip(
-                taken, (reduce_wall, compute_wall, both, reduce_cpu + compute_cpu), strict=True
-            ):
-                taken[key].append(value)
-        return {key: statistics.median(values) for key, values in taken.items()}
-
-    async def _alone(self, tensor: Any) -> tuple[float, float]:
+    async def prepare(self, case: dict[str, Any]) -> dict[str, Any]:
+        what = case["what"]
+        if what not in OBJECTS:
+            return await super().prepare(case)
         await self.barrier()
-        began, cpu = time.perf_counter(), time.process_time()
-        wait = await self.issue(tensor)
-        await wait()
-        return time.perf_counter() - began, time.process_time() - cpu
+        self.once = await there_and_back(what, self.rank, self.send_object, self.receive_object)
+        return {}
 
+    async def send_object(self, obj: Any) -> None:
+        """Send an object to the other one of two ranks."""
+        raise AbsentError("has no objects")
 
-def _products(count: int) -> None:
-    for _ in range(count):
-        np.matmul(_LEFT, _LEFT, out=_PRODUCT)
+    async def receive_object(self) -> Any:
+        """Receive an object from the other one of two ranks."""
+        raise AbsentError("has no objects")
 
-
-def _bytecode(count: int) -> None:
-    total = 0
-    for _ in range(count):
-        for number in range(5000):
-            total += number & 3
-
-
-_LEFT = np.ones((192, 192), np.float32)
-_PRODUCT = np.empty_like(_LEFT)
-COMPUTE = {"numpy": _products, "python": _bytecode}
-
-
-def resident() -> int:
-    """Bytes of memory of this process; shared pages count by their share (PSS)."""
-    with open("/proc/self/smaps_rollup") as file:
-        for line in file:
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    raise AbsentError("/proc/self/smaps_rollup has no Pss")
-
-
-class Peak:
-    """A sampler of `resident` in a thread while in its block.
-
-    Args:
-        every: seconds from one sample to the next.
-
-    Attributes:
-        most: the largest sample.
-    """
-
-    def __init__(self, every: float) -> None:
-        self.most = 0
-        self._every = every
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-
-    def __enter__(self) -> Peak:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(self._every):
-            self.most = max(self.most, resident())
+    def service(self, kind: str, at_once: int, count: int) -> Service:
+        """Both ends of a service for so many requests, some of them at once."""
+        raise AbsentError("has no services")
 
 
 def in_a_row(calls: Sequence[Call]) -> None:
@@ -252,17 +160,3 @@ def more_descriptors() -> None:
     """Allow as many descriptors as the system lets this process have."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-__all__ = [
-    "COMPUTE",
-    "IN_FLIGHT",
-    "LOOPBACK",
-    "AbsentError",
-    "Call",
-    "Peak",
-    "Peer",
-    "in_a_row",
-    "more_descriptors",
-    "resident",
-]

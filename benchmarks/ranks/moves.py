@@ -16,7 +16,7 @@ from aiodist.backends.host.local.board import PAYLOAD
 from aiodist.backends.host.local.plan import blocks, part_bounds
 from aiodist.backends.host.local.share import INLINE_BLOCK
 from aiodist.base.environment.thresholds import DEFAULTS
-from aiodist.cli.bench.cases import COLLECTIVES, Case, five
+from benchmarks.harness.cases import COLLECTIVES, Case, five
 
 _CUT = ("reduce_scatter", "all_to_all", "scatter")  # part r of the input goes to rank r
 _SORTED = ("all_gather", "all_to_all", "gather")  # the output has a place for each rank

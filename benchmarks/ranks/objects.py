@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiodist.cli.bench.cases import WrongResultError
+from benchmarks.harness.cases import WrongResultError
 
 OBJECTS: dict[str, Any] = {
     "small dict": {"path": "/items/17", "user": 4711, "active": True, "scores": [0.5, 0.25], "next": None},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from aiodist.cli.bench.cases import Case
+from benchmarks.harness.cases import Case
 from benchmarks.ranks.base import LOOPBACK, Peer
 from benchmarks.ranks.sockets import dial, stream
 

@@ -12,9 +12,9 @@ import msgpack
 import numpy as np
 
 import aiodist as dist
-from aiodist.cli.bench.cases import WrongResultError
+from benchmarks.harness.cases import WrongResultError
 
-KINDS = ("objects", "tensors", "calls")
+KINDS = ("objects", "tensors", "calls", "functions")
 _LENGTH = 64  # elements of a tensor
 _ROOM = 1 << 16  # bytes read at once
 
@@ -32,23 +32,31 @@ class Service(Protocol):
 async def measured(
     service: Service, rank: int, barrier: Callable[[], Awaitable[None]], at_once: int, count: int
 ) -> list[float]:
-    """Have so many requests asked and served, some of them at once → [seconds, processor seconds] here.
+    """Have so many requests asked and served, some of them at once.
+
+    Returns:
+        [seconds of all, processor seconds here, seconds that 99 % of the requests do not exceed].
 
     Args:
         count: a multiple of `at_once`.
     """
     await barrier()
+    took = [0.0]
     began, spent = time.perf_counter(), time.process_time()
     if rank == 0:
-        await asyncio.gather(*(_worker(service, number, count // at_once) for number in range(at_once)))
+        workers = (_worker(service, number, count // at_once, took) for number in range(at_once))
+        await asyncio.gather(*workers)
     else:
         await service.serve(count)
-    return [time.perf_counter() - began, time.process_time() - spent]
+    ended = time.perf_counter() - began, time.process_time() - spent
+    return [*ended, float(np.quantile(took, 0.99))]
 
 
-async def _worker(service: Service, number: int, count: int) -> None:
+async def _worker(service: Service, number: int, count: int, took: list[float]) -> None:
     for _ in range(count):
+        began = time.perf_counter()
         await service.ask(number)
+        took.append(time.perf_counter() - began)
 
 
 def request(number: int) -> dict[str, Any]:
@@ -115,15 +123,18 @@ class GroupTensors:
 
 
 class GroupCalls:
-    """Calls of a handler by name."""
+    """Calls of a handler by name: an async function, or a plain one."""
 
-    def __init__(self, pg: dist.ProcessGroup) -> None:
+    def __init__(self, pg: dist.ProcessGroup, plain: bool) -> None:
         self._pg = pg
         self._served = 0
         self._awaited: asyncio.Future[None] | None = None
-        pg.handler(self._answer, name="answer")
+        pg.handler(self._answer if plain else self._answer_later, name="answer")
 
-    async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _answer_later(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return self._answer(asked)
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         self._served -= 1
         if not self._served and self._awaited is not None:
             self._awaited.set_result(None)
@@ -211,6 +222,6 @@ class StreamService:
 
 def group_service(pg: dist.ProcessGroup, kind: str, at_once: int) -> Service:
     """A group's service of a kind."""
-    if kind == "calls":
-        return GroupCalls(pg)
+    if kind in ("calls", "functions"):
+        return GroupCalls(pg, plain=kind == "functions")
     return GroupObjects(pg) if kind == "objects" else GroupTensors(pg, at_once)

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-from aiodist.cli.bench.cases import Case
+from benchmarks.harness.cases import Case
 from benchmarks.ranks.base import LOOPBACK, Peer
 
 _PIECE = 1 << 20

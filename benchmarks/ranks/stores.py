@@ -8,14 +8,14 @@ import time
 from functools import partial
 from typing import Any
 
-from aiodist.cli.bench.calls import timed
-from aiodist.cli.bench.cases import Case
-from benchmarks.ranks.base import AbsentError, Call, Peer, more_descriptors
+from benchmarks.harness.cases import Case
+from benchmarks.harness.link import AbsentError
+from benchmarks.ranks.base import Call, LoopPeer, Peer, more_descriptors
 
 _VALUE = b"x" * 64
 
 
-class AiodistStore(Peer):
+class AiodistStore(LoopPeer):
     """aiodist's StoreServer and TcpStore, with a secret, as a job has them."""
 
     async def host(self, port: int) -> None:
@@ -48,10 +48,6 @@ class AiodistStore(Peer):
         }
         self.once = calls[Case(**case).what]
         return {}
-
-    async def turn(self, samples: int, inner: int) -> list[float]:
-        assert self.once is not None
-        return await timed(self.once, samples, inner)
 
     async def crowd(self, clients: int, limit: float) -> float:
         """Seconds until so many clients have connected and passed a barrier; gives up after a limit."""

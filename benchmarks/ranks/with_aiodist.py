@@ -1,9 +1,10 @@
-"""aiodist in one rank: `await pg.all_reduce(array)` and so on, on the loop that takes the orders."""
+"""aiodist in one rank: `await pg.all_reduce(array)` and so on, on the loop that takes the orders.
+
+Only its public names are used, so that these ranks measure older states of aiodist, too.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version
@@ -12,26 +13,19 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
-from aiodist.cli.bench.calls import Bound, UnavailableError, timed
-from aiodist.cli.bench.cases import Case
-from aiodist.cli.bench.lateness import Ticker
-from aiodist.cli.bench.measures import quantile
-from aiodist.cli.bench.sweep import lateness
-from benchmarks.ranks.base import LOOPBACK, Peer
-from benchmarks.ranks.load import load
-from benchmarks.ranks.objects import OBJECTS, there_and_back
-from benchmarks.ranks.service import group_service, measured
-from benchmarks.ranks.shapes import shapes
+from benchmarks.harness.cases import IN_FLIGHT, Array, Case, five
+from benchmarks.harness.link import AbsentError
+from benchmarks.ranks.base import LOOPBACK, LoopPeer
+from benchmarks.ranks.service import Service, group_service
 
-_SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-_WARM = (4, 4, 8)
+Once = Callable[[], Awaitable[Any]]
+_LOADED = dist.ProcessGroup, dist.init_process_group  # now, not in a call that is timed
 
 
-class AiodistPeer(Peer):
+class AiodistPeer(LoopPeer):
     """See `Peer`."""
 
     pg: dist.ProcessGroup
-    bound: Bound | None = None
 
     def versions(self) -> dict[str, str]:
         return {"aiodist": version("aiodist"), "uvloop": version("uvloop")}
@@ -56,66 +50,76 @@ class AiodistPeer(Peer):
     async def issue(self, array: Any) -> Callable[[], Awaitable[None]]:
         return self.pg.all_reduce(array, async_op=True).wait
 
-    async def prepare(self, case: dict[str, Any]) -> dict[str, Any]:
-        wanted = Case(**case)
-        if wanted.what in OBJECTS:
-            pg, other = self.pg, 1 - self.rank
-            send, receive = partial(pg.send_object, dst=other), partial(pg.recv_object, other)
-            self.once = await there_and_back(wanted.what, self.rank, send, receive)
-            return {}
-        self.bound = Bound(self.pg, wanted)
-        try:
-            await self.bound.prepare()
-        except UnavailableError as absent:
-            await self.drop()
-            return {"absent": str(absent)}
-        self.once = self.bound.once()
-        return {}
+    async def bind(self, case: Case) -> tuple[Once, Array, Array]:
+        tensor, out = (self._empty(case, length) for length in case.lengths(self.size, self.rank))
+        if case.what == "five":
+            places = five(case, self.size).items()
+            calls = [self._call(what, tensor[given], out[got]) for what, (given, got) in places]
+            return partial(_in_a_row, calls), tensor, out
+        return self._call(case.what, tensor, out), tensor, out
 
-    async def turn(self, samples: int, inner: int) -> list[float]:
-        assert self.once is not None
-        await self.barrier()
-        return await timed(self.once, samples, inner)
+    def _empty(self, case: Case, length: int) -> Array:
+        if not case.shared or not length:
+            return np.empty(length, case.numpy_dtype)
+        return self.pg.empty((length,), case.numpy_dtype)
 
-    async def drop(self) -> None:
-        self.once = self.bound = None
+    def _call(self, what: str, tensor: Array, out: Array) -> Once:
+        pg = self.pg
+        match what:
+            case "all_reduce":
+                return partial(pg.all_reduce, tensor)
+            case "all_gather":
+                return partial(pg.all_gather, tensor, out.reshape(pg.size, -1))
+            case "reduce_scatter":
+                return partial(pg.reduce_scatter, tensor, out)
+            case "broadcast":
+                return partial(pg.broadcast, tensor)
+            case "all_to_all":
+                return partial(pg.all_to_all, tensor, out)
+            case "reduce":
+                return partial(pg.reduce, tensor)
+            case "gather":
+                return partial(pg.gather, tensor, 0, None if pg.rank else out.reshape(pg.size, -1))
+            case "scatter":
+                return partial(pg.scatter, out, None if pg.rank else tensor.reshape(pg.size, -1))
+            case "p2p" if pg.size > 1:
+                return partial((_ping, _pong, _idle)[min(pg.rank, 2)], pg, tensor, out)
+            case "barrier":
+                return pg.barrier
+            case "inflight":
+                return partial(_in_flight, pg, [tensor.copy() for _ in range(IN_FLIGHT)])
+        raise AbsentError(f"has no {what}")
 
-    async def requests(self, kind: str, at_once: int, count: int) -> list[float]:
-        """Ask, or serve, so many requests → [seconds, processor seconds] of this rank."""
-        service = group_service(self.pg, kind, at_once)
-        return await measured(service, self.rank, self.barrier, at_once, count)
+    async def send_object(self, obj: Any) -> None:
+        await self.pg.send_object(obj, 1 - self.rank)
 
-    async def cold(self, what: str, first: int, count: int, new: bool) -> float:
-        """Seconds for one call of `count` in a row: each of a shape that never came before, or all of one."""
-        wanted = shapes(first, count) if new else [_WARM] * count
-        tensors = [np.zeros(shape, np.float32) for shape in wanted]
-        calls: list[Callable[[], Awaitable[Any]]] = [
-            partial(getattr(self.pg, what), tensor) for tensor in tensors
-        ]
-        if what == "all_gather":
-            outs = [np.zeros((self.size, *shape), np.float32) for shape in wanted]
-            calls = [partial(self.pg.all_gather, *both) for both in zip(tensors, outs, strict=True)]
-        await self.barrier()
-        began = time.perf_counter()
-        for call in calls:
-            await call()
-        return (time.perf_counter() - began) / count
+    async def receive_object(self) -> Any:
+        return await self.pg.recv_object(1 - self.rank)
 
-    async def loaded(self, groups: int, each: int, seconds: float) -> dict[str, float]:
-        """The lateness of a 1 ms ticker with many small all_reduces in flight, and what one takes."""
-        found, one = await load(self.pg, groups, each, seconds)
-        return {name: quantile(found, share) for name, share in _SHARES.items()} | {"one": one}
+    def service(self, kind: str, at_once: int, count: int) -> Service:
+        return group_service(self.pg, kind, at_once)
 
-    async def late(self, nbytes: int, seconds: float) -> dict[str, float]:
-        """The lateness of a 1 ms ticker during all_reduces, and on the idle loop."""
-        await self.barrier()
-        ticker = Ticker()
-        ticker.start()
-        await asyncio.sleep(seconds / 4)
-        idle = ticker.stop()
-        await self.barrier()
-        found = await lateness(self.pg, nbytes, seconds)
-        return {name: quantile(found, share) for name, share in _SHARES.items()} | {
-            "idle_p99": quantile(idle, 0.99),
-            "ticks": float(len(found)),
-        }
+
+async def _in_a_row(calls: list[Once]) -> None:
+    for call in calls:
+        await call()
+
+
+async def _ping(pg: dist.ProcessGroup, tensor: Array, out: Array) -> None:
+    await pg.send(tensor, 1)
+    await pg.recv(out, 1)
+
+
+async def _pong(pg: dist.ProcessGroup, tensor: Array, out: Array) -> None:
+    await pg.recv(out, 0)
+    await pg.send(tensor, 0)
+
+
+async def _idle(*_: Any) -> None:
+    pass
+
+
+async def _in_flight(pg: dist.ProcessGroup, rows: list[Array]) -> None:
+    works = [pg.all_reduce(row, async_op=True) for row in rows]
+    for work in works:
+        await work

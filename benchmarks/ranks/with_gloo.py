@@ -12,8 +12,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aiodist.cli.bench.cases import IN_FLIGHT, Array, Case, five
-from benchmarks.ranks.base import LOOPBACK, AbsentError, Call, Peer, in_a_row
+from benchmarks.harness.cases import IN_FLIGHT, Array, Case, five
+from benchmarks.harness.link import AbsentError
+from benchmarks.ranks.base import LOOPBACK, Call, Peer, in_a_row
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

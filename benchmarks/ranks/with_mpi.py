@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from aiodist.cli.bench.cases import IN_FLIGHT, Array, Case, five
-from benchmarks.ranks.base import AbsentError, Call, Peer, in_a_row
+from benchmarks.harness.cases import IN_FLIGHT, Array, Case, five
+from benchmarks.harness.link import AbsentError
+from benchmarks.ranks.base import Call, Peer, in_a_row
 
 
 class MpiPeer(Peer):

@@ -1,1 +1,1 @@
-"""Steps of data-parallel training in torch: aiodist beside gloo."""
+"""Whether training converges, over slow cables and through deaths: `python -m benchmarks training`."""

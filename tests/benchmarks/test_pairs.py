@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiodist.base.errors
+from benchmarks.harness.command import ROOT as HERE
 from benchmarks.pairs import interval, library, main, peers
-from benchmarks.peers import ROOT as HERE
+from tests.processes import run_to_end
 
 ROOT = Path(aiodist.__file__).parents[1]
 
@@ -33,6 +36,24 @@ def test_each_state_is_measured_by_its_own_processes(tmp_path: Path) -> None:
         assert library(new) == HERE / "aiodist"
         assert library(old) != library(new)
         assert library(old).resolve() == (ROOT / "aiodist").resolve()
+
+
+OLD = """
+def run(main): ...
+async def init_process_group(**options): ...
+class ProcessGroup: ...
+"""
+
+
+def test_ranks_need_only_the_public_names_of_another_state(tmp_path: Path) -> None:
+    (tmp_path / "aiodist").mkdir()
+    (tmp_path / "aiodist" / "__init__.py").write_text(OLD)
+    environ = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": f"{tmp_path}:{HERE}"}
+    ranks = (
+        "import aiodist, benchmarks.ranks.__main__, benchmarks.ranks.with_aiodist; print(aiodist.__file__)"
+    )
+    ended = run_to_end([sys.executable, "-c", ranks], environ, 60)
+    assert ended.stdout.strip() == str(tmp_path / "aiodist" / "__init__.py"), ended.stderr
 
 
 @pytest.mark.slow("two runs of a job, one after the other")

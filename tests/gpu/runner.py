@@ -69,6 +69,8 @@ def _run(ranks: int, *arguments: str) -> tuple[str, ...]:
 
 
 _ONE_RANK = "tests/gpu/test_nccl.py::test_programs_on_one_rank"
+_FIGURES = ("-m", "benchmarks.speed.gpu")
+_FIGURES = ("-m", "benchmarks.speed.gpu")
 _SMALL = ("--sizes", "8", "1048576", "16777216")
 PARTS: dict[int, tuple[Step, ...]] = {
     1: (
@@ -90,8 +92,8 @@ PARTS: dict[int, tuple[Step, ...]] = {
         Step("tests-ends", 110, ("@pytest", "tests/gpu/test_ends.py"), several=True),
         Step("mutations", 80, ("-m", "tests.gpu.mutations", "@scratch", "@python", "@pytest")),
         Step("tests-through-the-host", 100, ("@pytest", "tests/gpu/test_staged.py")),
-        Step("figures-one-rank", 60, _run(1, "-m", "benchmarks.gpu", "--sizes", "8", "1048576", "268435456")),
-        Step("figures-two-ranks", 60, _run(2, "-m", "benchmarks.gpu", *_SMALL), several=True),
+        Step("figures-one-rank", 60, _run(1, *_FIGURES, "--sizes", "8", "1048576", "268435456")),
+        Step("figures-two-ranks", 60, _run(2, *_FIGURES, *_SMALL), several=True),
         Step(
             "train-torch",
             45,

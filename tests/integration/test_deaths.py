@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.deaths.__main__ import compare
-from benchmarks.deaths.algorithms import ALGORITHMS
+from benchmarks.training.digits.algorithms import ALGORITHMS
+from benchmarks.training.digits.command import compare
 
 COSTLY = "half a second of CPU, or more"  # written out: ranks run this file, and find no other tests
 

@@ -13,12 +13,12 @@ ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:  # `benchmarks` is not part of the wheel: find it beside the tests
     sys.path.append(ROOT)
 
-from benchmarks.failures.figures import Figures, milliseconds, percentile  # noqa: E402
-from benchmarks.failures.kills import judge  # noqa: E402
-from benchmarks.failures.rows import ROWS  # noqa: E402
-from benchmarks.failures.scale import Scale  # noqa: E402
-from benchmarks.failures.table import COMMAND, table  # noqa: E402
-from benchmarks.marks import END, begin, put_into  # noqa: E402
+from benchmarks.deaths.figures import Figures, milliseconds, percentile  # noqa: E402
+from benchmarks.deaths.kills import judge  # noqa: E402
+from benchmarks.deaths.rows import ROWS  # noqa: E402
+from benchmarks.deaths.scale import Scale  # noqa: E402
+from benchmarks.deaths.table import COMMAND, table  # noqa: E402
+from benchmarks.harness.command import END, begin, put_into  # noqa: E402
 from tests.levels import COSTLY, few  # noqa: E402
 from tests.support.faults import Said  # noqa: E402
 
@@ -32,7 +32,7 @@ def test_row(number: int) -> None:
     run = ROWS[number].run
     assert run is not None
     try:
-        found = asyncio.run(run(Scale(tiny=True, quiet=True)))
+        found = asyncio.run(run(Scale(quick=True, quiet=True)))
     except unittest.SkipTest as reason:
         pytest.skip(str(reason))
     for figures in found:

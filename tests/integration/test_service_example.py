@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
 from tests.processes import run_to_end
 
 ROOT = Path(__file__).parents[2]
@@ -17,13 +16,14 @@ pytest.importorskip("aiohttp")
 
 
 @pytest.mark.slow("a service of four processes, and another one beside it")
-def test_workers_die_and_come_back_while_it_serves() -> None:
-    command = [sys.executable, "-m", "benchmarks.service_load", "--turns", "1", "--seconds", "0.2"]
+def test_workers_die_and_come_back_while_it_serves(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "speed", "--quick", "--only", "application"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = run_to_end([*command, "--kills", "2", "--port", str(free_port())], environ, 120)
+    ended = run_to_end([*command, "--out", str(tmp_path)], environ, 120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "2 workers killed" in ended.stdout
-    assert ", 0 failed," in ended.stdout
+    page = (tmp_path / "results.md").read_text()
+    assert "2 workers killed" in page
+    assert ", 0 failed," in page
 
 
 def test_the_example_is_short() -> None:

@@ -14,7 +14,7 @@ from aiodist.observe.dumps import read_job
 from aiodist.observe.explain import explain
 from aiodist.observe.recorder.records import SHARED_MEMORY
 from aiodist.observe.view import Doing, JobView
-from benchmarks.staged.stage import ALL, AbsentError, Staged, stage
+from benchmarks.deaths.staged.stage import ALL, AbsentError, Staged, stage
 from tests.levels import COSTLY
 
 pytestmark = [

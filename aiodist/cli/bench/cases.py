@@ -3,6 +3,8 @@
 Sizes are counted as nccl-tests count them: the bytes of the larger side of one rank. Values differ
 between ranks and between adjacent elements. They are small integers, exact in every dtype (bfloat16 up to 8
 ranks).
+
+It needs nothing else of aiodist, so that `benchmarks/` can take it into ranks that measure an older aiodist.
 """
 
 from __future__ import annotations
@@ -11,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-
-from aiodist.base.types import dtype_named
 
 Array = npt.NDArray[Any]
 
@@ -61,7 +62,7 @@ class Case:
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype, bfloat16 included."""
-        return dtype_named(self.dtype)
+        return np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
 
     def lengths(self, size: int, rank: int = 0) -> tuple[int, int]:
         """Elements of a rank's tensor, and of its separate output (0: in place, or nothing).

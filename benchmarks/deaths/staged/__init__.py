@@ -1,0 +1,1 @@
+"""Ten problems that jobs have, staged, and what aiodist says of each."""

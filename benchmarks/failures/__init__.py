@@ -1,1 +1,0 @@
-"""Counts of what happens when something fails: `python -m benchmarks.failures`."""

@@ -1,0 +1,1 @@
+"""What all questions share: the command line, rank processes, turns, results, the machine."""

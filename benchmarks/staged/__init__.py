@@ -1,1 +1,0 @@
-"""Ten problems that jobs have, staged, and what aiodist says of each: `python -m benchmarks.staged`."""

@@ -1,0 +1,1 @@
+"""Training whose ranks are killed at random, beside the same training without deaths."""
