@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from benchmarks.deaths.figures import Figures
 from benchmarks.deaths.lives import live
-from benchmarks.deaths.regroups import epochs_of, gather
+from benchmarks.deaths.regroups import epochs_of
 from benchmarks.deaths.scale import Scale
 from tests.support.faults import Round, Said, Victims
 
@@ -82,7 +82,7 @@ async def _end(round: Round, figures: Figures) -> None:
     await round.until(lambda: all(epochs_of(round, rank) for rank in round.alive), within=60)
     round.tell("stop")
     outcomes = await round.outcomes(within=120)
-    seen = gather(figures, {r: o for r, o in outcomes.items() if r not in dead and not _died(o)}, round)
+    seen = figures.take({r: o for r, o in outcomes.items() if r not in dead and not _died(o)}, round, 0)
     last = {
         tuple(value["members"]) for rank, value in seen.items() if value["ended"] is None and rank in stopping
     }

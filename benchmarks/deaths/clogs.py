@@ -24,28 +24,21 @@ async def counted(stage: Stage, nbytes: int, count: int) -> dict[str, Any]:
 async def run(scale: Scale) -> list[Figures]:
     """Clog or throttle, every few milliseconds, another way of another connection for a while."""
     figures = Figures(12, "ways clogged 10 to 400 ms, or throttled to 20 MB/s", str(RANKS))
-    repeats, count = scale.pick(1, 2, 20), scale.pick(30, 200, 400)
+    count = scale.pick(30, 200, 400)
     chance = random.Random(scale.seed)
     faults = 0
     async with Victims(transport="tcp") as victims:
-        for number in range(repeats):
+        for _ in scale.times(figures, scale.pick(1, 2, 20)):
             for nbytes in SIZES[: 2 if scale.quick else 3]:
-                scale.step(12, f"{nbytes} bytes, {number + 1} of {repeats}")
                 async with victims.round(counted, RANKS, detours=True, nbytes=nbytes, count=count) as round:
                     await round.all_say("running")
                     clogging = asyncio.create_task(_clog(round, chance))
                     outcomes = await round.outcomes(within=120)
                     clogging.cancel()
                     faults += await clogging
-                    figures.repeats += 1
-                    figures.hangs += sum(outcome is None for outcome in outcomes.values())
-                    for rank, outcome in outcomes.items():
-                        seen = outcome.value if outcome is not None and not outcome.error else None
-                        if seen is None or seen["failed"] or seen["right"] != count:
-                            figures.problem(f"rank {rank}: {outcome}\n{round.report()}")
-                        else:
-                            figures.wrong += seen["wrong"]
-                            figures.checked += seen["right"] + seen["wrong"]
+                    for rank, seen in figures.take(outcomes, round).items():
+                        if seen["failed"] or seen["right"] != count:
+                            figures.problem(f"rank {rank}: {seen}")
     figures.notes.append(f"{faults} faults")
     return [figures]
 

@@ -31,14 +31,12 @@ FAULTS: dict[str, Fault] = {
 async def run(scale: Scale) -> list[Figures]:
     """Each fault, on a data connection, and on all connections that one rank made to another."""
     found = []
-    repeats = scale.pick(1, 5, 50)
     chance = random.Random(scale.seed)
     async with Victims(transport="tcp") as victims:
         for what, fault in FAULTS.items():
             figures = Figures(6, what, str(RANKS), bar=BAR)
             found.append(figures)
-            for number in range(repeats):
-                scale.step(6, f"{what}, {number + 1} of {repeats}")
+            for _ in scale.times(figures, scale.pick(1, 5, 50)):
                 await end_one(victims, fault, chance, figures)
     return found
 
@@ -62,26 +60,14 @@ async def end_one(victims: Victims, fault: Fault, chance: random.Random, figures
 
 async def judge(round: Round, pair: set[int], began: int, figures: Figures) -> None:
     """Check what all ranks saw, the two at its ends too: errors that name one of these, and then rest."""
-    outcomes = await round.outcomes()
-    figures.repeats += 1
-    for rank, outcome in outcomes.items():
-        if outcome is None:
-            figures.hangs += 1
-        elif outcome.error or outcome.what != "ends":
-            figures.problem(f"rank {rank}: {outcome.what} {outcome.error} {outcome.facts.get('trace', '')}")
+    for rank, seen in figures.take(await round.outcomes(), round).items():
+        for error in seen["failed"]:
+            named = set(error["ranks"]) & pair
+            if error["type"] != "Evicted" and (error["type"] != "PeerLost" or not named):
+                figures.problem(f"rank {rank}, connection of {sorted(pair)}: {error}")
+        if not seen["failed"] or seen["later"] is None:
+            figures.problem(f"rank {rank} had no error")
         else:
-            seen = outcome.value
-            figures.wrong += seen["wrong"]
-            figures.checked += seen["right"] + seen["wrong"]
-            for error in seen["failed"]:
-                named = set(error["ranks"]) & pair
-                if error["type"] != "Evicted" and (error["type"] != "PeerLost" or not named):
-                    figures.problem(f"rank {rank}, connection of {sorted(pair)}: {error}")
-            if not seen["failed"] or seen["later"] is None:
-                figures.problem(f"rank {rank} had no error")
-            else:
-                figures.samples.append((seen["failed"][-1]["at"] - began) / 1e6)
-            if seen["busy"] > IDLE:
-                figures.problem(f"rank {rank} was busy for {seen['busy']:.0%} of the time afterwards")
-    if None in outcomes.values():
-        figures.problem(round.report())
+            figures.samples.append((seen["failed"][-1]["at"] - began) / 1e6)
+        if seen["busy"] > IDLE:
+            figures.problem(f"rank {rank} was busy for {seen['busy']:.0%} of the time afterwards")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from tests.support.faults import Round, Said
 
 
 @dataclass
@@ -51,6 +53,30 @@ class Figures:
     def problem(self, text: str) -> None:
         """Note something that was not as it shall be."""
         self.problems.append(text)
+
+    def take(self, outcomes: Mapping[int, Said | None], round: Round, times: int = 1) -> dict[int, Any]:
+        """Count what came of a round; by rank, what those returned that ended in order.
+
+        Ranks that gave no answer hang. It is a problem if others did not end in order.
+
+        Args:
+            times: how often something was done in it.
+        """
+        self.repeats += times
+        found = {}
+        for rank, outcome in outcomes.items():
+            if outcome is None:
+                self.hangs += 1
+            elif outcome.error or outcome.what != "ends":
+                trace = outcome.facts.get("trace", "")
+                self.problem(f"rank {rank}: {outcome.what} {outcome.error}\n{trace}")
+            else:
+                found[rank] = outcome.value
+                self.wrong += outcome.value.get("wrong", 0)
+                self.checked += outcome.value.get("wrong", 0) + outcome.value.get("right", 0)
+        if None in outcomes.values():
+            self.problem(round.report())
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """Everything, samples included, for `json.dump`."""

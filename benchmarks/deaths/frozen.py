@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.deaths.figures import Figures
 from benchmarks.deaths.ranks import endless, reduce_until_broken
-from benchmarks.deaths.scale import Scale
+from benchmarks.deaths.scale import TRANSPORTS, Scale
 from tests.support.faults import Stage, Victims
 
 RANKS = 3
@@ -24,7 +24,7 @@ async def stopped(scale: Scale) -> list[Figures]:
     cases = [(2.0, scale.pick(1, 3, 20))] + ([(DEFAULT_LIMIT, 2)] if scale.whole else [])
     found = []
     chance = random.Random(scale.seed)
-    for transport, name in (("shm", "shared memory"), ("tcp", "TCP")):
+    for transport, name in TRANSPORTS.items():
         for limit, repeats in cases:
             figures = Figures(
                 3, f"{name}, AIODIST_EVICT_AFTER={limit:g}", str(RANKS), bar=(limit + GRACE) * 1e3
@@ -32,8 +32,7 @@ async def stopped(scale: Scale) -> list[Figures]:
             found.append(figures)
             env = {"AIODIST_EVICT_AFTER": f"{limit:g}"}
             async with Victims(transport=transport, env=env) as victims:
-                for number in range(repeats):
-                    scale.step(3, f"{name}, limit {limit:g} s, {number + 1} of {repeats}")
+                for _ in scale.times(figures, repeats):
                     await _stop_one(victims, limit, chance, figures)
     return found
 
@@ -48,26 +47,15 @@ async def _stop_one(victims: Victims, limit: float, chance: random.Random, figur
         outcomes = await round.outcomes(survivors, within=limit + 60)
         round.resume(victim)
         outcomes |= await round.outcomes([victim])
-        figures.repeats += 1
-        for rank, outcome in outcomes.items():
-            if outcome is None:
-                figures.hangs += 1
-                figures.problem(round.report())
-                continue
-            if outcome.error or outcome.what != "ends" or not outcome.value["failed"]:
-                figures.problem(f"rank {rank}: {outcome}")
-                continue
-            seen = outcome.value
-            figures.wrong += seen["wrong"]
-            figures.checked += seen["right"] + seen["wrong"]
-            last = seen["failed"][-1]
+        for rank, seen in figures.take(outcomes, round).items():
+            last = seen["failed"][-1] if seen["failed"] else {"type": "none"}
             if rank == victim:
                 if last["type"] != "Evicted":
                     figures.problem(f"the resumed rank {rank}: {last}")
+            elif last["type"] != "PeerLost" or last["ranks"] != [victim]:
+                figures.problem(f"rank {rank}, victim {victim}: {last}")
             else:
                 figures.samples.append((last["at"] - when) / 1e6)
-                if last["type"] != "PeerLost" or last["ranks"] != [victim]:
-                    figures.problem(f"rank {rank}, victim {victim}: {last}")
                 if figures.samples[-1] < limit * 1e3 - 600:  # its last sign of life was old
                     figures.problem(f"rank {rank} gave rank {victim} up after {figures.samples[-1]:.0f} ms")
 
@@ -140,43 +128,30 @@ async def _busy(
     if scale.quick:
         env["AIODIST_HEARTBEAT"] = "0.1"
     found = []
-    for transport, name in (("shm", "shared memory"), ("tcp", "TCP")):
+    for transport, name in TRANSPORTS.items():
         figures = Figures(row, f"{name}, {seconds:g} s {words}", str(RANKS))
         if seconds > 2 * warn_after:  # or it is over before anybody is told
             figures.bar = (warn_after + GRACE) * 1e3
             figures.notes.append("until the others were told")
         found.append(figures)
         async with Victims(transport=transport, env=env) as victims:
-            for number in range(repeats):
-                scale.step(row, f"{figures.what}, {number + 1} of {repeats}")
+            for number in scale.times(figures, repeats):
                 busy = (scale.seed + number) % RANKS
-                given: dict[str, Any] = {
-                    "how": how,
-                    "seconds": seconds,
-                    "busy": busy,
-                    "count": 50,
-                    "timeout": seconds + 60,
-                }
+                given = {"how": how, "seconds": seconds, "busy": busy, "count": 50, "timeout": seconds + 60}
                 async with victims.round(busy_between, RANKS, **given) as round:
-                    _judge(figures, await round.outcomes(within=seconds + 60), how, busy)
+                    seen = figures.take(await round.outcomes(within=seconds + 60), round)
+                    _judge(figures, seen, how, busy)
     return found
 
 
-def _judge(figures: Figures, outcomes: dict[int, Any], how: str, busy: int) -> None:
-    figures.repeats += 1
-    began = outcomes[busy].value["began"] if outcomes[busy] is not None and outcomes[busy].value else 0
-    for rank, outcome in outcomes.items():
-        if outcome is None:
-            figures.hangs += 1
-        elif outcome.error or outcome.value["failed"] or outcome.value["right"] != 100:
-            figures.problem(f"rank {rank}: {outcome}")
-        else:
-            figures.wrong += outcome.value["wrong"]
-            figures.checked += outcome.value["right"]
-            told = outcome.value["told"]
-            if rank != busy and figures.bar is not None:
-                place = "in evaluate" if how == "blocked" else "a call holds its interpreter"
-                if told is None or f"rank {busy} " not in told[1] or place not in told[1]:
-                    figures.problem(f"rank {rank} was not told of rank {busy}: {told}")
-                else:
-                    figures.samples.append((told[0] - began) / 1e6)
+def _judge(figures: Figures, seen: dict[int, Any], how: str, busy: int) -> None:
+    place = "in evaluate" if how == "blocked" else "a call holds its interpreter"
+    for rank, value in seen.items():
+        told = value["told"]
+        if value["failed"] or value["right"] != 100:
+            figures.problem(f"rank {rank}: {value}")
+        elif rank != busy and busy in seen and figures.bar is not None:
+            if told is None or f"rank {busy} " not in told[1] or place not in told[1]:
+                figures.problem(f"rank {rank} was not told of rank {busy}: {told}")
+            else:
+                figures.samples.append((told[0] - seen[busy]["began"]) / 1e6)

@@ -19,7 +19,6 @@ BAR = 1500.0
 async def run(scale: Scale) -> list[Figures]:
     """One of three hosts falls into a hole, in the middle of all_reduces or between two."""
     found = []
-    repeats = scale.pick(1, 3, 40)
     chance = random.Random(scale.seed)
     with Hosts(HOSTS) as hosts:
         partition = Partition(hosts)
@@ -29,8 +28,7 @@ async def run(scale: Scale) -> list[Figures]:
                     direction = "what it sends vanishes" if one_way else "nothing comes or goes"
                     figures = Figures(5, f"all_reduces of {name}, {direction}", str(HOSTS), bar=BAR)
                     found.append(figures)
-                    for number in range(repeats):
-                        scale.step(5, f"{figures.what}, {number + 1} of {repeats}")
+                    for _ in scale.times(figures, scale.pick(1, 3, 40)):
                         await _swallow_one(victims, partition, nbytes, one_way, chance, figures)
     return found
 
@@ -58,19 +56,12 @@ async def _swallow_one(
             outcomes = await round.outcomes(within=60)
         finally:
             partition.heal()
-        figures.repeats += 1
-        for rank, outcome in outcomes.items():
-            if outcome is None:
-                figures.hangs += 1
-                figures.problem(round.report())
-            elif outcome.error or outcome.what != "ends" or not outcome.value["failed"]:
-                figures.problem(f"rank {rank}: {outcome}")
-            else:
-                seen = outcome.value
-                figures.wrong += seen["wrong"]
-                figures.checked += seen["right"] + seen["wrong"]
-                figures.samples.append((seen["failed"][-1]["at"] - began) / 1e6)
-                for error in seen["failed"]:
-                    named = rank == victim or error["ranks"] == [victim]
-                    if error["type"] not in ("PeerLost", "Evicted") or not named:
-                        figures.problem(f"rank {rank}, victim {victim}: {error}")
+        for rank, seen in figures.take(outcomes, round).items():
+            if not seen["failed"]:
+                figures.problem(f"rank {rank} had no error")
+                continue
+            figures.samples.append((seen["failed"][-1]["at"] - began) / 1e6)
+            for error in seen["failed"]:
+                named = rank == victim or error["ranks"] == [victim]
+                if error["type"] not in ("PeerLost", "Evicted") or not named:
+                    figures.problem(f"rank {rank}, victim {victim}: {error}")

@@ -13,7 +13,7 @@ import numpy as np
 import aiodist as dist
 from benchmarks.deaths.figures import Figures
 from benchmarks.deaths.ranks import describe
-from benchmarks.deaths.scale import Scale
+from benchmarks.deaths.scale import TRANSPORTS, Scale
 from tests.support.faults import Stage, Victims
 
 RANKS = 3
@@ -116,7 +116,6 @@ async def fork(stage: Stage, odd: int) -> dict[str, Any]:
 
 async def run(scale: Scale) -> list[Figures]:
     """Each mistake, by each rank, over shared memory and TCP."""
-    repeats = scale.pick(1, 3, 30)
     cases: dict[str, tuple[Any, dict[str, Any], float | None]] = {
         "shapes differ": (disagree, {"how": "shape"}, 1000.0),
         "dtypes differ": (disagree, {"how": "dtype"}, 1000.0),
@@ -126,31 +125,20 @@ async def run(scale: Scale) -> list[Figures]:
         "fork": (fork, {}, None),
     }
     found = []
-    for transport, name in (("shm", "shared memory"), ("tcp", "TCP")):
+    for transport, name in TRANSPORTS.items():
         async with Victims(transport=transport, env={"AIODIST_EVICT_AFTER": f"{EVICT_AFTER:g}"}) as victims:
             for what, (function, arguments, bar) in cases.items():
                 figures = Figures(20, f"{what}, {name}", str(RANKS), bar=bar)
                 found.append(figures)
-                for number in range(repeats):
-                    scale.step(20, f"{figures.what}, {number + 1} of {repeats}")
+                for number in scale.times(figures, scale.pick(1, 3, 30)):
                     given = arguments if function is give_up else {**arguments, "odd": number % RANKS}
                     async with victims.round(function, RANKS, **given) as round:
-                        outcomes = await round.outcomes()
-                        figures.repeats += 1
-                        for rank, outcome in outcomes.items():
-                            if outcome is None:
-                                figures.hangs += 1
-                                figures.problem(round.report())
-                            elif outcome.error:
-                                figures.problem(f"rank {rank}: {outcome.error} {outcome.facts['trace']}")
-                            else:
-                                _judge(figures, rank, outcome.value, given)
+                        for rank, seen in figures.take(await round.outcomes(), round).items():
+                            _judge(figures, rank, seen, given)
     return found
 
 
 def _judge(figures: Figures, rank: int, seen: dict[str, Any], given: dict[str, Any]) -> None:
-    figures.wrong += seen.get("wrong", 0)
-    figures.checked += seen.get("wrong", 0) + seen.get("right", 0)
     if "after" in seen:
         figures.samples.append(seen["after"])
         if seen["said"] != list(range(RANKS)):

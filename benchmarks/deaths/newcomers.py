@@ -7,7 +7,7 @@ import time
 
 from benchmarks.deaths.figures import Figures
 from benchmarks.deaths.lives import live
-from benchmarks.deaths.regroups import epochs_of, gather
+from benchmarks.deaths.regroups import epochs_of
 from benchmarks.deaths.scale import Scale
 from tests.support.faults import Victims
 
@@ -21,11 +21,9 @@ async def run(scale: Scale) -> list[Figures]:
     dies = Figures(11, "dies on its way in", f"{SIZE}+1")
     chance = random.Random(scale.seed)
     async with Victims() as victims:
-        for number in range(repeats := scale.pick(1, 5, 100)):
-            scale.step(11, f"comes, {number + 1} of {repeats}")
+        for _ in scale.times(comes, scale.pick(1, 5, 100)):
             await _come(victims, comes)
-        for number in range(repeats := scale.pick(2, 10, 200)):
-            scale.step(11, f"dies, {number + 1} of {repeats}")
+        for _ in scale.times(dies, scale.pick(2, 10, 200)):
             await _die(victims, chance.randrange(1, 3500), dies)
     return [comes, dies]
 
@@ -37,8 +35,7 @@ async def _come(victims: Victims, figures: Figures) -> None:
         newcomer = round.add(newcomer=True, look=LOOK, nbytes=1 << 20)
         await round.all_say("running", [newcomer])
         round.tell("stop")
-        figures.repeats += 1
-        seen = gather(figures, await round.outcomes(within=90), round)
+        seen = figures.take(await round.outcomes(within=90), round)
         for rank, value in seen.items():
             if value["ended"] or value["members"] != [*range(SIZE), newcomer]:
                 figures.problem(f"rank {rank}: {value}")
@@ -58,8 +55,7 @@ async def _die(victims: Victims, step: int, figures: Figures) -> None:
         done = len(round.said)
         await round.until(lambda: len(round.said) > done, within=0.2)  # let what follows from it begin
         round.tell("stop")
-        figures.repeats += 1
-        seen = gather(figures, await round.outcomes(range(SIZE), within=90), round)
+        seen = figures.take(await round.outcomes(range(SIZE), within=90), round)
         members = {tuple(value["members"]) for value in seen.values()}
         if len(members) > 1 or any(value["ended"] for value in seen.values()):
             figures.problem(f"newcomer that died at call {step}: {seen}")

@@ -22,29 +22,12 @@ def epochs_of(round: Round, rank: int) -> list[Said]:
     return round.heard("epoch", rank)
 
 
-def gather(figures: Figures, outcomes: dict[int, Said | None], round: Round) -> dict[int, dict[str, Any]]:
-    """Gather what those say that ended in order; others are counted."""
-    found = {}
-    for rank, outcome in outcomes.items():
-        if outcome is None:
-            figures.hangs += 1
-        elif outcome.error or outcome.what != "ends":
-            figures.problem(f"rank {rank}: {outcome.what} {outcome.error}\n{outcome.facts.get('trace', '')}")
-        else:
-            found[rank] = outcome.value
-            figures.wrong += outcome.value["wrong"]
-            figures.checked += outcome.value["wrong"] + outcome.value["right"]
-    if None in outcomes.values():
-        figures.problem(round.report())
-    return found
-
-
 # ── row 7 ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def partitions(scale: Scale) -> list[Figures]:
     """Five hosts fall into two parts, by chance. Whichever arbiter there is, at most one part goes on."""
-    hosts_count, repeats = 5, scale.pick(1, 3, 40)
+    hosts_count = 5
     chance = random.Random(scale.seed)
     found = []
     with Hosts(hosts_count + 1) as hosts:
@@ -56,8 +39,7 @@ async def partitions(scale: Scale) -> list[Figures]:
                     way = "one way" if one_way else "both ways"
                     figures = Figures(7, f"{way}; {who}", str(hosts_count))
                     found.append(figures)
-                    for number in range(repeats):
-                        scale.step(7, f"{figures.what}, {number + 1} of {repeats}")
+                    for _ in scale.times(figures, scale.pick(1, 3, 40)):
                         some = set(chance.sample(range(hosts_count), chance.randrange(1, hosts_count)))
                         await _separate(victims, partition, hosts_count, store, one_way, some, figures)
     return found
@@ -93,8 +75,7 @@ async def _separate(
             outcomes = await round.outcomes(within=90)
         finally:
             partition.heal()
-        figures.repeats += 1
-        seen = gather(figures, outcomes, round)
+        seen = figures.take(outcomes, round)
         went_on = {rank: value for rank, value in seen.items() if value["ended"] is None}
         parts = {tuple(value["members"]) for value in went_on.values()}
         words = f"{sorted(some)} from {sorted(others)}"
@@ -117,7 +98,7 @@ async def _separate(
 
 async def deaths(scale: Scale) -> list[Figures]:
     """Kill one; while the others regroup a second crashes at a step of that, a third is killed."""
-    size, repeats = 8, scale.pick(2, 10, 100)
+    size = 8
     found = []
     for transport, name in (("auto", "shared memory"), ("tcp", "TCP")):
         for rank_0_has_store in (False, True):
@@ -126,8 +107,7 @@ async def deaths(scale: Scale) -> list[Figures]:
             found.append(figures)
             chance = random.Random(f"{scale.seed} {transport} {rank_0_has_store}")
             async with Victims(transport=transport) as victims:
-                for number in range(repeats):
-                    scale.step(8, f"{figures.what}, {number + 1} of {repeats}")
+                for _ in scale.times(figures, scale.pick(2, 10, 100)):
                     await _kill_three(victims, size, rank_0_has_store, chance, figures)
     return found
 
@@ -152,12 +132,9 @@ async def _kill_three(
         last_death = round.kill(third)
         # The second may have ended in an epoch with the others before its step came.
         outcomes = await round.outcomes(survivors, within=90)
-        figures.repeats += 1
         fell = round.heard("dies", second)
         last_death = max([last_death, *(said.at for said in fell)])
-        _same_members(
-            figures, round, gather(figures, outcomes, round), survivors, {second, third}, last_death
-        )
+        _same_members(figures, round, figures.take(outcomes, round), survivors, {second, third}, last_death)
 
 
 def _same_members(
@@ -185,7 +162,7 @@ def _same_members(
 
 async def all_but_one(scale: Scale) -> list[Figures]:
     """Kill all at once but one; what it may do depends on the policy."""
-    size, repeats = scale.pick(3, 4, 8), scale.pick(1, 5, 50)
+    size = scale.pick(3, 4, 8)
     cases = [
         ("min_size=1, the store decides", 1, False, True),
         ("min_size=2, the store decides", 2, False, False),
@@ -197,8 +174,7 @@ async def all_but_one(scale: Scale) -> list[Figures]:
         for what, min_size, rank_0_has_store, goes_on in cases:
             figures = Figures(10, what, str(size))
             found.append(figures)
-            for number in range(repeats):
-                scale.step(10, f"{what}, {number + 1} of {repeats}")
+            for _ in scale.times(figures, scale.pick(1, 5, 50)):
                 survivor = chance.randrange(size)
                 async with victims.round(
                     live,
@@ -211,8 +187,7 @@ async def all_but_one(scale: Scale) -> list[Figures]:
                     await round.all_say("running")
                     last = max(round.kill(rank) for rank in range(size) if rank != survivor)
                     outcomes = await round.outcomes([survivor], within=90)
-                    figures.repeats += 1
-                    for value in gather(figures, outcomes, round).values():
+                    for value in figures.take(outcomes, round).values():
                         ended = value["ended"]
                         if goes_on and (ended or value["members"] != [survivor]):
                             figures.problem(f"rank {survivor} did not go on alone: {value}")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from aiodist.base.environment.cores import affinity
+from benchmarks.deaths.figures import Figures
+
+TRANSPORTS = {"shm": "shared memory", "tcp": "TCP"}
 
 
 @dataclass
@@ -29,6 +33,12 @@ class Scale:
     def pick(self, quick: int, usual: int, whole: int) -> int:
         """One of three counts."""
         return quick if self.quick else whole if self.whole else usual
+
+    def times(self, figures: Figures, repeats: int) -> Iterator[int]:
+        """Numbers from 0 on, one for each time that something is done; each is shown."""
+        for number in range(repeats):
+            self.step(figures.row, f"{figures.what}, {number + 1} of {repeats}")
+            yield number
 
     def step(self, row: int, text: str) -> None:
         """Progress: a live line on a terminal, elsewhere one every ten seconds."""

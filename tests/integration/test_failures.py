@@ -6,6 +6,8 @@ import asyncio
 import sys
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -20,7 +22,7 @@ from benchmarks.deaths.scale import Scale  # noqa: E402
 from benchmarks.deaths.table import COMMAND, table  # noqa: E402
 from benchmarks.harness.command import END, begin, put_into  # noqa: E402
 from tests.levels import COSTLY, few  # noqa: E402
-from tests.support.faults import Said  # noqa: E402
+from tests.support.faults import Round, Said  # noqa: E402
 
 HERE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 20, 21)  # the others are tests of their own
 
@@ -52,8 +54,9 @@ def said(**value: object) -> Said:
 
 def test_the_judge_of_kills_sees_what_is_wrong() -> None:
     def judged(outcome: Said | None) -> Figures:
-        figures = Figures(1, "", "2", repeats=1)
-        judge(figures, 0, outcome, 1, 5_000_000)
+        figures = Figures(1, "", "2")
+        for rank, seen in figures.take({0: outcome}, cast("Round", SimpleNamespace(report=str))).items():
+            judge(figures, rank, seen, 1, 5_000_000)
         return figures
 
     assert judged(said()).good
