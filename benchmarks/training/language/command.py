@@ -18,16 +18,18 @@ from typing import Any
 from aiodist.base.environment.processor_load import family, look, meanwhile
 from aiodist.testing.hosts import Hosts
 from benchmarks.harness.command import DOCS, keep, kept, parser, put_into
+from benchmarks.harness.crew import Crew, CrewError, free_port
 from benchmarks.harness.machine import facts
+from benchmarks.harness.peers import AIODIST
 from benchmarks.harness.progress import Progress
 from benchmarks.training.language import curves, predict, tables, text
-from benchmarks.training.language.job import JobError, run
 from benchmarks.training.language.ways import WAYS
 
 PAGE, FIGURE = DOCS / "slow-networks-measured.md", DOCS / "figures" / "language.svg"
 COMMAND = "python -m benchmarks training language --docs"
 USUAL = {"seconds": 180.0, "ranks": 4, "shape": "small", "sim_ranks": (64, 1024)}
 QUICK = {"seconds": 2.0, "ranks": 2, "shape": "tiny", "sim_ranks": (3,)}
+POINTS = 16  # of a curve
 SIM_RATES = ("100Mbit/s", "1Gbit/s")
 
 
@@ -60,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
             train(options, results, progress)
         if options.sim or not options.train:
             simulate(options, results, progress)
-    except (unittest.SkipTest, JobError) as reason:
+    except (unittest.SkipTest, CrewError) as reason:
         print(f"benchmarks: {reason}", file=sys.stderr)
         return 1
     finally:
@@ -77,6 +79,8 @@ def main(argv: Sequence[str]) -> int:
 
 def train(options: argparse.Namespace, results: dict[str, Any], progress: Progress) -> None:
     """Run the algorithms one after another, for the same time each."""
+    from benchmarks.training.language import rank  # needs torch
+
     whole = text.corpus()
     settings = {name: getattr(options, name) for name in ("seconds", "ranks", "link", "shape")}
     settings |= {"text": whole.digest, "train": int(whole.train.size), "held_out": int(whole.held_out.size)}
@@ -86,13 +90,14 @@ def train(options: argparse.Namespace, results: dict[str, Any], progress: Progre
     with Hosts(1 + options.ranks, options.link) as hosts:
         for name in options.only:
             progress.step("train", WAYS[name].label)
-            words = [name, "--seconds", str(options.seconds), "--shape", options.shape]
-
-            def seen(row: dict[str, Any]) -> None:
-                progress.show(_line(row))
-
             before = look()
-            found = run(hosts, options.ranks, words, options.seconds, seen)
+            with Crew(AIODIST, options.ranks, enter=lambda rank: hosts.enter(1 + rank)) as crew:
+                crew.call("connect", port=free_port(), host=hosts.address(1))
+                crew.do(rank.begin, name=name, shape=options.shape)
+                for point in range(1, POINTS + 1):
+                    seen = crew.do(rank.train, seconds=options.seconds * point / POINTS)
+                    progress.show(_line(seen[0]))
+                found = crew.do(rank.curve)[0]
             after = look()
             own = family(before, after, os.getpid()) if before and after else {}
             taken = meanwhile(before, after, own)
@@ -109,9 +114,12 @@ def train(options: argparse.Namespace, results: dict[str, Any], progress: Progre
 
 def simulate(options: argparse.Namespace, results: dict[str, Any], progress: Progress) -> None:
     """Have `aiodist sim` say how long steps take."""
+    from benchmarks.training.language import rank
+
     progress.step("sim", "a step alone")
     results.setdefault("machine", facts())
-    results["alone"], results["sim"] = predict.alone(options.shape), []
+    with Crew(AIODIST, 1) as crew:
+        results["alone"], results["sim"] = crew.do(rank.alone, shape=options.shape)[0], []
     for line in predict.predictions(options.only, options.sim_ranks, SIM_RATES, results["alone"]):
         results["sim"].append(line)
         progress.show(f"{line['rate']}, {line['ranks']} ranks, {line['way']}: {line['step']:.3g} s")

@@ -1,86 +1,114 @@
-"""One rank of a run: trains for some seconds, and looks at the time and the bytes now and then.
+"""What one rank of a run does: it trains until a time, and looks at the time and the bytes now and then.
 
-Rank 0 writes lines of JSON: `seen` while it trains, and in the end `curve`, with the losses of what it has
-kept, and how many values the model has. The losses are computed after the training, so they take none of its
-time.
+The losses are computed after the training, from the values that were kept, so they take none of its time.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
+import statistics
 import time
 from typing import Any
 
 import numpy as np
 import torch
 
-import aiodist as dist
 from benchmarks.harness.counters import crossed
+from benchmarks.ranks.base import Peer
+from benchmarks.ranks.with_aiodist import AiodistPeer
 from benchmarks.training.language import text
 from benchmarks.training.language.model import SHAPES, Learner
-from benchmarks.training.language.trainers import trainer
-from benchmarks.training.language.ways import WAYS, Way
+from benchmarks.training.language.trainers import Trainer, trainer
+from benchmarks.training.language.ways import WAYS
 
-POINTS, PIECES = 16, 64  # of a curve; of the held-out text
-Row = dict[str, Any]
+PIECES = 64  # of the held-out text
+ALONE = 20  # steps
+Row = dict[str, float]
 
 
-async def train(way: Way, options: argparse.Namespace) -> tuple[list[tuple[Row, list[Any]]], Learner]:
-    """Train → what rank 0 has seen at each point of the curve, with the values there; and the learner."""
-    shape, codes = SHAPES[options.shape], text.corpus().train
-    learner = Learner(shape, way.rate)
-    points: list[tuple[Row, list[Any]]] = []
-    async with dist.init_process_group() as pg:
+class Training:
+    """A rank's training by one algorithm, between two orders.
 
-        def batch(step: int) -> tuple[text.Tokens, text.Tokens]:
-            return text.batch(codes, pg.rank, step, shape.batch, shape.length)
+    Attributes:
+        points: what was seen at each point of the curve, with the values there; of rank 0 only.
+    """
 
-        await asyncio.to_thread(learner.backward, *batch(0))  # torch makes itself ready
-        training = await trainer(pg, learner, way)
-        await pg.barrier()
-        began, first, step = time.perf_counter(), crossed(), 0
-        if pg.rank == 0:
-            points.append(({"seconds": 0.0, "step": 0, "sent": 0.0, "received": 0.0}, learner.values()))
+    def __init__(self, peer: AiodistPeer, learner: Learner, trainer: Trainer, shape: str, look: int) -> None:
+        self.learner, self.points = learner, list[tuple[Row, list[Any]]]()
+        self.shape = SHAPES[shape]
+        self._pg, self._trainer, self._look = peer.pg, trainer, look
+        self._codes = text.corpus().train
+        self._began, self._first, self._step = time.perf_counter(), crossed(), 0
+        if peer.rank == 0:
+            beginning = {"seconds": 0.0, "step": 0, "sent": 0.0, "received": 0.0}
+            self.points.append((beginning, learner.values()))
+
+    async def until(self, seconds: float) -> Row:
+        """Train until rank 0 has done so for so long, and keep the values → what it has seen."""
         while True:
-            step += 1
-            await training.step(*batch(step))
-            if not training.settled or (way.look and step % way.look):
+            self._step += 1
+            shape = self.shape
+            batch = text.batch(self._codes, self._pg.rank, self._step, shape.batch, shape.length)
+            await self._trainer.step(*batch)
+            if not self._trainer.settled or (self._look and self._step % self._look):
                 continue
-            received, sent = (now - then for now, then in zip(crossed(), first, strict=True))
-            mine = np.array([time.perf_counter() - began, received, sent])
-            rows = (await pg.all_gather(mine)).reshape(pg.size, 3)
-            seconds, ends = float(rows[0, 0]), bool(rows[0, 0] >= options.seconds)
-            if pg.rank == 0:
-                seen: Row = {"seconds": seconds, "step": step}
-                seen |= {"sent": float(rows[:, 2].mean()), "received": float(rows[:, 1].mean())}
-                print(json.dumps({"seen": seen | {"loss": learner.loss}}), flush=True)
-                if ends or seconds >= len(points) * options.seconds / POINTS:
-                    points.append((seen, training.values()))
-            if ends:
-                break
-    return points, learner
+            received, sent = (now - then for now, then in zip(crossed(), self._first, strict=True))
+            mine = np.array([time.perf_counter() - self._began, received, sent])
+            rows = (await self._pg.all_gather(mine)).reshape(self._pg.size, 3)
+            if rows[0, 0] < seconds:
+                continue
+            seen: Row = {"seconds": float(rows[0, 0]), "step": self._step}
+            seen |= {"sent": float(rows[:, 2].mean()), "received": float(rows[:, 1].mean())}
+            if self._pg.rank == 0:
+                self.points.append((seen, self._trainer.values()))
+            return seen | {"loss": self.learner.loss}
 
 
-def main() -> None:
-    """Train, and measure the losses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("way", choices=list(WAYS))
-    parser.add_argument("--seconds", type=float)
-    parser.add_argument("--shape", choices=list(SHAPES))
-    options = parser.parse_args()
+async def begin(peer: AiodistPeer, name: str, shape: str) -> None:
+    """Make a model and its trainer; the time runs from here on."""
     torch.set_num_threads(1)
-    points, learner = asyncio.run(train(WAYS[options.way], options))
-    if points:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-        length = SHAPES[options.shape].length
-        inputs, targets = text.samples(text.corpus().held_out, PIECES, length)
-        curve = [row | {"loss": learner.held_out(values, inputs, targets)} for row, values in points]
-        count = sum(one.numel() for one in learner.parameters)
-        print(json.dumps({"curve": curve, "values": count}), flush=True)
+    way, sizes = WAYS[name], SHAPES[shape]
+    learner = Learner(sizes, way.rate)
+    batch = text.batch(text.corpus().train, peer.rank, 0, sizes.batch, sizes.length)
+    await asyncio.to_thread(learner.backward, *batch)  # torch makes itself ready
+    made = await trainer(peer.pg, learner, way)
+    await peer.barrier()
+    peer.kept["training"] = Training(peer, learner, made, shape, way.look)
 
 
-if __name__ == "__main__":
-    main()
+async def train(peer: AiodistPeer, seconds: float) -> Row:
+    """Train until so many seconds after the beginning."""
+    training: Training = peer.kept["training"]
+    return await training.until(seconds)
+
+
+async def curve(peer: AiodistPeer) -> dict[str, Any]:
+    """The losses at all points on rank 0, and how many values the model has."""
+    training: Training = peer.kept.pop("training")
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    inputs, targets = text.samples(text.corpus().held_out, PIECES, training.shape.length)
+    points = [
+        row | {"loss": training.learner.held_out(values, inputs, targets)} for row, values in training.points
+    ]
+    return {"curve": points, "values": sum(one.numel() for one in training.learner.parameters)}
+
+
+async def alone(peer: Peer, shape: str) -> dict[str, Any]:
+    """The processor seconds of a step on one core, without communication: the medians of its parts."""
+    torch.set_num_threads(1)
+    sizes, codes = SHAPES[shape], text.corpus().train
+    learner = Learner(sizes, 1e-3)
+    rows: list[tuple[float, float, float]] = []
+    told: list[float] = []
+    for step in range(1 + ALONE):
+        batch = text.batch(codes, 0, step, sizes.batch, sizes.length)
+        told.clear()
+        began = time.process_time()
+        learner.backward(*batch, lambda index, gradient: told.append(time.process_time()))
+        back = time.process_time()
+        learner.update()
+        rows.append((told[0] - began, back - told[0], time.process_time() - back))
+    forward, backward, update = (statistics.median(column) for column in zip(*rows[1:], strict=True))
+    count = sum(one.numel() for one in learner.parameters)
+    return {"forward": forward, "backward": backward, "update": update, "values": count}

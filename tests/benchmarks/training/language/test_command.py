@@ -16,8 +16,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from aiodist.testing.hosts import Hosts
 from benchmarks.harness.command import END, begin
-from benchmarks.training.language import command
-from benchmarks.training.language.job import JobError, run
+from benchmarks.harness.crew import Crew, CrewError
+from benchmarks.harness.peers import AIODIST
+from benchmarks.training.language import command, rank
 
 ROOT = Path(__file__).parents[4]
 
@@ -69,10 +70,9 @@ def test_a_run_of_seconds(
 
 
 @pytest.mark.slow("a rank that fails in the benchmark")
-@pytest.mark.usefixtures("hosts")
 def test_a_rank_that_fails_is_told() -> None:
-    with Hosts(3, "100mbit") as made, pytest.raises(JobError, match="invalid choice: 'huge'"):
-        run(made, 2, ["ddp", "--seconds", "1", "--shape", "huge"], 1, lambda row: None)
+    with Crew(AIODIST, 2) as crew, pytest.raises(CrewError, match="KeyError: 'huge'"):
+        crew.do(rank.begin, name="ddp", shape="huge")
 
 
 @pytest.mark.slow("the benchmark is stopped")
