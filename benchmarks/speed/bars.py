@@ -148,53 +148,7 @@ class Limited:
         return show_value(value, self.unit)
 
 
-@dataclass(frozen=True)
-class Above:
-    """What one operation takes above another, in seconds, at most.
-
-    Args:
-        title: for people.
-        suite: where both were measured.
-        what: the operation.
-        ours: its lines.
-        nbytes: its size.
-        base: the operation whose time is subtracted, and its line.
-        goal: what may be left.
-        ranks: world size.
-    """
-
-    title: str
-    suite: str
-    what: str
-    ours: tuple[str, ...]
-    nbytes: int
-    base: tuple[str, str]
-    goal: float
-    ranks: int = 2
-    wish: float | None = None
-    faster: bool = False
-    floor: Floor | None = None
-
-    def figures(self, results: Results) -> Iterable[Figure]:
-        """One for each line."""
-        what, peer = self.base
-        for least in results.select(suite=self.suite, what=what, peer=peer, ranks=self.ranks):
-            for record in results.select(
-                suite=self.suite, what=self.what, nbytes=self.nbytes, ranks=self.ranks
-            ):
-                if record.peer in self.ours:
-                    yield Figure(record.value - least.value, record.peer)
-
-    def margin(self, figure: Figure) -> float:
-        """By how much the goal is reached, at least 1 where it is."""
-        return _margin(figure.value, self.goal, self.faster)
-
-    def show(self, value: float) -> str:
-        """Seconds."""
-        return show_value(value, "s")
-
-
-Bar = Compared | Limited | Above
+Bar = Compared | Limited
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,12 @@ def over_mpi(run: Run) -> list[Step]:
 
 def _over_mpi(run: Run, case: Case, size: int, peers: Sequence[Peer]) -> None:
     small = case.nbytes <= _SMALL
-    others = {AIODIST.name: Case("barrier")}
-    measure(run, "mpi", case, size, [*peers, *[AIODIST] * small], others)
+    measure(run, "mpi", case, size, [*peers, *[AIODIST] * small], {AIODIST.name: Case("barrier")})
+    for barrier in run.results.select(suite="mpi", what="barrier", ranks=size) if small else ():
+        for one in run.results.select(suite="mpi", what=case.what, nbytes=case.nbytes, ranks=size):
+            if one.peer.startswith("aiodist"):
+                above = [one.value - barrier.value]
+                run.results.add("mpi", f"{one.peer} above a barrier", AIODIST.name, above, ranks=size)
 
 
 def in_flight(run: Run) -> list[Step]:
