@@ -70,12 +70,13 @@ def simulated(results: Results) -> str:
 
 def about(results: Results) -> str:
     """The machine, what was trained, and how much of the machine others took."""
-    machine, settings = results["machine"], results["settings"]
+    machine = results["machine"]
     said = (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['kernel']}, "
         f"torch {machine['packages'].get('torch', '')}, {machine['date'][:10]}, commit {machine['commit']}."
     )
     if results.get("runs"):
+        settings = results["settings"]
         values = next(iter(results["runs"].values()))["values"]
         others = ", ".join(
             f"{WAYS[name].label} {100 * run['others']:.0f} %" for name, run in results["runs"].items()
