@@ -16,7 +16,6 @@ import numpy as np
 
 from benchmarks.harness.cases import Array, Case, check, fill
 from benchmarks.harness.link import AbsentError
-from benchmarks.ranks.objects import OBJECTS, there_and_back
 from benchmarks.ranks.service import Service
 
 Call = Callable[[], Any]
@@ -122,28 +121,12 @@ class Peer:
 
 
 class LoopPeer(Peer):
-    """A peer whose operations are awaited on the loop that takes the orders, and that can send objects."""
+    """A peer whose operations are awaited on the loop that takes the orders."""
 
     async def calls(self, count: int) -> None:
         once: Any = self.once
         for _ in range(count):
             await once()
-
-    async def prepare(self, case: dict[str, Any]) -> dict[str, Any]:
-        what = case["what"]
-        if what not in OBJECTS:
-            return await super().prepare(case)
-        await self.barrier()
-        self.once = await there_and_back(what, self.rank, self.send_object, self.receive_object)
-        return {}
-
-    async def send_object(self, obj: Any) -> None:
-        """Send an object to the other one of two ranks."""
-        raise AbsentError("has no objects")
-
-    async def receive_object(self) -> Any:
-        """Receive an object from the other one of two ranks."""
-        raise AbsentError("has no objects")
 
     def service(self, kind: str, at_once: int, count: int) -> Service:
         """Both ends of a service for so many requests, some of them at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -150,8 +151,43 @@ class GroupCalls:
             await self._awaited
 
 
+class StreamClient:
+    """Requests over one stream of asyncio, any number at once: msgpack, and a number for each.
+
+    Args:
+        count: of requests, after whose answers it reads no more.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: float = math.inf
+    ) -> None:
+        self._reader, self._writer, self._count = reader, writer, count
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._dispatching: asyncio.Task[None] | None = None
+
+    async def call(self, asked: Any) -> Any:
+        """Ask, and wait for the answer."""
+        if self._dispatching is None:
+            self._dispatching = asyncio.create_task(self._dispatch())
+        number = next(self._numbers)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._writer.write(msgpack.packb([number, asked]))
+        await self._writer.drain()
+        return await future
+
+    async def _dispatch(self) -> None:
+        """Hand all answers out."""
+        unpacker, left = msgpack.Unpacker(), self._count
+        while left:
+            unpacker.feed(await more(self._reader))
+            for number, answered in unpacker:
+                self._waiting.pop(number).set_result(answered)
+                left -= 1
+
+
 class StreamService:
-    """One stream of asyncio: msgpack, and a number that tells which answer is to which request.
+    """One stream of asyncio.
 
     Args:
         count: how many requests there will be.
@@ -166,45 +202,24 @@ class StreamService:
         count: int,
     ) -> None:
         self._reader, self._writer = reader, writer
+        self._client = StreamClient(reader, writer, count)
         self._tensors = kind == "tensors"
-        self._count = count
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._dispatching: asyncio.Task[None] | None = None
         self._asked = np.zeros((at_once, _LENGTH), np.float32)
         self._answers = np.zeros((at_once, _LENGTH), np.float32)
 
     async def ask(self, number: int) -> None:
         if not self._tensors:
-            check(number, (await self._call(request(number)))["value"])
+            check(number, (await self._client.call(request(number)))["value"])
             return
         asked, answered = self._asked[number], self._answers[number]
         asked[0] = number
-        answered[:] = np.frombuffer(await self._call(asked.tobytes()), np.float32)
+        answered[:] = np.frombuffer(await self._client.call(asked.tobytes()), np.float32)
         check(number, answered[0])
-
-    async def _call(self, asked: Any) -> Any:
-        if self._dispatching is None:
-            self._dispatching = asyncio.create_task(self._dispatch())
-        number = next(self._numbers)
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._writer.write(msgpack.packb([number, asked]))
-        await self._writer.drain()
-        return await future
-
-    async def _dispatch(self) -> None:
-        """Hand all answers out."""
-        unpacker, left = msgpack.Unpacker(), self._count
-        while left:
-            unpacker.feed(await self._more())
-            for number, answered in unpacker:
-                self._waiting.pop(number).set_result(answered)
-                left -= 1
 
     async def serve(self, count: int) -> None:
         unpacker, left = msgpack.Unpacker(), count
         while left:
-            unpacker.feed(await self._more())
+            unpacker.feed(await more(self._reader))
             for number, asked in unpacker:
                 self._writer.write(msgpack.packb([number, self._answer(asked)]))
                 left -= 1
@@ -213,11 +228,13 @@ class StreamService:
     def _answer(self, asked: Any) -> Any:
         return (np.frombuffer(asked, np.float32) * 2).tobytes() if self._tensors else answer(asked)
 
-    async def _more(self) -> bytes:
-        data = await self._reader.read(_ROOM)
-        if not data:
-            raise EOFError("the other rank has gone")
-        return data
+
+async def more(reader: asyncio.StreamReader) -> bytes:
+    """The next bytes of a stream; EOFError where the other end has gone."""
+    data = await reader.read(_ROOM)
+    if not data:
+        raise EOFError("the other end has gone")
+    return data
 
 
 def group_service(pg: dist.ProcessGroup, kind: str, at_once: int) -> Service:

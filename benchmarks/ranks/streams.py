@@ -6,9 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any
 
-import msgpack
 import numpy as np
 
 from benchmarks.harness.cases import Array, Case
@@ -88,13 +86,6 @@ class StreamsPeer(LoopPeer):
         self.writer.write(len(data).to_bytes(_LENGTH, "little"))
         self.writer.write(data)
         await self.writer.drain()
-
-    async def send_object(self, obj: Any) -> None:
-        await self._send(memoryview(msgpack.packb(obj)))
-
-    async def receive_object(self) -> Any:
-        length = int.from_bytes(await self.reader.readexactly(_LENGTH), "little")
-        return msgpack.unpackb(await self.reader.readexactly(length))
 
     async def _receive(self, place: memoryview) -> None:
         length = int.from_bytes(await self.reader.readexactly(_LENGTH), "little")

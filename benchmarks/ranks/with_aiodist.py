@@ -90,12 +90,6 @@ class AiodistPeer(LoopPeer):
                 return partial(_in_flight, pg, [tensor.copy() for _ in range(IN_FLIGHT)])
         raise AbsentError(f"has no {what}")
 
-    async def send_object(self, obj: Any) -> None:
-        await self.pg.send_object(obj, 1 - self.rank)
-
-    async def receive_object(self) -> Any:
-        return await self.pg.recv_object(1 - self.rank)
-
     def service(self, kind: str, at_once: int, count: int) -> Service:
         return group_service(self.pg, kind, at_once)
 

@@ -14,7 +14,6 @@ import itertools
 import os
 import signal
 import statistics
-import struct
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from benchmarks.harness.command import ROOT
 from benchmarks.harness.crew import free_port
 from benchmarks.harness.link import AbsentError
 from benchmarks.harness.run import Run, Step
+from benchmarks.ranks.service import StreamClient, more
 
 if TYPE_CHECKING:
     import aiohttp
@@ -41,7 +41,6 @@ EXAMPLE = ROOT / "examples" / "service.py"
 WORKERS = 3
 AT_ONCE = (1, 8, 32)
 PATIENCE = 30.0
-_SIZE = struct.Struct("<I")
 
 
 def application(run: Run) -> list[Step]:
@@ -69,58 +68,18 @@ def example() -> ModuleType:
 # ── the same over streams ────────────────────────────────────────────────────────────────────────────
 
 
-class StreamClient:
-    """Requests over one stream, any number of them at once."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._task = asyncio.create_task(self._dispatch())
-
-    async def ask(self, value: Any) -> Any:
-        """Ask, and wait for the answer."""
-        number = next(self._numbers)
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        write(self._writer, [number, value])
-        await self._writer.drain()
-        return await future
-
-    async def _dispatch(self) -> None:
-        while True:
-            number, value = await read(self._reader)
-            self._waiting.pop(number).set_result(value)
-
-    async def aclose(self) -> None:
-        """End it."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._writer.close()
-        await self._writer.wait_closed()
-
-
-def write(writer: asyncio.StreamWriter, value: Any) -> None:
-    """A frame of msgpack."""
-    packed = msgpack.packb(value)
-    writer.write(_SIZE.pack(len(packed)) + packed)
-
-
-async def read(reader: asyncio.StreamReader) -> Any:
-    """The next frame of msgpack."""
-    (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
-    return msgpack.unpackb(await reader.readexactly(size))
-
-
 async def stream_worker(path: str) -> None:
     """A worker: the example's handler behind a Unix socket."""
     nearest = example().nearest
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError):
+        unpacker = msgpack.Unpacker()
+        with contextlib.suppress(EOFError):
             while True:
-                number, args = await read(reader)
-                write(writer, [number, await nearest(*args)])
-                await writer.drain()
+                unpacker.feed(await more(reader))
+                for number, args in unpacker:
+                    writer.write(msgpack.packb([number, await nearest(*args)]))
+                    await writer.drain()
         writer.close()
 
     server = await asyncio.start_unix_server(serve, path)
@@ -137,7 +96,7 @@ async def stream_front(port: int, folder: str) -> None:
 
     async def get(request: web.Request) -> web.Response:
         row, count = int(request.query["row"]), int(request.query.get("count", 5))
-        asked = [client.ask([part, WORKERS, row, count]) for part, client in enumerate(clients)]
+        asked = [client.call([part, WORKERS, row, count]) for part, client in enumerate(clients)]
         best = sorted(itertools.chain(*await asyncio.gather(*asked)))[:count]
         return web.json_response({"workers": WORKERS, "nearest": best})
 

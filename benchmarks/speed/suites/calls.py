@@ -1,4 +1,4 @@
-"""Small blocking calls of torch's groups beside what they are made of.
+"""Blocking calls of torch's groups beside what they are made of.
 
 A blocking call of aiodist hands its operation over to the portal's thread and waits. So it is measured beside
 that alone (*hand-over*: the same way there and back, with nothing to do), and beside the same operation
@@ -14,7 +14,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from aiodist.cli.bench.measures import show_size
 from benchmarks.harness.peers import AIODIST_TORCH
 from benchmarks.harness.run import Run, Step
 from benchmarks.harness.turns import in_turns
@@ -22,40 +21,37 @@ from benchmarks.harness.turns import in_turns
 if TYPE_CHECKING:
     from benchmarks.ranks.with_torch import TorchPeer
 
-SIZES = (4, 1024, 65536)  # bytes
 WAYS = ("hand-over", "awaited", "portal", "torch over aiodist", "torch over gloo")
 _COUNT = 100  # of a turn
 
 
 def blocking_calls(run: Run) -> list[Step]:
-    """One step for each size."""
-    sizes = SIZES[: 1 if run.settings.quick else None]
+    """One step for each world size."""
     return [
-        Step("calls", f"{show_size(nbytes)}, {size} ranks", partial(_calls, run, nbytes, size), size)
+        Step("calls", f"{size} ranks", partial(_calls, run, size), size)
         for size in run.settings.ranks
         if size <= 4
-        for nbytes in sizes
     ]
 
 
-def _calls(run: Run, nbytes: int, size: int) -> None:
+def _calls(run: Run, size: int) -> None:
     crew = run.crew(AIODIST_TORCH, size)
     turns = 2 if run.settings.quick else 12
-    taken = in_turns(run, WAYS, turns, lambda way: crew.do(seconds_each, way=way, nbytes=nbytes)[0])
+    taken = in_turns(run, WAYS, turns, lambda way: crew.do(seconds_each, way=way)[0])
     for way, rounds in taken.items():
-        run.results.add("calls", show_size(nbytes), way, list(chain.from_iterable(rounds)), ranks=size)
+        run.results.add("calls", "all_reduce", way, list(chain.from_iterable(rounds)), ranks=size, nbytes=4)
 
 
-async def seconds_each(peer: TorchPeer, way: str, nbytes: int) -> list[float]:
+async def seconds_each(peer: TorchPeer, way: str) -> list[float]:
     """On a rank: seconds of each of some calls, one after the other."""
-    return await asyncio.to_thread(_one_by_one, peer, way, nbytes)
+    return await asyncio.to_thread(_one_by_one, peer, way)
 
 
-def _one_by_one(peer: TorchPeer, way: str, nbytes: int) -> list[float]:
+def _one_by_one(peer: TorchPeer, way: str) -> list[float]:
     import torch
     import torch.distributed as c10d
 
-    tensor = torch.zeros(nbytes // 4)
+    tensor = torch.zeros(1)
     ours = c10d.group.WORLD.ours
     c10d.barrier()
     if way == "awaited":

@@ -1,31 +1,20 @@
-"""Objects there and back, and many small requests at once, beside a Unix stream of asyncio; two ranks."""
+"""Many small requests at once, beside streams of asyncio; two ranks."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.harness.cases import Case
 from benchmarks.harness.crew import Crew, CrewError
 from benchmarks.harness.peers import AIODIST, STREAMS, STREAMS_TCP
 from benchmarks.harness.run import Run, Step
-from benchmarks.harness.turns import measure
 from benchmarks.ranks.base import LoopPeer
-from benchmarks.ranks.objects import OBJECTS
 from benchmarks.ranks.service import KINDS, measured
 
 AT_ONCE = (1, 32, 256)
 _CALLED = ("calls", "functions")
 _PEERS = (AIODIST, STREAMS)
 _SIZE = 2
-
-
-def objects(run: Run) -> list[Step]:
-    """`send_object` and `recv_object` beside msgpack over the stream; there and back counts as one."""
-    return [
-        Step("objects", what, partial(measure, run, "objects", Case(what), _SIZE, _PEERS), _SIZE)
-        for what in OBJECTS
-    ]
 
 
 def service(run: Run) -> list[Step]:

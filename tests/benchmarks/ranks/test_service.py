@@ -1,17 +1,15 @@
-"""Objects and requests, by groups and by a stream: who asks gets the answer to what it asked."""
+"""Requests, by groups and by a stream: who asks gets the answer to what it asked."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
 import pytest
 
 import aiodist as dist
 from aiodist.testing import run_cluster
 from benchmarks.harness.cases import WrongResultError
-from benchmarks.ranks.objects import OBJECTS, there_and_back
 from benchmarks.ranks.service import KINDS, StreamService, answer, check, group_service, measured, request
 
 
@@ -45,16 +43,3 @@ def test_an_answer_to_another_request_is_wrong() -> None:
     check(3, answer(request(3))["value"])
     with pytest.raises(WrongResultError, match="request 4"):
         check(4, answer(request(3))["value"])
-
-
-@pytest.mark.parametrize("what", OBJECTS)
-async def test_objects_that_change_on_the_way_are_wrong(what: str) -> None:
-    sent: asyncio.Queue[Any] = asyncio.Queue()
-    once = await there_and_back(what, 0, sent.put, sent.get)
-    await once()
-
-    async def another() -> str:
-        return "another"
-
-    with pytest.raises(WrongResultError, match="another"):
-        await there_and_back(what, 0, sent.put, another)
