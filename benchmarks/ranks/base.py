@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import resource
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,10 +62,6 @@ class Peer:
     def zeros(self, count: int) -> Any:
         """A float32 tensor for `all_reduce`."""
         return np.zeros(count, np.float32)
-
-    async def issue(self, array: Any) -> Callable[[], Awaitable[None]]:
-        """Start an all_reduce; the result waits for it."""
-        raise AbsentError("has no all_reduce that runs beside the caller")
 
     async def bind(self, case: Case) -> tuple[Call, Array, Array]:
         """Allocate; returns the operation, and flat NumPy views of its input and output.

@@ -47,9 +47,6 @@ class AiodistPeer(LoopPeer):
     async def all_reduce(self, array: Any) -> None:
         await self.pg.all_reduce(array)
 
-    async def issue(self, array: Any) -> Callable[[], Awaitable[None]]:
-        return self.pg.all_reduce(array, async_op=True).wait
-
     async def bind(self, case: Case) -> tuple[Once, Array, Array]:
         tensor, out = (self._empty(case, length) for length in case.lengths(self.size, self.rank))
         if case.what == "five":

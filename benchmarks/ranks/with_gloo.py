@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -45,14 +44,6 @@ class GlooPeer(Peer):
 
     def zeros(self, count: int) -> Any:
         return torch.zeros(count)
-
-    async def issue(self, array: Any) -> Callable[[], Awaitable[None]]:
-        work = dist.all_reduce(array, async_op=True)
-
-        async def wait() -> None:
-            work.wait()
-
-        return wait
 
     async def bind(self, case: Case) -> tuple[Call, Array, Array]:
         length, out_length = case.lengths(self.size, self.rank)

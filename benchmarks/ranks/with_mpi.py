@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -27,17 +25,6 @@ class MpiPeer(Peer):
 
     async def barrier(self) -> None:
         self.comm.Barrier()
-
-    async def all_reduce(self, array: Any) -> None:
-        self.comm.Allreduce(MPI.IN_PLACE, array)
-
-    async def issue(self, array: Any) -> Callable[[], Awaitable[None]]:
-        request = self.comm.Iallreduce(MPI.IN_PLACE, array)
-
-        async def wait() -> None:
-            request.Wait()
-
-        return wait
 
     async def bind(self, case: Case) -> tuple[Call, Array, Array]:
         if case.dtype != "float32":

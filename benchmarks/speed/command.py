@@ -20,10 +20,10 @@ from benchmarks.harness.machine import facts
 from benchmarks.harness.results import Results
 from benchmarks.harness.run import QUICK, Run, Settings
 from benchmarks.speed.bars import bars_table, evaluate
+from benchmarks.speed.catalog import ALONE, COMPARED, SUITES, steps
 from benchmarks.speed.curves import draw
 from benchmarks.speed.goals import BARS
 from benchmarks.speed.report import doubts, processor, report
-from benchmarks.speed.suites import ALONE, COMPARED, SUITES, steps
 
 
 def parse(argv: Sequence[str], environ: dict[str, str]) -> tuple[argparse.Namespace, Settings]:

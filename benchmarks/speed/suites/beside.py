@@ -17,7 +17,6 @@ from aiodist.cli.bench.measures import quantile, show_size
 from aiodist.cli.bench.sweep import lateness as while_reducing
 from benchmarks.harness.peers import AIODIST
 from benchmarks.harness.run import Run, Step
-from benchmarks.ranks.base import Peer
 from benchmarks.ranks.with_aiodist import AiodistPeer
 
 KINDS = ("numpy", "python")
@@ -74,22 +73,13 @@ def overlap(run: Run) -> list[Step]:
 
 def _overlap(run: Run, nbytes: int, kind: str, factor: float) -> None:
     cores = len(os.sched_getaffinity(0))
-    ratios: dict[str, list[float]] = {}
-    figures: dict[str, dict[str, list[float]]] = {}
-    for _ in range(1 if run.settings.quick else 3):
-        for peer in run.peers("aiodist", "gloo"):
-            run.progress.show(peer.name)
-            crew = run.crew(peer, _SIZE)
-            ranks = crew.do(overlapping, nbytes=nbytes, kind=kind, factor=factor, turns=3)
-            ratios.setdefault(peer.name, []).append(against_ideal(ranks, cores))
-            for name in ("reduce", "compute", "both"):
-                worst = max(rank[name] for rank in ranks)
-                figures.setdefault(peer.name, {}).setdefault(name, []).append(worst)
-    for name, values in ratios.items():
-        what = f"{kind} {factor:g}×"
-        run.results.add("overlap", what, name, values, ranks=_SIZE, nbytes=nbytes, unit="ratio")
-        for part, taken in figures[name].items():
-            run.results.add("overlap", f"{what} {part}", name, taken, ranks=_SIZE, nbytes=nbytes)
+    crew = run.crew(AIODIST, _SIZE)
+    ratios = [
+        against_ideal(crew.do(overlapping, nbytes=nbytes, kind=kind, factor=factor, turns=3), cores)
+        for _ in range(1 if run.settings.quick else 3)
+    ]
+    what = f"{kind} {factor:g}×"
+    run.results.add("overlap", what, "aiodist", ratios, ranks=_SIZE, nbytes=nbytes, unit="ratio")
 
 
 def against_ideal(ranks: list[dict[str, float]], cores: int) -> float:
@@ -165,12 +155,14 @@ async def _in_flight(group: dist.ProcessGroup, each: int, seconds: float) -> int
     return rounds
 
 
-async def overlapping(peer: Peer, nbytes: int, kind: str, factor: float, turns: int) -> dict[str, float]:
+async def overlapping(
+    peer: AiodistPeer, nbytes: int, kind: str, factor: float, turns: int
+) -> dict[str, float]:
     """An all_reduce beside computing on the same thread: medians of each alone and of both, seconds.
 
     The computing takes about `factor` times as long as the all_reduce, and never yields.
     """
-    tensor = peer.zeros(nbytes // 4)
+    tensor = np.zeros(nbytes // 4, np.float32)
     compute = COMPUTE[kind]
     reduce_alone = [await _alone(peer, tensor) for _ in range(3)]
     wall = statistics.median(sample[0] for sample in reduce_alone)
@@ -188,9 +180,9 @@ async def overlapping(peer: Peer, nbytes: int, kind: str, factor: float, turns: 
         compute_cpu = time.process_time() - cpu
         await peer.barrier()
         began = time.perf_counter()
-        wait = await peer.issue(tensor)
+        work = peer.pg.all_reduce(tensor, async_op=True)
         compute(count)
-        await wait()
+        await work
         both = time.perf_counter() - began
         for key, value in zip(
             taken, (reduce_wall, compute_wall, both, reduce_cpu + compute_cpu), strict=True
@@ -199,11 +191,10 @@ async def overlapping(peer: Peer, nbytes: int, kind: str, factor: float, turns: 
     return {key: statistics.median(values) for key, values in taken.items()}
 
 
-async def _alone(peer: Peer, tensor: Any) -> tuple[float, float]:
+async def _alone(peer: AiodistPeer, tensor: Any) -> tuple[float, float]:
     await peer.barrier()
     began, cpu = time.perf_counter(), time.process_time()
-    wait = await peer.issue(tensor)
-    await wait()
+    await peer.pg.all_reduce(tensor)
     return time.perf_counter() - began, time.process_time() - cpu
 
 

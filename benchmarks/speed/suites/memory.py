@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from benchmarks.harness.crew import Crew, CrewError, free_port
+import numpy as np
+
+from benchmarks.harness.crew import Crew, free_port
 from benchmarks.harness.link import AbsentError
-from benchmarks.harness.peers import AIODIST, Peer
+from benchmarks.harness.peers import AIODIST
 from benchmarks.harness.run import Run, Step
-from benchmarks.ranks.base import Peer as RankPeer
+from benchmarks.ranks.with_aiodist import AiodistPeer
 
 SIZE = 4
 MANY = 64
@@ -17,39 +19,27 @@ _SAMPLED = 2e-3  # seconds between looks at the memory of few ranks
 
 
 def memory(run: Run) -> list[Step]:
-    """One step for each peer, on fresh processes: the baseline is after imports, before init.
-
-    MPI is left out: importing mpi4py is its init.
-    """
-    nbytes = 16 << 20 if run.settings.quick else 64 << 20
-    steps = [
-        Step("memory", peer.name, partial(_memory, run, peer, SIZE, nbytes))
-        for peer in run.peers("aiodist", "gloo")
+    """One step for each world size, on fresh processes: the baseline is after imports, before init."""
+    sizes = {SIZE: 16 << 20} if run.settings.quick else {SIZE: 64 << 20, MANY: 4 << 20}
+    return [
+        Step("memory", f"{size} ranks", partial(_memory, run, size, nbytes)) for size, nbytes in sizes.items()
     ]
-    if not run.settings.quick:
-        steps.append(Step("memory", f"{MANY} ranks", partial(_memory, run, AIODIST, MANY, 4 << 20)))
-    return steps
 
 
-def _memory(run: Run, peer: Peer, size: int, nbytes: int) -> None:
-    try:
-        with Crew(peer, size) as crew:
-            above = crew.do(above_tensors, port=free_port(), nbytes=nbytes)
-    except (AbsentError, CrewError) as error:
-        run.results.note(f"memory: {error}")
-        return
-    largest = [float(max(above))]
-    run.results.add("memory", "above tensors", peer.name, largest, ranks=size, nbytes=nbytes, unit="B")
+def _memory(run: Run, size: int, nbytes: int) -> None:
+    with Crew(AIODIST, size) as crew:
+        largest = float(max(crew.do(above_tensors, port=free_port(), nbytes=nbytes)))
+    run.results.add("memory", "above tensors", "aiodist", [largest], ranks=size, nbytes=nbytes, unit="B")
 
 
-async def above_tensors(peer: RankPeer, port: int, nbytes: int) -> int:
+async def above_tensors(peer: AiodistPeer, port: int, nbytes: int) -> int:
     """On a rank: bytes at the peak of some all_reduces, above what there was before, and the tensor."""
     before = resident()
     await peer.connect(port)
-    tensor = peer.zeros(nbytes // 4)
+    tensor = np.zeros(nbytes // 4, np.float32)
     with Peak(_SAMPLED * max(1, peer.size / 4)) as peak:
         for _ in range(5):
-            await peer.all_reduce(tensor)
+            await peer.pg.all_reduce(tensor)
     return max(peak.most, resident()) - before - nbytes
 
 

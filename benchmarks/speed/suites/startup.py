@@ -38,7 +38,8 @@ def _init(run: Run, size: int) -> None:
     try:
         for peer in peers:
             run.progress.show(f"{peer.name} starts")
-            crews[peer.name] = Crew(peer, size, forked=size >= _CROWD)
+            crew = crews[peer.name] = Crew(peer, size, forked=size >= _CROWD)
+            crew.do(descriptors)  # they import this module now, and not in the time that counts
         for turn in range(_TURNS.get(size, min(5, 2 * run.settings.turns))):
             for name, crew in crews.items():
                 run.progress.show(f"{name} {turn + 1}")

@@ -16,7 +16,7 @@ from benchmarks.harness.peers import PASSES, SOCKETS, Found
 from benchmarks.harness.results import Results
 from benchmarks.harness.run import Run, Settings, Step
 from benchmarks.harness.turns import measure, slowest
-from benchmarks.speed.suites import SUITES, steps
+from benchmarks.speed.catalog import SUITES, steps
 from benchmarks.speed.suites.beside import against_ideal
 from benchmarks.speed.suites.startup import descriptors
 from tests.levels import COSTLY
