@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aiodist.testing.hosts import Hosts
 from benchmarks.deaths.staged.problem import PROBLEMS
-from benchmarks.harness.command import ROOT
+from benchmarks.harness.peers import AIODIST, environment
 
 PROGRAM = Path(__file__).with_name("problem.py")
 RANKS = 4
@@ -147,20 +147,18 @@ def _first_box(process: subprocess.Popen[str], title: str, until: float) -> str:
 
 @contextlib.contextmanager
 def _running(name: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {
-        **os.environ,
+    variables = environment(AIODIST) | {
         "AIODIST_STALL_AFTER": str(AFTER),
         "AIODIST_EVICT_AFTER": str(2 * PATIENCE),
-        "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
     }
     with contextlib.ExitStack() as stack:
         if name == "link":
             commands = stack.enter_context(_apart())
-            environment["AIODIST_TRANSPORT"] = "tcp"
+            variables["AIODIST_TRANSPORT"] = "tcp"
         else:
             commands = [[*_RUN, f"--nproc-per-node={RANKS}", str(PROGRAM), name]]
-        processes = [stack.enter_context(_started(command, environment)) for command in commands]
+        processes = [stack.enter_context(_started(command, variables)) for command in commands]
         yield processes[0]
 
 
@@ -168,13 +166,13 @@ _RUN = [sys.executable, "-m", "aiodist", "run"]
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def _started(command: Sequence[str], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env=variables,
         start_new_session=True,
         cwd=PROGRAM.parent,
     )

@@ -13,7 +13,6 @@ import importlib.util
 import itertools
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 import aiodist as dist
+from aiodist.cli.bench.measures import quantile
 from benchmarks.harness.command import ROOT
 from benchmarks.harness.crew import free_port
 from benchmarks.harness.link import AbsentError
@@ -240,7 +240,7 @@ async def measure(run: Run, turns: int, seconds: float, kills: int) -> None:
             for (name, at_once), times in taken.items():
                 add = partial(run.results.add, "application", peer=name, ranks=WORKERS + 1)
                 add(f"{at_once} at once", values=times)
-                add(f"{at_once} at once, p99", values=[statistics.quantiles(times, n=100)[98]])
+                add(f"{at_once} at once, p99", values=[quantile(times, 0.99)])
                 add(f"{at_once} at once, a second", values=[len(times) / (turns * seconds)], unit="")
             clients = Clients(session, port)
             killing = asyncio.create_task(kill_some(processes[0].pid, clients, kills))

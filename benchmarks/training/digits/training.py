@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.command import ROOT
+from benchmarks.harness.peers import AIODIST, environment
 from benchmarks.training.digits.algorithms import RANKS
 from benchmarks.training.digits.board import FREE, Board
 from benchmarks.training.digits.model import digits
@@ -49,10 +49,6 @@ class Outcome:
     weights: str
     seconds: float
 
-    def as_json(self) -> dict[str, Any]:
-        """All, for `json.dump`."""
-        return asdict(self)
-
 
 def train(folder: Path, name: str, seed: int, steps: int, deaths: Sequence[Deaths] = ()) -> Outcome:
     """Run one training.
@@ -81,7 +77,7 @@ def train(folder: Path, name: str, seed: int, steps: int, deaths: Sequence[Death
         "benchmarks.training.digits.worker",
     ]
     command = [sys.executable, "-m", "aiodist", *words, str(folder), name, str(seed), str(steps)]
-    environ = os.environ | {"XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": str(ROOT)}
+    environ = environment(AIODIST) | {"XDG_STATE_HOME": str(folder / "state")}
     began = time.perf_counter()
     with open(folder / "output", "wb") as output:
         job = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=output)
