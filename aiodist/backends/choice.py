@@ -1,6 +1,6 @@
 """The choice of backends in one job: `backend=` taken apart, checked, and agreed on.
 
-parse ─▶ check (are the libraries here?) ─▶ card, settle (does it fit all ranks?) ─▶ make (for each group)
+parse ─▶ check (are the libraries here?) ─▶ card, common_to (does it fit all ranks?) ─▶ make (for each group)
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class BackendChoice:
             "told": {place: engine.tell(self.device) for place, engine in self.engines.items()},
         }
 
-    def settle(self, cards: Sequence[Mapping[str, Any]], tells: bool = True) -> BackendChoice:
+    def common_to(self, cards: Sequence[Mapping[str, Any]], tells: bool = True) -> BackendChoice:
         """The choice that all ranks can use, from what each can. The same on all.
 
         Args:

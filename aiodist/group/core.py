@@ -252,10 +252,10 @@ class GroupCore:
 
     async def drain(self) -> None:
         """Wait until no operation touches a buffer any more; see `ProcessGroup.drain`."""
-        await self.settle()
+        await self.until_idle()
         self.issuer.forgotten.drained(self._track.now())
 
-    async def settle(self) -> None:
+    async def until_idle(self) -> None:
         """Do the same, where the program has not asked for it: a forgotten await stays one."""
         if self.batches.mine():
             raise UsageError(

@@ -23,7 +23,7 @@ PATIENCE = 1.5
 _PAUSE = 0.01
 _MOST = 4 << 20  # bytes of an answer that are read
 _MOST_THREADS = 1 << 22  # the kernel numbers no more
-_SETTLED = 5  # looks at a file that does not grow any more
+_UNCHANGED = 5  # looks at a file that does not grow any more
 
 
 def ask(
@@ -153,9 +153,9 @@ def _wait_for(asked: list[_Asked], patience: float) -> None:
 def _wait_for_files(asked: list[_Asked], patience: float) -> None:
     """Wait until the files of all have grown, and grow no more, or the time is over."""
     until = time.monotonic() + patience
-    sizes, settled = [0] * len(asked), 0
-    while asked and settled < _SETTLED and time.monotonic() < until:
+    sizes, unchanged = [0] * len(asked), 0
+    while asked and unchanged < _UNCHANGED and time.monotonic() < until:
         time.sleep(_PAUSE)
         now = [one.wrote() for one in asked]
-        settled = settled + 1 if now == sizes and all(now) else 0
+        unchanged = unchanged + 1 if now == sizes and all(now) else 0
         sizes = now

@@ -69,7 +69,7 @@ def _chosen(group: Group, found: Mapping[int, _Numbered], ranks: Mapping[int, Ra
         start = max(start, _whole_from(numbers))
     last = max(number for numbers in found.values() for number in numbers)
     for number in range(start, last + 1):
-        if not _is_settled(number, seen, found, end):
+        if not _is_known(number, seen, found, end):
             return range(start, number)
     return range(start, last + 1)
 
@@ -84,7 +84,7 @@ def _whole_from(numbers: _Numbered) -> int:
     return first
 
 
-def _is_settled(number: int, seen: list[RankView], found: Mapping[int, _Numbered], end: float) -> bool:
+def _is_known(number: int, seen: list[RankView], found: Mapping[int, _Numbered], end: float) -> bool:
     """Whether what is known of an operation is more than that the ranks were not seen at the same moment."""
     starts = [numbers[number].start for numbers in found.values() if number in numbers]
     if not (starts and seen):

@@ -25,7 +25,7 @@ from aiodist.net.wire.handshake import MAX_JOB
 T = TypeVar("T")
 
 MAX_SECRET = 4096
-_SETTLED = 2.0  # seconds after its last change until a file is what its times say: they may be so coarse
+_TIME_STEP = 2.0  # seconds after its last change until a file is what its times say: they may be so coarse
 _log = logging.getLogger("aiodist.store")
 
 
@@ -162,7 +162,7 @@ class _Kept(Generic[T]):
         now = time.time()
         self._of = None
         self._value = self._make()
-        if max(facts.st_mtime, facts.st_ctime) + _SETTLED < now:
+        if max(facts.st_mtime, facts.st_ctime) + _TIME_STEP < now:
             self._of = seen
         return self._value
 

@@ -102,14 +102,14 @@ class Collectives:
                 later = wires.copy()
                 for way in (later.up, later.down):
                     way.free = np.where(way.work > 0, way.free + begun - first, way.free)
-                return self.fabric.settle(begun, later, after + begun, True)
+                return self.fabric.contended(begun, later, after + begun, True)
         wires = self.fabric.begin(begun if commit else float(came.min()))
         after = self._alone_ends(wanted, at, wires)
         if key is not None:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[key] = (after - begun, wires, begun)
-        return self.fabric.settle(begun, wires, after, commit)
+        return self.fabric.contended(begun, wires, after, commit)
 
     def _alone_ends(self, wanted: Wanted, at: Floats, wires: Wires) -> Floats:
         if self.size == 1:

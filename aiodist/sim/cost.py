@@ -281,7 +281,7 @@ class Fabric:
             min(wires.cores, at),
         )
 
-    def settle(self, at: float, over: Wires, ends: Floats, commit: bool) -> Ends:
+    def contended(self, at: float, over: Wires, ends: Floats, commit: bool) -> Ends:
         """How an operation ends that has been worked out alone.
 
         Args:
@@ -335,7 +335,7 @@ class Fabric:
         begun = sent if math.isinf(posted) else max(sent, posted)
         wires = self.begin(begun)
         ends = self.step(one, np.array([float(nbytes)]), ranks, at, wires)
-        found = self.settle(begun, wires, ends, bool(np.isfinite(ends).all()))
+        found = self.contended(begun, wires, ends, bool(np.isfinite(ends).all()))
         if nbytes <= EAGER_MESSAGE:
             return float(ends[0]), float(found.at[1])
         return float(found.at[0]), float(found.at[1])

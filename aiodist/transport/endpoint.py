@@ -483,7 +483,7 @@ class SocketEndpoint(Endpoint):
     def _stop_accepting(self) -> None:
         self._listener.close()
 
-    async def _settle(self) -> None:
+    async def _end_tasks(self) -> None:
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -242,7 +242,7 @@ class Endpoint(ABC):
             await self._close_all([peer.sender.close for peer in self._peers.values()], patience)
             last = [peer.receiver.close for peer in self._peers.values()]
             await self._close_all([*last, self._close_controls], min(patience, 1.0))
-            await self._settle()
+            await self._end_tasks()
         finally:
             self.kill()
 
@@ -262,7 +262,7 @@ class Endpoint(ABC):
     def _stop_accepting(self) -> None:  # noqa: B027
         """Take no new connections: closing begins."""
 
-    async def _settle(self) -> None:  # noqa: B027
+    async def _end_tasks(self) -> None:  # noqa: B027
         """End whatever else there is."""
 
     def _forget_control(self, control: ControlLink) -> None:

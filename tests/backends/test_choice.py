@@ -166,7 +166,7 @@ def test_new_groups_may_be_asked_for_by_what_the_world_was_asked_for_by(
     choice = parse(backend, gpu=True)
     assert choice.aliases - {""} == names - ({"nccl"} if backend is None else set())
     if same:  # and where it cannot be had
-        first, _ = settled(*checked(backend, 1, 1))
+        first, _ = common(*checked(backend, 1, 1))
         assert first.aliases >= {"nccl", "host", "gloo"} and first.asked in first.aliases
 
 
@@ -204,7 +204,7 @@ def test_nobody_asked_and_the_library_is_missing(
     assert choice.staged and choice.host
     assert not caplog.records
     cards = [choice.card(), choice.card()]
-    choice.settle(cards, tells=True), choice.settle(cards, tells=False)
+    choice.common_to(cards, tells=True), choice.common_to(cards, tells=False)
     (line,) = caplog.records  # of one rank
     assert line.levelno == logging.WARNING
     assert "through the host: fast is not here" in line.getMessage()
@@ -219,13 +219,13 @@ def test_nobody_asked_and_there_is_no_device(monkeypatch: pytest.MonkeyPatch, ba
     assert choice.name == "host"
 
 
-# ── settle ───────────────────────────────────────────────────────────────────────────────────────────
+# ── common_to ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def settled(*choices: BackendChoice) -> list[BackendChoice]:
+def common(*choices: BackendChoice) -> list[BackendChoice]:
     """What each rank does once all have seen all cards."""
     cards = [choice.card() for choice in choices]
-    return [choice.settle(cards) for choice in choices]
+    return [choice.common_to(cards) for choice in choices]
 
 
 def checked(backend: str | None, *devices: int) -> list[BackendChoice]:
@@ -235,22 +235,22 @@ def checked(backend: str | None, *devices: int) -> list[BackendChoice]:
 
 def test_ranks_that_fit_do_as_they_planned() -> None:
     choices = checked("cpu:host,cuda:nccl", 0, 1, 2)
-    assert settled(*choices) == choices
+    assert common(*choices) == choices
 
 
 def test_ranks_that_were_told_otherwise_are_named() -> None:
     cards = [parse("host", gpu=False).card(), parse(None, gpu=False).card(), parse("wire", gpu=False).card()]
     with pytest.raises(dist.RendezvousError, match=r"rank 1 has backend=None, rank 0 has 'host'.*alike"):
-        parse("host", gpu=False).settle(cards)
+        parse("host", gpu=False).common_to(cards)
     with pytest.raises(dist.RendezvousError, match="rank 1 has backend='wire', rank 0 has 'host'"):
-        parse("host", gpu=False).settle([cards[0], cards[2]])
+        parse("host", gpu=False).common_to([cards[0], cards[2]])
 
 
 @pytest.mark.parametrize("backend", [None, "nccl", "cpu:host,cuda:nccl"])
 def test_ranks_that_share_a_device_go_through_the_host(
     backend: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = settled(*checked(backend, 1, 1))
+    first, second = common(*checked(backend, 1, 1))
     assert first == second
     assert (first.engines, first.staged, first.device) == ({}, True, 1)
     assert first.host == (backend != "nccl")
@@ -264,7 +264,7 @@ def test_one_rank_without_the_library_takes_all_through_the_host(monkeypatch: py
     unable = checked(None, 1)[0]
     no_device(monkeypatch)
     none = checked(None, 2)[0]
-    choices = settled(able, unable, none)
+    choices = common(able, unable, none)
     assert [choice.staged for choice in choices] == [True, True, False]
     assert not any(choice.engines for choice in choices)
     assert choices[2].plain
@@ -272,16 +272,16 @@ def test_one_rank_without_the_library_takes_all_through_the_host(monkeypatch: py
 
 def test_engine_of_the_host_has_nothing_to_fall_back_on() -> None:
     with pytest.raises(BackendUnavailable, match="'wire' cannot serve this job: they told 'on -1' twice"):
-        settled(*checked("wire", 0, 1))
+        common(*checked("wire", 0, 1))
     choices = checked("wire", 0)
     other = {**choices[0].card(), "engines": {"cpu": "another"}}
     with pytest.raises(BackendUnavailable, match="rank 1 cannot use it"):
-        choices[0].settle([choices[0].card(), other])
+        choices[0].common_to([choices[0].card(), other])
 
 
 def test_engine_of_both_places_needs_both() -> None:
     with pytest.raises(BackendUnavailable, match="'every' cannot serve this job"):
-        settled(*checked("every", 0, 0))
+        common(*checked("every", 0, 0))
 
 
 def test_what_another_rank_tells_and_nobody_can_read_is_an_error_of_the_meeting() -> None:
@@ -294,6 +294,6 @@ def test_what_another_rank_tells_and_nobody_can_read_is_an_error_of_the_meeting(
     other = mine.card()
     other["told"] = {"cpu": b"no number"}
     good = {**other, "told": {"cpu": b"7"}}
-    assert mine.settle([good, good]) == mine
+    assert mine.common_to([good, good]) == mine
     with pytest.raises(RendezvousError, match=r"of backend 'every' cannot be read \(ValueError\)"):
-        mine.settle([good, other])
+        mine.common_to([good, other])

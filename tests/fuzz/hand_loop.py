@@ -112,7 +112,7 @@ class HandLoop:
         if self.errors:
             raise self.errors[0]
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         """Turn until nothing is due; at most a thousand times."""
         self.turn()
         for _ in range(1000):
@@ -130,4 +130,4 @@ class HandLoop:
             self.now, _, handle = heapq.heappop(self._timers)
             handle.run()
         self.now = end
-        self.settle()
+        self.run_until_idle()

@@ -247,7 +247,7 @@ def open_link() -> Iterator[Run]:
                 if len(link._in) > 2 * MAX_BYTES:
                     raise Judgement(f"{len(link._in)} bytes kept")
             theirs.close()
-            loop.settle()
+            loop.run_until_idle()
             if len(ends) != 1 or len(gone) != 1:
                 raise Judgement(f"ended {ends}, gone {len(gone)} times")
             plane.ended(NEIGHBOUR, *ends[0])

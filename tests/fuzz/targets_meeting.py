@@ -89,7 +89,7 @@ def _cards(data: bytes) -> None:
     card = read_[1]
     # What the world and the endpoint do with it, without asking.
     bytes(card["uid"]), bool(card["hosts"]), str(card["host"])
-    BackendChoice(engines={"cuda": NcclEngine}, staged=True).settle([CARD["backend"], card["backend"]])
+    BackendChoice(engines={"cuda": NcclEngine}, staged=True).common_to([CARD["backend"], card["backend"]])
     endpoint = card["endpoint"]
     host, port = endpoint["tcp"]
     if not (type(host) is str and type(port) is int and len(endpoint["nonce"]) == 16):

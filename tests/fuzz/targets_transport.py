@@ -241,7 +241,7 @@ class Ends:
         self.far.close()
         for _ in range(4):
             self.loop.turn()
-        self.loop.settle()
+        self.loop.run_until_idle()
 
     def drain(self) -> None:
         """Read what the link says."""

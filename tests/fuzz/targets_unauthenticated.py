@@ -194,7 +194,7 @@ def open_local() -> Iterator[Run]:
             with contextlib.suppress(OSError):  # it hung up
                 ends.far.sendmsg([segment or b"x"], rights if given else [])
             loop.turn(3)
-            loop.settle()
+            loop.run_until_idle()
             if peers.peer_segments and not (how & 2 and heard):
                 raise Judgement("an unauthenticated peer was accepted")
             return "" if peers.peer_segments else "refused" if handshake not in peers._handshakes else "waits"

@@ -415,7 +415,7 @@ async def test_its_forgotten_awaits_are_the_worlds() -> None:
         group: Any = await pg.new_group()
         for _ in range(2):
             group.barrier()
-        await group._core.settle()
+        await group._core.until_idle()
         del group
         await until_closed(pg)
 

@@ -45,7 +45,7 @@ async def an_object(pg: ProcessGroup) -> None:
 
 async def a_kept_one(pg: ProcessGroup) -> None:
     work = pg.all_reduce(ones(), async_op=False)
-    await pg._core.settle()
+    await pg._core.until_idle()
     assert work.done()
 
 
@@ -147,7 +147,7 @@ async def test_a_failure_that_nobody_was_told_comes_first() -> None:
             pg.abort("enough")
             return
         pg.all_reduce(ones())
-        await pg._core.settle()
+        await pg._core.until_idle()
         gc.collect()
         with pytest.raises(dist.GroupAborted) as caught:
             await pg.aclose()

@@ -195,7 +195,7 @@ def test_nobody_but_the_package_brings_it(installed: Path, monkeypatch: pytest.M
         assert (choice.name, choice.host, set(choice.engines)) == ("unix", False, {"cpu"})
         elsewhere = [{**choice.card(), "told": {"cpu": name}} for name in (b"here", b"there")]
         with pytest.raises(dist.BackendUnavailable, match=r"'unix' .*: the ranks are on several hosts"):
-            choice.settle(elsewhere)
+            choice.common_to(elsewhere)
     finally:
         sys.modules.pop("aiodist_unix", None)
 

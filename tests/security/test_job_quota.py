@@ -165,7 +165,7 @@ async def test_secrets_that_cannot_be_read_now_are_no_verdict(
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files of secrets that were read; their last change counts as long past."""
-    monkeypatch.setattr(jobs, "_SETTLED", -1.0)
+    monkeypatch.setattr(jobs, "_TIME_STEP", -1.0)
     found: list[str] = []
     private = jobs._private
 
@@ -205,7 +205,7 @@ def test_a_file_that_has_just_changed_may_change_again_unseen(
 ) -> None:
     """Times of files are coarse: two changes may bear the same one."""
     known = JobSecrets(secrets)
-    monkeypatch.setattr(jobs, "_SETTLED", 1e6)
+    monkeypatch.setattr(jobs, "_TIME_STEP", 1e6)
     facts = (secrets / "a").stat()
     for text in (b"x" * facts.st_size, b"y" * facts.st_size):
         (secrets / "a").write_bytes(text)

@@ -80,7 +80,7 @@ class Messages:
         self.held_up = HeldUp()
         self._gaps: dict[tuple[int, int], None] = {}  # source and tag of receives that were given up just now
 
-    def quiet(self, tag: int) -> bool:
+    def nothing_waits(self, tag: int) -> bool:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
         as have claimed their messages: the next message of a source is the next receive's. Not where no
         progress is made any more."""
@@ -116,10 +116,10 @@ class Messages:
             del self._arrivals[tag]
 
     def wait(self, receive: Unclaimed) -> None:
-        """Have a receive get the next message of its source and tag, where that is `quiet`."""
+        """Have a receive get the next message of its source and tag, where that is `nothing_waits`."""
         self._unclaimed[receive.tag] = receive
 
-    def settle(self, tag: int | None = None) -> None:
+    def post_waiting(self, tag: int | None = None) -> None:
         """Have the receives that have claimed nothing posted; those with one tag, or all."""
         unclaimed = self._unclaimed
         while unclaimed:
@@ -153,7 +153,7 @@ class Messages:
                 self._count(source)
                 receive.receive(source, number, data)
                 return _NOW
-            self.settle(tag)
+            self.post_waiting(tag)
             if self._dead or claims.find(source, tag, number) is not None:
                 return _NO  # likewise, now
         arrivals = self._arrivals.setdefault(tag, {})
@@ -238,12 +238,12 @@ class Messages:
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
-        self.settle(operation.tag)
+        self.post_waiting(operation.tag)
         if self._gaps:
             self._close_gaps()
         if type(operation) is Operation:  # a part of another engine's goes on with that
             operation.work._taken_back_by(self.given_up, operation)
-        if self.quiet(operation.tag) and operation.peer != ANY and operation.target is not None:
+        if self.nothing_waits(operation.tag) and operation.peer != ANY and operation.target is not None:
             self._claim(operation, operation.peer, None)  # as `_serve` would
         elif not self._serve(operation, blocked=operation.tag in self._queues):
             self._queues.setdefault(operation.tag, deque()).append(operation)
@@ -257,7 +257,7 @@ class Messages:
         if self._gaps:
             self._close_gaps()
         self._count(source)
-        self.settle(tag)
+        self.post_waiting(tag)
         claim = self._claims.find(source, tag, number)
         if claim is not None:
             claim.signature = signature
@@ -315,7 +315,7 @@ class Messages:
 
     def waiting(self) -> list[Operation]:
         """The receives for which nothing has come."""
-        self.settle()
+        self.post_waiting()
         self._close_gaps()
         queued = [operation for queue in self._queues.values() for operation in queue]
         return [*self._claims.waiting(), *queued]
@@ -346,7 +346,7 @@ class Messages:
                 return False  # when it comes, the receive before this one may have it
             self._adopt(found, operation)
             self._claims.count(found.source, found.tag)
-            self._settle(found)
+            self._resume(found)
         elif type(found) is Arrival:
             self._drop_arrival(operation.tag, found)
             self._claim(operation, found.source, found)
@@ -387,7 +387,7 @@ class Messages:
 
     def ask(self) -> None:
         """Have what is waited for offered again: some peers offered more than is remembered."""
-        self.settle()
+        self.post_waiting()
         for tag, queue in self._queues.items():
             self._ask(tag, {operation.peer for operation in queue})
 
@@ -477,7 +477,7 @@ class Messages:
         claim.complete = self._channel(claim).post_again(self._key(claim), claim.waits, into, received)
         claim.waits = -1
 
-    def _settle(self, claim: Claim) -> None:
+    def _resume(self, claim: Claim) -> None:
         """Go on with a message that has got another receiver."""
         receiver = claim.receiver
         assert receiver is not None
@@ -612,7 +612,7 @@ class Messages:
     def take_back(self, operation: Operation) -> None:
         """Take back a receive that nobody waits for any more. Its message goes to the next one."""
         claim, tag = operation.noted, operation.tag
-        self.settle(tag)
+        self.post_waiting(tag)
         if operation.work.done():  # and nobody was given the result
             self._restore(claim)
             return
@@ -654,7 +654,7 @@ class Messages:
 
     def _restore(self, claim: Claim) -> None:
         """Keep a message that was delivered, for the next receive."""
-        self.settle(claim.tag)
+        self.post_waiting(claim.tag)
         claim.receiver = None
         if self._dead:
             return
@@ -713,7 +713,7 @@ class Messages:
         self._claims.count(source, tag)
         for claim, receiver in moved:
             if receiver is not None and claim.receiver is receiver and not self._dead:
-                self._settle(claim)
+                self._resume(claim)
         if not self._dead:
             self._match(source, tag)
 

@@ -70,7 +70,7 @@ class Resources:
         self._inline = inline
         self._hosts: list[frozenset[int]] = []  # by global rank: who shares memory with it, itself included
 
-    def settle(self, local_to: Sequence[Set[int]], limits: Thresholds) -> None:
+    def set_local(self, local_to: Sequence[Set[int]], limits: Thresholds) -> None:
         """Set which ranks share memory, once all ranks agree on it.
 
         Args:

@@ -216,7 +216,7 @@ class ShortMessages:
         work, messages = receive.work, self._messages
         if messages.held_up.is_behind(work, receive.tag, receive.source):
             self._hold(self._posted_as(receive))
-        elif messages.quiet(receive.tag) and not (self._gone or self._channels.crowded):
+        elif messages.nothing_waits(receive.tag) and not (self._gone or self._channels.crowded):
             work._taken_back_by(messages.abandon, receive)
             if channel is not None and self._poller.polls and receive.source != self._channels.rank:
                 receive.poller, receive.channel = self._poller, channel
@@ -251,7 +251,7 @@ class ShortMessages:
 
     def note_all(self) -> None:
         """Enter in flight what is pending."""
-        self._messages.settle()
+        self._messages.post_waiting()
         self._note()
 
     def _note(self) -> None:

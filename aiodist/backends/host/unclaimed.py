@@ -3,7 +3,7 @@
 It waits for the next message of its source and tag, and gets it whole when it comes. As long as it is the
 only one with its tag that does, nothing has to be remembered of it but itself: no claim, no place in the
 channel, no entry in flight. So most messages of services and of round trips cost a look at a table. As soon
-as anything else happens to its tag it is posted as any other receive (`messages.Messages.settle`).
+as anything else happens to its tag it is posted as any other receive (`messages.Messages.post_waiting`).
 """
 
 from __future__ import annotations

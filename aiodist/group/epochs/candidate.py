@@ -129,7 +129,7 @@ class Candidate(Generic[R]):
         await self._linked.wait()
         return self.regroup
 
-    async def settled(self) -> None:
+    async def barrier_ended(self) -> None:
         """Wait for the barrier, however it ends."""
         await asyncio.wait([self._task])
 

@@ -102,7 +102,7 @@ class Convening:
             if len(added) < step.wanted:
                 have = len(step.members) + len(added)
                 why = f"{have} came in time, {len(step.members) + step.wanted} were asked for"
-                await self._settle(assembly, Void(assembly.call, why, not assembly.wanted))
+                await self._decide(assembly, Void(assembly.call, why, not assembly.wanted))
                 return
             number = (step.attempt, assembly.rank)
             record = Record(assembly.epoch + 1, number, (*step.members, *added), address, host)
@@ -146,14 +146,14 @@ class Convening:
 
     async def _rule(self, assembly: Assembly, record: Record) -> None:
         try:
-            await self._settle(assembly, Decided(assembly.call, record))
+            await self._decide(assembly, Decided(assembly.call, record))
         except (QuorumLost, WireError) as error:
             assembly.asked(record.number, str(error))
             await asyncio.sleep(_LOOK)  # an answer that comes at once must not be asked for at once
         finally:
             self._changed()
 
-    async def _settle(self, assembly: Assembly, motion: Decided | Void) -> None:
+    async def _decide(self, assembly: Assembly, motion: Decided | Void) -> None:
         """Have the call decided, this way or as it was before.
 
         Raises:

@@ -90,16 +90,16 @@ class Job:
         try:
             if self.settings.services is not None:
                 await self.settings.services.aclose()
-            await self._settle()
+            await self._finish_background()
         finally:
             await self.leave()
 
-    async def _settle(self) -> None:
+    async def _finish_background(self) -> None:
         while self.background:
             try:
                 await asyncio.wait(set(self.background))
             except asyncio.CancelledError:
                 for task in self.background:  # soon: each has begun by then, so it can tidy up
                     asyncio.get_running_loop().call_soon(task.cancel)
-                await self._settle()
+                await self._finish_background()
                 raise

@@ -115,7 +115,7 @@ class Regroup:
             self._core.batches.begin()
             ready = replace(ready, call=self._number())
             # The others count on it, so it goes on, even if the caller stops waiting for it (law 2).
-            self._moving = self.job.in_background(self._when_quiet(ready, timeout))
+            self._moving = self.job.in_background(self._when_idle(ready, timeout))
             self._moving.add_done_callback(_seen)
         return self._moved()
 
@@ -137,17 +137,17 @@ class Regroup:
         replace_default(self.group, group)  # of the task that awaits it
         return group
 
-    async def _when_quiet(self, ready: Ready, timeout: float) -> ProcessGroup:
+    async def _when_idle(self, ready: Ready, timeout: float) -> ProcessGroup:
         """Wait until what was issued before has ended, one way or the other; then form the next epoch."""
         deadline = self._loop.time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
-                await self._core.settle()
+                await self._core.until_idle()
         except TimeoutError:
             self._core.break_group(
                 GroupBroken("operations were in flight when the epoch ended", hint="Await them first")
             )
-            await self._core.settle()
+            await self._core.until_idle()
         return await self._next_epoch(ready, max(deadline - self._loop.time(), 0.0))
 
     async def _next_epoch(self, ready: Ready, timeout: float) -> ProcessGroup:
@@ -208,7 +208,7 @@ class Regroup:
             ready: what this process called for.
             deadline: of that call; seconds of the loop's clock.
         """
-        await candidate.settled()
+        await candidate.barrier_ended()
         self._world.serve()
         try:
             if self.group.rank == 0:

@@ -232,7 +232,9 @@ class World:
             raise RendezvousTimeout(who, missing=missing, hint=error.hint) from None
         cards = read_cards(answers, card)
         check_cards(cards)
-        self._choice = settings.choice.settle([card["backend"] for card in cards], self._endpoint.rank == 0)
+        self._choice = settings.choice.common_to(
+            [card["backend"] for card in cards], self._endpoint.rank == 0
+        )
         self.uids = [card["uid"] for card in cards]
         self.store_hosts = [rank for rank, card in enumerate(cards) if card["hosts"]]
         self._endpoint.introduce({rank: card["endpoint"] for rank, card in enumerate(cards)})
@@ -312,7 +314,7 @@ class World:
             pid = self._endpoint.peer_pid(rank)
             if local and pid is not None:
                 self._watch_process(rank, pid)
-        self._engine.resources.settle(local_to, self._settings.limits)
+        self._engine.resources.set_local(local_to, self._settings.limits)
 
     def _make(self, cards: list[dict[str, Any]]) -> ProcessGroup:
         settings, ranks = self._settings, tuple(range(self._size))

@@ -59,7 +59,7 @@ class Interrupts:
             self._give_back()
             if self._loop.is_running():
                 self._turn()
-            self._settle()
+            self._take_pending()
 
     def _give_back(self) -> None:
         if signal.getsignal(signal.SIGINT) in (self._handle, self._cancels):
@@ -81,7 +81,7 @@ class Interrupts:
             self._give_back()
             raise KeyboardInterrupt
         if self._pending is not None:  # the task is not cancelled besides: it may await what ends its groups
-            self._settle()
+            self._take_pending()
             self._raised = True
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
@@ -95,7 +95,7 @@ class Interrupts:
             target=self._interrupt, args=(self._pending,), name="aiodist interrupt", daemon=True
         ).start()
 
-    def _settle(self) -> bool:
+    def _take_pending(self) -> bool:
         """Whether a Ctrl-C was pending, which is not from now on."""
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -104,7 +104,7 @@ class Interrupts:
 
     def _turn(self) -> None:
         """Called when the loop turns after a Ctrl-C, or in another run."""
-        if self._settle():
+        if self._take_pending():
             self._told = True
             if self._task.done():
                 self._give_back()

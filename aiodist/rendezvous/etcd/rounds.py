@@ -121,7 +121,7 @@ class Gather:
             elif _round(now.value)[1] == self.size:
                 description = now.value
             else:
-                now = await self.settle(now)
+                now = await self.clear_away(now)
                 continue
             self._at = self._in(description)
             conditions = [
@@ -150,13 +150,13 @@ class Gather:
                 return
             now = there
             if now is not None and tried.ranges[1].item is not None and now.value == description:
-                now = await self.settle(now)
+                now = await self.clear_away(now)
 
     async def now(self) -> Item | None:
         """The key that says which round is on."""
         return (await self._reads(words.get(self._on)))[0].item
 
-    async def settle(self, now: Item) -> Item | None:
+    async def clear_away(self, now: Item) -> Item | None:
         """Clear away dead processes that this rank contradicts, or refuse it → the key `now` afterwards."""
         at, world = self._in(now.value), _round(now.value)[1]
         cards = (await self._reads(words.get_all(at + b"rank/")))[0].items

@@ -166,7 +166,7 @@ class Sessions:
             answer = replace(answer, missing=tuple(answer.missing))
         self.effects.append(answer)
 
-    def settle(self, client: bytes, ids: list[int]) -> None:
+    def forget_answers(self, client: bytes, ids: list[int]) -> None:
         """Forget answers that the client has, or does not want."""
         session = self.by_client[client]
         self._forget(session, ids)

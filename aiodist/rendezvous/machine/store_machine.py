@@ -100,7 +100,7 @@ class StoreMachine:
         session = self.sessions.by_client.get(client) or self.sessions.begin(client)
         if answered := session.answered:
             if request.settled:
-                self.sessions.settle(client, request.settled)
+                self.sessions.forget_answers(client, request.settled)
             if (answer := answered.get(id)) is not None:
                 self.sessions.answer_again(answer)
                 return
@@ -133,7 +133,7 @@ class StoreMachine:
         for table in self._waiting:
             table.forget((call[0], id))
         if id in self.sessions.by_client[call[0]].answered:
-            self.sessions.settle(call[0], [id])
+            self.sessions.forget_answers(call[0], [id])
         self.sessions.reply(call)
 
     def ping(self, call: Call, now: float) -> None:

@@ -64,14 +64,14 @@ class Group:
 def test_the_next_message_of_its_source_and_tag_is_its_own() -> None:
     group = Group()
     receive, place = group.receive(2)
-    assert group.messages.quiet(5)
+    assert group.messages.nothing_waits(5)
     group.messages.wait(receive)
-    assert not group.messages.quiet(5)
-    assert group.messages.quiet(6)
+    assert not group.messages.nothing_waits(5)
+    assert group.messages.nothing_waits(6)
     assert group.take(2, 0, np.arange(3.0)) == Handled.NOW
     assert group.results == [2]
     assert list(place) == [0, 1, 2]
-    assert group.messages.quiet(5)
+    assert group.messages.nothing_waits(5)
     assert group.let_go == []
 
 
@@ -115,9 +115,9 @@ def test_what_the_group_asks_about_is_posted() -> None:
     group = Group()
     for tag in (5, 6):
         group.messages.wait(group.receive(2, tag=tag)[0])
-    group.messages.settle(7)
+    group.messages.post_waiting(7)
     assert group.posted == []
-    group.messages.settle(6)
+    group.messages.post_waiting(6)
     assert [receive.tag for receive in group.posted] == [6]
     group.messages.waiting()
     assert [receive.tag for receive in group.posted] == [6, 5]
@@ -142,7 +142,7 @@ def test_what_came_before_its_receive_is_kept_for_it() -> None:
     assert group.let_go == [(2, 24)]
     assert group.messages.receive_here(group.receive(ANY)[0])
     assert group.results == [2, 2]
-    assert group.messages.quiet(5)
+    assert group.messages.nothing_waits(5)
 
 
 def test_a_receive_that_does_not_fit_what_is_here_gets_nothing() -> None:
@@ -177,7 +177,7 @@ def test_a_message_whose_receive_was_taken_back_in_its_turn_goes_to_the_next() -
     group.messages.wait(receive)
     group.take(2, 0, np.arange(3.0))
     group.messages.abandon(receive)
-    assert not group.messages.quiet(5)
+    assert not group.messages.nothing_waits(5)
     assert not group.messages.receive_here(group.receive(2)[0])  # what is posted gets it
     claim = group.messages._claims.unowned(2, 5)
     assert claim is not None
@@ -191,7 +191,7 @@ def test_strangers_and_broken_groups_are_left_to_the_channel() -> None:
     assert group.messages.take(99, 6, 0, signature, data) == Handled.NO
     group.messages.halt()
     assert group.take(2, 0, np.arange(3.0)) == Handled.NO
-    assert not group.messages.quiet(5)
+    assert not group.messages.nothing_waits(5)
 
 
 def test_a_second_message_of_a_number_breaks_the_protocol() -> None:

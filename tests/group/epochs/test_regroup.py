@@ -64,7 +64,7 @@ class Decisions:
         return encode(self.known.setdefault(topic, motion))
 
 
-async def settled(arbiter: Decisions, call: int, motion: Decided | Void) -> tuple[Any, list[Motion]]:
+async def decided(arbiter: Decisions, call: int, motion: Decided | Void) -> tuple[Any, list[Motion]]:
     """What becomes of a call → its next step, and what was told."""
     told: list[Motion] = []
     convening = Convening(
@@ -75,7 +75,7 @@ async def settled(arbiter: Decisions, call: int, motion: Decided | Void) -> tupl
     )
     assembly = Assembly(call, 0, 0, UIDS)
     assembly.begin(Ready(call, 1, True, 0, ()), 10.0)
-    await convening._settle(assembly, motion)
+    await convening._decide(assembly, motion)
     return assembly.next(0.0), told
 
 
@@ -85,24 +85,24 @@ def a_record(attempt: int) -> Record:
 
 async def test_a_call_that_was_decided_and_not_heard_of_holds_in_the_next_call() -> None:
     arbiter = Decisions(Decided(1, a_record(1)))
-    assert (await settled(arbiter, 2, Decided(2, a_record(2))))[0] == Adopt(a_record(1))
+    assert (await decided(arbiter, 2, Decided(2, a_record(2))))[0] == Adopt(a_record(1))
     assert "epoch/1/2" not in arbiter.known
 
 
 async def test_a_call_that_nobody_decided_is_void_for_good_when_the_next_is_decided() -> None:
     arbiter = Decisions()
-    assert (await settled(arbiter, 2, Decided(2, a_record(2))))[0] == Adopt(a_record(2))
+    assert (await decided(arbiter, 2, Decided(2, a_record(2))))[0] == Adopt(a_record(2))
     assert isinstance(arbiter.known["epoch/1/1"], Void)
-    step, _ = await settled(arbiter, 1, Decided(1, a_record(1)))  # whoever comes too late with it
+    step, _ = await decided(arbiter, 1, Decided(1, a_record(1)))  # whoever comes too late with it
     assert isinstance(step, Fail)
 
 
 async def test_giving_a_call_up_asks_the_arbiter_too() -> None:
     void = Void(1, "3 came in time, 4 were asked for", False)
-    step, told = await settled(Decisions(), 1, void)
+    step, told = await decided(Decisions(), 1, void)
     assert step == Fail(void.why)
     assert told == [void]
-    step, told = await settled(Decisions(Decided(1, a_record(1))), 1, void)
+    step, told = await decided(Decisions(Decided(1, a_record(1))), 1, void)
     assert step == Adopt(a_record(1))
     assert told == []
 
@@ -111,7 +111,7 @@ async def test_an_answer_about_another_call_is_none() -> None:
     arbiter = Decisions()
     arbiter.known["epoch/1/1"] = Void(7, "of another call", False)
     with pytest.raises(Exception, match="no decision on call 1"):
-        await settled(arbiter, 1, Decided(1, a_record(1)))
+        await decided(arbiter, 1, Decided(1, a_record(1)))
 
 
 async def test_a_decision_is_also_heard_in_the_new_epochs_world() -> None:

@@ -267,7 +267,7 @@ async def test_who_met_the_others_before_dying_has_met_them(etcd: Any, job: str)
         assert await two.gather("g", 2, 1, b"b") == [b"dead", b"b"] == await waits
         # Who came as rank 0, and saw the round before it ended, takes nothing out of it now.
         with pytest.raises(RefusedError, match="two processes are rank 0"):
-            await late.settle(now)
+            await late.clear_away(now)
         at = late.base + json.loads(now.value)["round"].encode() + b"/rank/"
         found = await two._run.txn([], [words.count_all(at)], deadline=deadline)
         assert found.ranges[0].count == 2

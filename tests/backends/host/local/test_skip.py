@@ -59,7 +59,7 @@ async def until(members: list[Member], over: list[int]) -> None:
     raise AssertionError([member.over for member in members])
 
 
-def settle(members: list[Member]) -> None:
+def progress_all(members: list[Member]) -> None:
     """Have all go on until nothing waits."""
     for _ in range(1000):
         waits = [member.group.progress() for member in members]
@@ -142,7 +142,7 @@ async def test_slot_is_wiped_only_when_nobody_looks_for_what_it_held(hubs: Any) 
     assert second.over == [3]
     for seq in range(3 + SLOTS, 3 + 6 * SLOTS, SLOTS):
         second.group.skip(seq)
-    settle([first, second])
+    progress_all([first, second])
     for member in (first, second):
         assert member.group.board.words[word] == 0
         assert member.group.board.all_finished(3 + 5 * SLOTS)
@@ -156,7 +156,7 @@ async def test_numbers_are_passed_over_in_whatever_order_they_come(hubs: Any) ->
     for member, order in zip(members, ([2, 0, 3, 1], [3, 2, 1, 0]), strict=True):
         for index in order:
             member.group.skip(numbers[index])
-    settle(members)
+    progress_all(members)
     for member in members:
         assert member.group.board.all_finished(numbers[-1])
         member.group.retire()
