@@ -296,8 +296,8 @@ class HostEngine(Executor):
         """
 
     @abstractmethod
-    def abort(self, quiet: Callable[[], None]) -> None:
-        """Stop everything. `quiet()` is called once, now or later on the loop, when no buffer is touched
+    def abort(self, released: Callable[[], None]) -> None:
+        """Stop everything. `released()` is called once, now or later on the loop, when no buffer is touched
         any more; then the group fails the Works. Nothing is submitted afterwards."""
 
     def halt(self) -> None:

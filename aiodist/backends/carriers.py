@@ -109,11 +109,11 @@ class Carriers:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
-    def abort(self, quiet: Callable[[], None]) -> None:
-        """Stop everything; `quiet` is called when no buffer is touched any more; see `HostEngine.abort`."""
+    def abort(self, released: Callable[[], None]) -> None:
+        """Stop everything; `released` is called when no buffer is touched any more (`HostEngine.abort`)."""
         for carrier in reversed(self._distinct):  # they stand on the host engine
             carrier.abort()
-        self.host.abort(quiet)
+        self.host.abort(released)
 
     def retire(self) -> None:
         """Forget the group, which is gone for good, and drop what may still arrive for it."""

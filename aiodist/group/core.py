@@ -128,7 +128,7 @@ class GroupCore:
             loop, self._track, self.failures, lambda: self.owner, roster.name, roster.epoch
         )
         self.issuer.number = self.numbers.of_user
-        self._quiet = False  # the Works have failed: nothing touches their buffers
+        self._released = False  # the Works have failed: nothing touches their buffers
         self._late: list[Work[Any]] = []  # issued between the break and that moment
         self._closing: asyncio.Future[None] | None = None
         self._has_left = False  # the members know that it closes
@@ -699,7 +699,7 @@ class GroupCore:
 
     def _refuse(self, work: Work[Any]) -> None:
         assert self.error is not None
-        if self._quiet:
+        if self._released:
             work._fail(self.error)
         else:  # the Works before it have not failed yet, and order is kept
             self._late.append(work)
@@ -736,7 +736,7 @@ class GroupCore:
 
     def _fail_all(self) -> None:
         assert self.error is not None
-        self._quiet = True
+        self._released = True
         self._flight.fail_all(self.error)
         for work in self._late:
             work._fail(self.error)

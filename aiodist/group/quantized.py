@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.arrays.kernels import copy_into, quiet
+from aiodist.backends.arrays.kernels import copy_into, unwarned
 from aiodist.backends.arrays.kernels.blockwise import Blockwise
 from aiodist.backends.base import Array
 from aiodist.backends.work import Work
@@ -271,7 +271,7 @@ class Run:
         assert isinstance(source, np.ndarray)
         taken = _flat(source, part).astype(_SINGLE, copy=False)
         left = None if self._feedback is None else self._feedback.error
-        return taken if left is None else quiet.run(np.add, taken, left.reshape(-1)[part])
+        return taken if left is None else unwarned.run(np.add, taken, left.reshape(-1)[part])
 
     def _rest(self, part: slice) -> Array | None:
         return None if self._left is None else self._left.reshape(-1)[part]
@@ -297,7 +297,7 @@ class Run:
             if rank == self._rank:
                 own = self._values(part)
                 poisoned = not np.isfinite(own).all()
-                quiet.run(np.add, total, own, total)
+                unwarned.run(np.add, total, own, total)
             else:
                 at = next(arrived)
                 data = room.got[at : at + self._codec.nbytes(count)]
@@ -307,12 +307,12 @@ class Run:
                 first_bad = rank + 1
         mean = self._asked.reduce is ReduceOp.AVG
         if mean:
-            quiet.run(np.divide, total, np.float32(self._size), total)
+            unwarned.run(np.divide, total, np.float32(self._size), total)
         rest = self._rest(part)
         bad = self._codec.encode(total, room.summed[NOTE : NOTE + self._codec.nbytes(count)], rest)
         room.summed[:NOTE].view(np.int32)[:] = bad, first_bad
         if rest is not None and mean:
-            quiet.run(np.multiply, rest, np.float32(self._size), rest)  # the next mean divides it again
+            unwarned.run(np.multiply, rest, np.float32(self._size), rest)  # the next mean divides it again
 
     def _notes(self) -> list[tuple[int, int]]:
         """The notes of all sums: how many blocks are not finite, and 1 + the rank that gave the first.
@@ -375,7 +375,7 @@ class Run:
                     raise _no_sum(rank)
                 at += NOTE + piece.nbytes[rank]
         if not straight:
-            quiet.run(copy_into, target, whole.reshape(target.shape).astype(target.dtype))
+            unwarned.run(copy_into, target, whole.reshape(target.shape).astype(target.dtype))
 
 
 class Rooms:

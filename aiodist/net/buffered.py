@@ -31,7 +31,7 @@ from aiodist.net.shortage import AGAIN, NO_MEMORY
 NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 """The flag of each send: a peer that has gone is an error of the call, not a signal to this process."""
 
-_CHUNK = 4 << 10  # bytes that are read of a quiet connection: `recv` allocates what it is asked for
+_CHUNK = 4 << 10  # bytes that are read of an idle connection: `recv` allocates what it is asked for
 _LARGE_CHUNK = 256 << 10  # of one that fills the small chunk
 
 

@@ -17,7 +17,7 @@ from aiodist.net.records import Bytes, RecordSocket
 from aiodist.net.wire.seal import Opener, Sealer
 
 _CHUNK = 256 << 10  # bytes that are read at a time
-_QUIET_CHUNK = 16 << 10  # likewise, where it is not busy (`recv` allocates what is asked for), or of headers
+_IDLE_CHUNK = 16 << 10  # likewise, where it is not busy (`recv` allocates what is asked for), or of headers
 _SMALL = 64 << 10  # up to here what is sent becomes one record in one go
 
 
@@ -39,7 +39,7 @@ class SealedSocket(RecordSocket):
         self._early = leftover
         self._plain = memoryview(b"")  # authenticated, and not handed on yet
         self._raw = 0  # bytes of a raw payload that were announced, and have not left yet
-        self._chunk = _QUIET_CHUNK
+        self._chunk = _IDLE_CHUNK
         self._dry = False  # the last read took all that was there: another would only say so
 
     def pending(self) -> bool:
@@ -96,7 +96,7 @@ class SealedSocket(RecordSocket):
             self._dry = len(data) < self._chunk
             # What stands in front of a raw payload is little, and that goes where it belongs without us.
             opened = self._opener.feed(data)
-            self._chunk = _QUIET_CHUNK if self._dry or self._opener.raw else _CHUNK
+            self._chunk = _IDLE_CHUNK if self._dry or self._opener.raw else _CHUNK
             return opened
         return self._opener.feed(data)
 

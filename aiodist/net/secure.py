@@ -34,7 +34,7 @@ HELLO_LIMIT = 32 << 10
 
 _RECORD = 16 << 10  # plaintext of one record, at most
 _CHUNK = 256 << 10  # ciphertext that is read at a time
-_QUIET_CHUNK = 20 << 10  # likewise, of a connection that is not busy: one record and some
+_IDLE_CHUNK = 20 << 10  # likewise, of a connection that is not busy: one record and some
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _HINT = "Give every process a certificate that the CA in AIODIST_TLS_CA has signed, and all the same CA"
 
@@ -61,7 +61,7 @@ class SecureSocket(RecordSocket):
         self._tls = context.wrap_bio(self._in, self._out, server_side=is_server)
         self._hello = 0  # bytes that came for the handshake
         self._heard = False  # the peer has said something behind it
-        self._chunk = _QUIET_CHUNK
+        self._chunk = _IDLE_CHUNK
         self._ended = False
         self._error: Exception | None = None
 
@@ -167,7 +167,7 @@ class SecureSocket(RecordSocket):
         if not data:
             self._ended = True
             return False
-        self._chunk = _CHUNK if len(data) == self._chunk else _QUIET_CHUNK
+        self._chunk = _CHUNK if len(data) == self._chunk else _IDLE_CHUNK
         self._in.write(data)
         return True
 

@@ -231,7 +231,7 @@ class Connection:
 
 
 def _keep_alive(sock: socket.socket | RecordSocket) -> None:
-    """Notice within about 25 s that the other host is gone, however quiet the connection is, or not.
+    """Notice within about 25 s that the other host is gone, however idle the connection is, or not.
 
     Where something was sent and is not acknowledged, there are no keepalives, and the kernel would try for a
     quarter of an hour. Who lives and reads nothing for as long, while more waits than its socket can take, is

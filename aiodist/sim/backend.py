@@ -73,9 +73,9 @@ class SimBackend(HostEngine):
             job()
         return True
 
-    def abort(self, quiet: Callable[[], None]) -> None:
+    def abort(self, released: Callable[[], None]) -> None:
         """Stop everything, on the other members too."""
-        quiet()
+        released()
         self._board.break_all(GroupAborted(self.me, "the group was broken there"), self.rank)
 
     def subgroup(self, context: int, ranks: Sequence[int], reports: Reports) -> SimBackend:

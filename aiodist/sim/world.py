@@ -58,7 +58,7 @@ class World:
         self.hosts = tuple(f"host{host}" for host in network.host_of)
         self.seats = tuple(Seat(host, rank) for rank, host in enumerate(network.host_of))
         self.ranks = tuple(range(network.size))
-        self.recorder = Quiet(bytearray(SIZE), os.getpid(), lambda: 0.0, 0.0)
+        self.recorder = NoRecorder(bytearray(SIZE), os.getpid(), lambda: 0.0, 0.0)
         self.boards: dict[int, Board] = {}
 
     def board(self, context: int, ranks: Sequence[int]) -> Board:
@@ -75,7 +75,7 @@ class World:
         return [line for board in self.boards.values() for line in board.stuck()]
 
 
-class Quiet(Recorder):
+class NoRecorder(Recorder):
     """A recorder that keeps nothing: the ledger does."""
 
     def __init__(self, *args: object) -> None:

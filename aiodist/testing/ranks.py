@@ -60,7 +60,7 @@ async def launch(
         RanksFailed: there was no end within the time.
     """
     secret = secrets.token_hex(32)
-    with _quiet():
+    with _unlogged():
         key = tls({**os.environ, **(env or {})})
         server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode(), tls=key)
     begun = any(name.startswith(("PYTHON", "LD_")) for name in env or {})  # read as the interpreter starts
@@ -149,7 +149,7 @@ async def launch(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _unlogged() -> Iterator[None]:
     """Keep from a test's log what it has not done itself."""
     logger = logging.getLogger("aiodist.store")
     was, logger.disabled = logger.disabled, True

@@ -229,11 +229,11 @@ class Part:
         self.places = dict.fromkeys(("cpu", "cuda"), name if mark is None else mark)
         self.capabilities = frozenset(capabilities.split())
         self.told: list[Any] = []
-        self.quiet: Callable[[], None] = lambda: None
+        self.released: Callable[[], None] = lambda: None
 
-    def abort(self, quiet: Callable[[], None] = lambda: None) -> None:
+    def abort(self, released: Callable[[], None] = lambda: None) -> None:
         self.told.append("abort")
-        self.quiet = quiet
+        self.released = released
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.told.append((name, *arguments))
@@ -250,11 +250,11 @@ def test_buffers_are_the_users_again_when_the_host_backend_says_so_which_all_oth
     part = Part("a")
     both, host = carriers({"cuda": part})
     heard: list[str] = []
-    both.abort(lambda: heard.append("quiet"))
+    both.abort(lambda: heard.append("released"))
     assert part.told == ["abort"]
     assert heard == []
-    host.quiet()
-    assert heard == ["quiet"]
+    host.released()
+    assert heard == ["released"]
 
 
 def test_part_in_two_places_is_told_once() -> None:

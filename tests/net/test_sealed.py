@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from aiodist.base.errors import Tampered, WireError
-from aiodist.net.sealed import _QUIET_CHUNK, SealedSocket
+from aiodist.net.sealed import _IDLE_CHUNK, SealedSocket
 from aiodist.net.wire.seal import Sealer
 
 KEYS = (b"a" * 32, b"b" * 32)
@@ -183,7 +183,7 @@ def test_what_came_before_a_reset_is_read_first(over: bool) -> None:
     with listening, socket.create_connection(listening.getsockname()) as theirs:
         mine, _ = listening.accept()
         with mine:
-            record = Sealer(KEYS[0]).seal(b"d" * (_QUIET_CHUNK - 20))
+            record = Sealer(KEYS[0]).seal(b"d" * (_IDLE_CHUNK - 20))
             theirs.sendall(record)
             while len(mine.recv(len(record), socket.MSG_PEEK)) < len(record):
                 pass
@@ -191,9 +191,9 @@ def test_what_came_before_a_reset_is_read_first(over: bool) -> None:
             theirs.close()
             mine.setblocking(False)
             sock = SealedSocket(mine, KEYS[::-1])
-            places = [memoryview(bytearray(_QUIET_CHUNK - 20)), memoryview(bytearray(100))]
+            places = [memoryview(bytearray(_IDLE_CHUNK - 20)), memoryview(bytearray(100))]
             got = sock.recvmsg_into(places)[0] if over else sock.recv_into(bytearray(65536))
-            assert got == _QUIET_CHUNK - 20
+            assert got == _IDLE_CHUNK - 20
             assert sock.recv_into(bytearray(100)) == 0
 
 

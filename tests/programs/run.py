@@ -62,7 +62,7 @@ def short_counter() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[list[dict[str, Any]]]:
+def swallowing() -> Iterator[list[dict[str, Any]]]:
     """Have nothing logged: programs fail all the time. → What loops swallow meanwhile, uvloop's apart."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

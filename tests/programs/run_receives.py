@@ -27,7 +27,7 @@ from aiodist.transport.memory import MemoryNetwork
 from tests.backends.cuda.stand_in import Devices
 from tests.group.held_copies import HeldCopies, held_copies
 from tests.programs.receives import place_of, plan, run_program, staged
-from tests.programs.run import Violation, first_of, quiet
+from tests.programs.run import Violation, first_of, swallowing
 
 LIMIT = 200.0
 """Seconds of the programs of one job, virtual or not. Nothing takes a tenth of it."""
@@ -39,7 +39,7 @@ def run(seeds: Sequence[int]) -> tuple[int, list[Violation]]:
     """Run programs of one place: how many, and those that went wrong. After one the others get a new job."""
     violations: list[Violation] = []
     left = list(seeds)
-    with quiet() as swallowed:
+    with swallowing() as swallowed:
         while left:
             job = _Job(left)
             swallowed.clear()

@@ -25,7 +25,7 @@ from aiodist.net.polling import Poller
 from aiodist.net.wire import objects, repeats
 from aiodist.testing import run_cluster, run_virtual
 from tests.group.services.narrow import Narrow
-from tests.programs.run import Violation, quiet
+from tests.programs.run import Violation, swallowing
 from tests.programs.service_plan import Ask, Fault, Limits, Plan, plan
 from tests.programs.values import (
     MANY,
@@ -80,7 +80,7 @@ def odd(which: str) -> BaseException:
 def run(seeds: Sequence[int]) -> list[Violation]:
     """Run programs, each in a loop of its own → those that went wrong."""
     violations = []
-    with quiet() as swallowed:
+    with swallowing() as swallowed:
         for seed in seeds:
             program = _Program(plan(seed))
             swallowed.clear()

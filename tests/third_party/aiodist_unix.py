@@ -74,11 +74,11 @@ class UnixEngine(Engine):
         assert task.target is not None
         self._begin(MESSAGES, [Move(False, peer, task.target)], done)
 
-    def abort(self, quiet: Done) -> None:
+    def abort(self, released: Done) -> None:
         for task in self._tasks:
             task.cancel()
         ended = asyncio.gather(*self._tasks, return_exceptions=True)
-        ended.add_done_callback(lambda _: quiet())
+        ended.add_done_callback(lambda _: released())
 
     def close(self) -> None:
         self._sockets.close()

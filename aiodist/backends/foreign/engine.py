@@ -177,10 +177,10 @@ class Engine:
             members: of it, as ranks of this group, in its order.
         """
 
-    def abort(self, quiet: Done) -> None:
-        """Stop everything; `quiet()` once, now or later on the loop, when no user's array is touched any
+    def abort(self, released: Done) -> None:
+        """Stop everything; `released()` once, now or later on the loop, when no user's array is touched any
         more. Called at most once; afterwards only `close`."""
-        quiet()
+        released()
 
     def close(self) -> None:
         """Let go of the group; nothing is under way. Not collective, and quick."""

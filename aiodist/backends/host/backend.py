@@ -231,19 +231,19 @@ class HostBackend(HostEngine):
         if self._local is not None:
             self._local.skip(seq)
 
-    def abort(self, quiet: Callable[[], None]) -> None:
-        """Stop everything; `quiet` is called when no buffer is touched any more."""
+    def abort(self, released: Callable[[], None]) -> None:
+        """Stop everything; `released` is called when no buffer is touched any more."""
         self._dead = True
         self.resources.endpoint.cancel(self.context)
         self.halt()
         self._messages.halt()
         if self._hierarchy is not None:
             self._hierarchy.abort()
-        self.release.when_free(partial(self._end, quiet))
+        self.release.when_free(partial(self._end, released))
 
-    def _end(self, quiet: Callable[[], None]) -> None:
+    def _end(self, released: Callable[[], None]) -> None:
         """Let the Works fail, now that no buffer is touched, and keep no arrays of theirs."""
-        quiet()
+        released()
         self._running.clear()
         self._messages.forget()
         if self._local is not None:

@@ -81,14 +81,14 @@ class MpiEngine(Engine):
         self._progress = this.hold(library)
         self._comm = await create(library, self._progress, members, self.setup.context)
 
-    def abort(self, quiet: Done) -> None:
+    def abort(self, released: Done) -> None:
         """Post nothing more. What is open has a moment to end; then its memory is MPI's."""
         self._aborted = True
         if self._progress is None:
-            quiet()
+            released()
             return
         this.broken = True
-        loop, tell = self.setup.loop, once(quiet)
+        loop, tell = self.setup.loop, once(released)
         late = loop.call_later(progress.GRACE, tell)
 
         def over() -> None:

@@ -103,13 +103,13 @@ class Progress:
         """Have something else done in this thread, in its turn."""
         self._orders.put(function)
 
-    def abandon(self, owner: object, quiet: Call) -> None:
+    def abandon(self, owner: object, released: Call) -> None:
         """Begin nothing more of an owner, and take back what can be: receives that nothing came for.
 
         Args:
-            quiet: called in this thread when none of its requests is open any more: perhaps never.
+            released: called in this thread when none of its requests is open any more: perhaps never.
         """
-        self._orders.put(partial(self._abandon, owner, quiet))
+        self._orders.put(partial(self._abandon, owner, released))
 
     def end(self) -> None:
         """Let the thread end, after what was given before."""
@@ -200,8 +200,8 @@ class Progress:
             job.broken = True
             job.failed(error)
 
-    def _abandon(self, owner: object, quiet: Call) -> None:
-        self._abandoned[owner] = quiet
+    def _abandon(self, owner: object, released: Call) -> None:
+        self._abandoned[owner] = released
         for posted in self._posted:
             if posted.job.owner is owner and posted.datatype is not None:
                 posted.request.Cancel()
@@ -211,7 +211,7 @@ class Progress:
         if not any(self._abandoned.values()):
             return
         loud = {posted.job.owner for posted in self._posted}
-        for owner, quiet in self._abandoned.items():
-            if quiet is not None and owner not in loud:
+        for owner, released in self._abandoned.items():
+            if released is not None and owner not in loud:
                 self._abandoned[owner] = None
-                quiet()
+                released()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.arrays.kernels import copy_cost_ns, quiet, scale
+from aiodist.backends.arrays.kernels import copy_cost_ns, scale, unwarned
 from aiodist.backends.arrays.kernels.halves import BLOCK, halves
 from aiodist.backends.base import Array
 from aiodist.backends.buffers import cut
@@ -36,7 +36,7 @@ class Widened(Task):
         assert self.source is not None
         assert self.narrow.source is not None
         self.narrow.fill()
-        quiet.run(_widen, self.narrow.source, self.source)
+        unwarned.run(_widen, self.narrow.source, self.source)
         if self.factor is not None:
             scale(self.source, self.factor)
 
@@ -46,7 +46,7 @@ class Widened(Task):
             return
         assert self.narrow.target is not None
         Task.empty(self)
-        quiet.run(_narrow, self.target, self.narrow.target)
+        unwarned.run(_narrow, self.target, self.narrow.target)
         self.narrow.empty()
 
     def fill_ns(self) -> float:

@@ -65,7 +65,7 @@ class NcclDevice:
         self._members: set[Member] = set()
         self._lanes: list[Lane] = []
         self._closed: list[Lane] = []  # of them: of groups that have ended, to be destroyed
-        self._quiet: list[Callable[[], None]] | None = []
+        self._released: list[Callable[[], None]] | None = []
 
     def adopt(self, lane: Lane) -> bool:
         """Take a new lane → whether it could; False: too late, and the caller aborts it."""
@@ -136,20 +136,20 @@ class NcclDevice:
             self._lanes.remove(lane)
         return gone
 
-    def stop(self, member: Member, why: str, quiet: Callable[[], None]) -> None:
+    def stop(self, member: Member, why: str, released: Callable[[], None]) -> None:
         """Abort all communicators of the device.
 
         Args:
             member: whose group has broken.
             why: for the other groups.
-            quiet: called in a thread when nothing that was launched touches memory any more, or at the limit:
-                then a kernel may still run that NCCL could not stop, on memory that is kept for it.
+            released: called in a thread when nothing that was launched touches memory any more, or at the
+                limit: then a kernel may still run that NCCL could not stop, on memory that is kept for it.
         """
         with self._lock:
-            if self._quiet is None:
-                quiet()
+            if self._released is None:
+                released()
                 return
-            self._quiet.append(quiet)
+            self._released.append(released)
             if self.dead:
                 return
             self.dead = True
@@ -177,9 +177,9 @@ class NcclDevice:
         if not calm:
             _never_freed.extend(lanes)
         with self._lock:
-            waiting, self._quiet = self._quiet or [], None
-        for quiet in waiting:
-            quiet()
+            waiting, self._released = self._released or [], None
+        for released in waiting:
+            released()
 
 
 def at_once(jobs: Sequence[Callable[[], None]], until: float) -> bool:

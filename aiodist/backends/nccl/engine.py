@@ -374,18 +374,18 @@ class NcclEngine(Engine):
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
-    def abort(self, quiet: Done) -> None:
-        """Abort all communicators of the device; `quiet` when its streams are through with what they had.
+    def abort(self, released: Done) -> None:
+        """Abort all communicators of the device; `released` when its streams are through with what they had.
 
         After 2 s in any case: then NCCL could not stop a kernel, or one waits for work of the user's that
         takes longer, and it may still write to its tensors, which are kept alive for it. The process lives
         on, and groups that are formed afterwards have communicators of their own."""
         self._alarm.set()
         if self._device is None:
-            quiet()
+            released()
             return
         why = f"NCCL was stopped on cuda:{self._index}, since another group there broke"
-        self._device.stop(self, why, partial(post, self.setup.loop, quiet))
+        self._device.stop(self, why, partial(post, self.setup.loop, released))
 
     def collapsed(self, why: str) -> None:
         """Break the group, because another group of the device broke."""

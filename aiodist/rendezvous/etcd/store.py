@@ -322,7 +322,7 @@ class EtcdStore(Store):
     # In the background, and the end.
 
     def _start(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
-        task = self._loop.create_task(_quietly(work))
+        task = self._loop.create_task(_suppressed(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -362,7 +362,7 @@ class EtcdStore(Store):
             await self._gateway.aclose()
 
 
-async def _quietly(work: Coroutine[Any, Any, object]) -> None:
+async def _suppressed(work: Coroutine[Any, Any, object]) -> None:
     with contextlib.suppress(AiodistError, NoLease):
         await work
 

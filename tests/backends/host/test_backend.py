@@ -49,7 +49,7 @@ class Member:
 
     def _break(self, error: Exception) -> None:
         self.broken.append(str(error))
-        self.backend.abort(lambda: self.broken.append("quiet"))
+        self.backend.abort(lambda: self.broken.append("released"))
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_what_breaks_while_receives_are_posted_sends_nothing(
     members[1].submit(Kind.reduce_scatter, given, given[:200_000].copy(), ReduceOp.SUM)
     await turns()
     assert "no room" in members[1].broken[0]
-    assert members[1].broken[1:] == ["quiet"]
+    assert members[1].broken[1:] == ["released"]
     assert members[2].heard == []
 
 
@@ -100,7 +100,7 @@ async def test_no_array_is_kept_once_nothing_touches_it(members: list[Member]) -
     gc.collect()
     assert kept() is not None
     members[0]._break(RuntimeError("enough"))
-    assert members[0].broken == ["enough", "quiet"]
+    assert members[0].broken == ["enough", "released"]
     await turns()
     gc.collect()
     assert kept() is None
@@ -125,7 +125,7 @@ async def test_arrays_are_kept_until_a_thread_has_let_go(members: list[Member]) 
     job, done = jobs.pop()
     job()
     done()
-    assert members[0].broken == ["enough", "quiet"]
+    assert members[0].broken == ["enough", "released"]
     assert not backend._running
     del job, done
     await turns()

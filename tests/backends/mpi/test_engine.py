@@ -57,8 +57,8 @@ class Thread:
     def call(self, function: Any) -> None:
         self.called.append(function)
 
-    def abandon(self, owner: object, quiet: Any) -> None:
-        self.abandoned.append(quiet)
+    def abandon(self, owner: object, released: Any) -> None:
+        self.abandoned.append(released)
 
 
 class Scene:
@@ -147,25 +147,25 @@ async def test_process_with_a_broken_group_is_to_end() -> None:
 
 async def test_abort_is_quiet_when_all_have_ended() -> None:
     scene = Scene()
-    quiet: list[str] = []
-    scene.engine.abort(lambda: quiet.append("quiet"))
+    released: list[str] = []
+    scene.engine.abort(lambda: released.append("released"))
     await asyncio.sleep(0)
-    assert quiet == []
+    assert released == []
     scene.thread.abandoned[0]()
     await asyncio.sleep(0)
-    assert quiet == ["quiet"]
+    assert released == ["released"]
 
 
 async def test_abort_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "GRACE", 0.0)
     scene = Scene()
-    quiet = asyncio.Event()
+    released = asyncio.Event()
     heard: list[str] = []
-    scene.engine.abort(lambda: (heard.append("quiet"), quiet.set()))  # type: ignore[func-returns-value,arg-type]
-    await quiet.wait()
+    scene.engine.abort(lambda: (heard.append("released"), released.set()))  # type: ignore[func-returns-value,arg-type]
+    await released.wait()
     scene.thread.abandoned[0]()
     await asyncio.sleep(0)
-    assert heard == ["quiet"], "once"
+    assert heard == ["released"], "once"
 
 
 async def test_communicator_is_given_back_only_if_nothing_is_open_in_it(
@@ -188,10 +188,10 @@ async def test_communicator_is_given_back_only_if_nothing_is_open_in_it(
 async def test_engine_that_never_opened_ends_quietly() -> None:
     scene = Scene()
     scene.engine._progress = None
-    quiet: list[str] = []
-    scene.engine.abort(lambda: quiet.append("quiet"))
+    released: list[str] = []
+    scene.engine.abort(lambda: released.append("released"))
     scene.engine.close()
-    assert quiet == ["quiet"]
+    assert released == ["released"]
 
 
 def place(rank: int, size: int) -> bytes:

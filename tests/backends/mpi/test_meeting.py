@@ -47,7 +47,7 @@ class Alone(Process):
     """A process in which calls of MPI are posted, and never end."""
 
     def hold(self, library: Library) -> Any:
-        return SimpleNamespace(post=lambda job: None, abandon=lambda owner, quiet: None)
+        return SimpleNamespace(post=lambda job: None, abandon=lambda owner, released: None)
 
     def release(self) -> None:
         """Nothing is held."""

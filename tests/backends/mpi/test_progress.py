@@ -135,24 +135,24 @@ def test_order_that_raises_does_not_end_the_thread(
 
 def test_abandoned_owner_is_quiet_when_its_requests_have_ended(progress: Progress, heard: Heard) -> None:
     mine, other = Request(), Request()
-    quiet: list[str] = []
+    released: list[str] = []
     progress.post(heard.job("mine", mine, owner="a"))
     progress.post(heard.job("other", other, owner="b"))
-    progress.abandon("a", lambda: quiet.append("a"))
+    progress.abandon("a", lambda: released.append("a"))
     progress.call(progress._look)
-    progress.call(lambda: quiet.append("not yet"))
+    progress.call(lambda: released.append("not yet"))
     progress.call(lambda: setattr(mine, "over", True))
     progress.call(progress._look)
     assert run(progress) == [other]
-    assert quiet == ["not yet", "a"]
+    assert released == ["not yet", "a"]
     assert heard.done == ["mine"]
 
 
 def test_abandoned_owner_without_requests_is_quiet_at_once(progress: Progress) -> None:
-    quiet: list[str] = []
-    progress.abandon("a", lambda: quiet.append("a"))
+    released: list[str] = []
+    progress.abandon("a", lambda: released.append("a"))
     run(progress)
-    assert quiet == ["a"]
+    assert released == ["a"]
 
 
 def test_abandoned_owner_posts_nothing_more(progress: Progress, heard: Heard) -> None:
@@ -167,14 +167,14 @@ def test_abandoned_owner_posts_nothing_more(progress: Progress, heard: Heard) ->
 
 def test_receives_are_taken_back_and_nothing_else(progress: Progress, heard: Heard) -> None:
     receive, send, theirs = Request(), Request(), Request()
-    quiet: list[str] = []
+    released: list[str] = []
     progress.post(heard.job("both", (receive, True), send, owner="a"))
     progress.post(heard.job("theirs", (theirs, True), owner="b"))
-    progress.abandon("a", lambda: quiet.append("a"))
+    progress.abandon("a", lambda: released.append("a"))
     progress.call(progress._look)
     assert run(progress) == [send, theirs]
     assert [receive.cancelled, send.cancelled, theirs.cancelled] == [True, False, False]
-    assert quiet == []
+    assert released == []
 
 
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────

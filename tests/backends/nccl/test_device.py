@@ -67,11 +67,11 @@ def destroying() -> bool:
 
 
 def stopped(device: NcclDevice, member: Group, during: Callable[[], None] = lambda: None) -> None:
-    """Stop a device, and return when it is quiet."""
-    quiet = threading.Event()
-    device.stop(member, "the other group broke", quiet.set)
+    """Stop a device, and return when it is released."""
+    released = threading.Event()
+    device.stop(member, "the other group broke", released.set)
     during()
-    assert quiet.wait(30)
+    assert released.wait(30)
 
 
 def test_all_lanes_are_aborted_at_once_and_other_groups_are_told() -> None:
@@ -92,7 +92,7 @@ def test_all_lanes_are_aborted_at_once_and_other_groups_are_told() -> None:
     assert [lane.closed for lane in lanes] == [True] * 4
     assert (broken.told, other.told) == ([], ["the other group broke"])
     assert module._never_freed == []
-    stopped(device, other)  # its own end: the device is quiet already
+    stopped(device, other)  # its own end: the device is released already
     assert broken.told == []
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from aiodist.backends.arrays.kernels.copy import copy_into
 from aiodist.backends.arrays.kernels.cost import INLINE_NS, copy_cost_ns, cost_ns
-from aiodist.backends.arrays.kernels.quiet import quiet
 from aiodist.backends.arrays.kernels.reduce import combine, combiner, finish, reduce_in_order, reduce_into
 from aiodist.backends.arrays.kernels.scale import scale
+from aiodist.backends.arrays.kernels.unwarned import unwarned
 
 __all__ = [
     "INLINE_NS",
@@ -22,8 +22,8 @@ __all__ = [
     "copy_into",
     "cost_ns",
     "finish",
-    "quiet",
     "reduce_in_order",
     "reduce_into",
     "scale",
+    "unwarned",
 ]

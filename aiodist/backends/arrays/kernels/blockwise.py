@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.backends.arrays.kernels.quiet import quiet
+from aiodist.backends.arrays.kernels.unwarned import unwarned
 
 Array = npt.NDArray[Any]
 
@@ -88,7 +88,7 @@ class Blockwise:
         Returns:
             the number of blocks that are not finite.
         """
-        return int(quiet.run(self._encode, values, data, rest))
+        return int(unwarned.run(self._encode, values, data, rest))
 
     def _encode(self, values: Array, data: Array, rest: Array | None) -> int:
         scales, bad = self.scales(data, values.size), 0
@@ -152,7 +152,7 @@ class Blockwise:
             values: float32, written.
             add: add to what is there.
         """
-        quiet.run(self._decode, data, values, add)
+        unwarned.run(self._decode, data, values, add)
 
     def _decode(self, data: Array, values: Array, add: bool) -> None:
         scales = self.scales(data, values.size)

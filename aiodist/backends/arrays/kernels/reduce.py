@@ -30,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.backends.arrays.kernels.halves import BLOCK, add_by_torch, halves
-from aiodist.backends.arrays.kernels.quiet import quiet
 from aiodist.backends.arrays.kernels.scale import with_number
+from aiodist.backends.arrays.kernels.unwarned import unwarned
 from aiodist.base.types import BFLOAT16, ReduceOp
 
 Array = npt.NDArray[Any]
@@ -67,11 +67,11 @@ def combine(left: Array, right: Array, out: Array, op: ReduceOp) -> None:
     if char in _EXACT:
         UFUNCS[op](left, right, out=out)
     elif char in _HALVES and not (char == "e" and op in _ORDER):
-        quiet.run(_combine_halves, left, right, out, UFUNCS[op])
+        unwarned.run(_combine_halves, left, right, out, UFUNCS[op])
     elif char in _COMPLEX and op is ReduceOp.PRODUCT:
-        quiet.run(_multiply_complex, left, right, out)
+        unwarned.run(_multiply_complex, left, right, out)
     else:
-        quiet.run(UFUNCS[op], left, right, out=out)
+        unwarned.run(UFUNCS[op], left, right, out=out)
 
 
 def combiner(dtype: np.dtype[Any], op: ReduceOp, *, in_this_thread: bool = False) -> Combine:
@@ -87,8 +87,8 @@ def combiner(dtype: np.dtype[Any], op: ReduceOp, *, in_this_thread: bool = False
     if dtype.char in _EXACT:
         return lambda left, right, out: ufunc(left, right, out=out)
     if not in_this_thread:
-        return lambda left, right, out: quiet.run(ufunc, left, right, out=out)
-    run = quiet.run
+        return lambda left, right, out: unwarned.run(ufunc, left, right, out=out)
+    run = unwarned.run
     if op in _ORDER:
         return lambda left, right, out: run(ufunc, left, right, out=out)  # NumPy wants its name there
     return partial(run, ufunc)
@@ -143,7 +143,7 @@ def finish(dst: Array, op: ReduceOp, size: int, *, one_nan: bool = False) -> Non
             reduction each for itself (`Schedule.repeats`).
     """
     if op is ReduceOp.AVG and size > 1:
-        quiet.run(with_number, np.divide, dst, size)
+        unwarned.run(with_number, np.divide, dst, size)
     if one_nan and dst.dtype.kind not in "biu" and dst.size:
         parts = dst.view(dst.real.dtype) if dst.dtype.kind == "c" else dst
         if _any_nan(parts):

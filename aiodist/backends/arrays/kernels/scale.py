@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.backends.arrays.kernels.halves import BLOCK, halves
-from aiodist.backends.arrays.kernels.quiet import quiet
+from aiodist.backends.arrays.kernels.unwarned import unwarned
 
 Array = npt.NDArray[Any]
 
@@ -16,11 +16,11 @@ Array = npt.NDArray[Any]
 def scale(array: Array, factor: float) -> None:
     """Multiply `array` (one axis, floating or complex) by `factor`; halves are multiplied in float32 and
     rounded once. Overflow gives infinity, without a warning."""
-    quiet.run(with_number, np.multiply, array, factor)
+    unwarned.run(with_number, np.multiply, array, factor)
 
 
 def with_number(ufunc: np.ufunc, array: Array, number: float) -> None:
-    """`array = array ∘ number`, in place, for `quiet.run`; arguments as of `scale`."""
+    """`array = array ∘ number`, in place, for `unwarned.run`; arguments as of `scale`."""
     if array.dtype.itemsize > 2:
         ufunc(array, array.dtype.type(number), out=array)
         return

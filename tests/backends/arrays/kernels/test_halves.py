@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aiodist.backends.arrays.kernels import combine, finish, halves, quiet, scale
+from aiodist.backends.arrays.kernels import combine, finish, halves, scale, unwarned
 from aiodist.backends.arrays.kernels.halves import BLOCK
 from aiodist.base.types import BFLOAT16, ReduceOp
 from tests.levels import COSTLY
@@ -67,7 +67,7 @@ def narrowed(wide: Array, dtype: np.dtype[Any]) -> Array:
     for start in range(0, wide.size, BLOCK):
         part = result[start : start + BLOCK]
         halves.halves.wide[0, : part.size] = wide[start : start + BLOCK]
-        quiet.run(halves.halves.narrow, part)
+        unwarned.run(halves.halves.narrow, part)
     return result
 
 

@@ -20,7 +20,7 @@ def _run_in_errstate(function: Callable[..., Any], *args: Any, **named: Any) -> 
         return function(*args, **named)
 
 
-class _Quiet(threading.local):
+class _Unwarned(threading.local):
     """The state of each thread, as no other can enter a context while one is in it.
 
     Attributes:
@@ -37,4 +37,4 @@ class _Quiet(threading.local):
             self.run = context.run
 
 
-quiet = _Quiet()
+unwarned = _Unwarned()

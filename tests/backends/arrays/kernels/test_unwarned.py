@@ -9,8 +9,8 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from aiodist.backends.arrays.kernels import quiet
-from aiodist.backends.arrays.kernels.quiet import _Quiet, _run_in_errstate
+from aiodist.backends.arrays.kernels import unwarned
+from aiodist.backends.arrays.kernels.unwarned import _run_in_errstate, _Unwarned
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def strict() -> Iterator[None]:
 
 def overflow(out: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
     top = np.full(out.size, np.finfo(np.float32).max, np.float32)
-    quiet.run(np.add, top, top, out=out)
+    unwarned.run(np.add, top, top, out=out)
 
 
 def test_errors_are_ignored_inside_and_nowhere_else() -> None:
@@ -51,20 +51,20 @@ def test_every_thread_has_its_own() -> None:
 
 def test_an_error_comes_out_and_the_next_run_works() -> None:
     with pytest.raises(ValueError, match="broadcast"):
-        quiet.run(np.add, np.zeros(2), np.zeros(3))
-    assert quiet.run(np.add, 1, 2) == 3
+        unwarned.run(np.add, np.zeros(2), np.zeros(3))
+    assert unwarned.run(np.add, 1, 2) == 3
 
 
 def test_context_variables_of_the_caller_stay() -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
     variable.set(1)
-    quiet.run(lambda: variable.set(2))
+    unwarned.run(lambda: variable.set(2))
     assert variable.get() == 1
 
 
 def test_numpy_1_sets_the_state_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "__version__", "1.26.4")
-    old = _Quiet()
+    old = _Unwarned()
     assert old.run is _run_in_errstate
     assert np.isinf(old.run(np.divide, np.float32(1), np.float32(0)))
-    assert quiet.run is not old.run
+    assert unwarned.run is not old.run
