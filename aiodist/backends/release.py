@@ -25,14 +25,14 @@ class BuffersInUse:
     def let_go(self) -> None:
         """Note that it is not touched any more. Once for each `hold`."""
         self._holders -= 1
-        self._look()
+        self._release()
 
     def when_free(self, then: Callable[[], None]) -> None:
         """Call something once, now or when the last one lets go."""
         self._then = then
-        self._look()
+        self._release()
 
-    def _look(self) -> None:
+    def _release(self) -> None:
         then = self._then
         if then is not None and not self._holders:
             self._then = None

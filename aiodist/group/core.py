@@ -431,7 +431,7 @@ class GroupCore:
                     self._say_left()  # nothing more is received here: members may wait for that, as this one
                     self.carriers.rank_left(self.control.rank, None)  # of what it has sent to itself, too
                     await self._end_all()
-                await self._look_back()
+                await self._compare_ended()
             except asyncio.CancelledError:
                 for group in self._ending():
                     group.abort("closing the group was cancelled")
@@ -441,7 +441,7 @@ class GroupCore:
         finally:
             self._closing.set_result(None)
 
-    async def _look_back(self) -> None:
+    async def _compare_ended(self) -> None:
         """Compare what has ended here without a look at others: a root of a broadcast waits for nobody."""
         disagrees = self.error is None and self.host.take_in()
         if self.error is None and not disagrees and self.host.heard_nobody():

@@ -1,11 +1,11 @@
-"""Looking again at a socket for some microseconds, where it pays, before sleeping on it.
+"""Polling a socket for some microseconds, where it pays, before sleeping on it.
 
 Waking a sleeping process on another core costs 20 to 40 µs, more than everything else in a round trip to
-a store on this host. So both ends look again first, within two bounds: a wait polls for at most `POLL`
+a store on this host. So both ends poll again first, within two bounds: a wait polls for at most `POLL`
 seconds, and who polls with success asks `overdue` then and lets the loop turn if so: about every `TURN`
 seconds, for one asker a turn (law 7). Where polling was in vain it is tried more and more rarely, so a
-store that is far away, busy, or in this very loop costs next to nothing. A poll gives the core to others that
-want it (`sched_yield`) before each look. All in all a request takes a third of the CPU time that it takes
+store that is far away, busy, or in this very loop costs next to nothing. A wait gives the core to others that
+want it (`sched_yield`) before each poll. All in all a request takes a third of the CPU time that it takes
 with sleeping in between, also where 5 other processes want the same 2 cores.
 """
 
@@ -43,15 +43,15 @@ class Poller:
         """Whether the loop has not turned for too long."""
         return self._turn.overdue(TURN)
 
-    def poll(self, look: Callable[[], bool]) -> bool:
-        """Call `look` for a bounded time until it says True → whether it did (not where it does not pay)."""
+    def poll(self, once: Callable[[], bool]) -> bool:
+        """Call `once` for a bounded time until it says True → whether it did (not where it does not pay)."""
         if self._skip:
             self._skip -= 1
             return False
         end = time.monotonic() + POLL
         while True:
             _give_way()  # first: what was just asked for cannot be there yet
-            if look():
+            if once():
                 self._misses = 0
                 return True
             if time.monotonic() > end:

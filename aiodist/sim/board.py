@@ -158,7 +158,7 @@ class Board:
             self._end(meeting)
         elif ROLES[call.kind].rooted and meeting.looked < self.engine.now:
             meeting.looked = self.engine.now
-            self.engine.after_all(event(self._look, meeting))
+            self.engine.after_all(event(self._end_now, meeting))
 
     def _meeting(self, backend: Member, operation: Operation) -> Meeting:
         call, size = operation.call, len(self.ranks)
@@ -176,7 +176,7 @@ class Board:
             *(wanted, self.collectives.by(wanted)),
         )
 
-    def _look(self, meeting: Meeting) -> None:
+    def _end_now(self, meeting: Meeting) -> None:
         """End what depends on nobody who has not come."""
         if self.meetings.get(meeting.call.seq) is meeting and not self._broken:
             self._end(meeting, commit=False)

@@ -41,7 +41,7 @@ class Line(ABC):
     def start(self) -> None:
         """Deliver from now on, not from inside this call."""
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Deliver now, from inside this call, what has arrived; whether anything had."""
         return False
 
@@ -116,7 +116,7 @@ class SocketLine(Line):
         if not self._over:
             self._out.watch()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         return self._started and not self._over and self._readable()
 
     def _readable(self) -> bool:

@@ -56,7 +56,7 @@ async def test_what_is_lent_is_read_where_it_lies(pair: Pair, nbytes: int) -> No
     place, _ = pair.recv(1, nbytes)
     sent = pair.send(1, nbytes)
     assert 1 not in pair.over  # nobody has read it
-    await turn_until(lambda: (pair.look(), 1 in pair.over and place == sent)[1])
+    await turn_until(lambda: (pair.poll(), 1 in pair.over and place == sent)[1])
     if not 0 < nbytes % PAYLOAD_LIMIT < LEND:
         assert pair.segment.heap.taken() == BOTH  # nothing was copied through the segment
 
@@ -64,9 +64,9 @@ async def test_what_is_lent_is_read_where_it_lies(pair: Pair, nbytes: int) -> No
 async def test_a_small_fragment_is_not_lent(pair: Pair) -> None:
     place, _ = pair.recv(1, LEND - 1)
     sent = pair.send(1, LEND - 1)
-    pair.woken.look()  # it hears that there is a place
+    pair.woken.poll()  # it hears that there is a place
     assert 1 in pair.over
-    await turn_until(lambda: (pair.look(), place == sent)[1])
+    await turn_until(lambda: (pair.poll(), place == sent)[1])
 
 
 async def test_what_is_folded_comes_in_fragments(pair: Pair) -> None:
@@ -79,7 +79,7 @@ async def test_what_is_folded_comes_in_fragments(pair: Pair) -> None:
 
     pair.receiver.recv(KEY._replace(seq=1), MANY, Fold(fold), lambda: done.append(1))
     sent = pair.send(1, MANY)
-    await turn_until(lambda: (pair.look(), bool(done))[1])
+    await turn_until(lambda: (pair.poll(), bool(done))[1])
     assert got == sent
 
 
@@ -87,11 +87,11 @@ async def test_what_is_cancelled_before_it_was_read_is_not_delivered(pair: Pair)
     place, _ = pair.recv(1, 2 * PAYLOAD_LIMIT)
     data = bytearray(contents(1, 2 * PAYLOAD_LIMIT))
     pair.sender.send(KEY._replace(seq=1), bytes(32), memoryview(data), lambda: pair.over.append(1))
-    pair.woken.look()  # it hears that there is a place
+    pair.woken.poll()  # it hears that there is a place
     pair.sender.cancel(KEY.context)
     data[:] = bytes(len(data))
     for _ in range(5):
-        pair.look()
+        pair.poll()
     assert pair.over == [0]
     assert KEY._replace(seq=1) in pair.receiver._posted
     assert place == bytes(len(place))
@@ -101,7 +101,7 @@ async def test_what_is_cancelled_before_it_was_read_is_not_delivered(pair: Pair)
     pair.receiver.recv(other, MANY, Into(memoryview(into)), lambda: pair.over.append(2))
     sent = contents(2, MANY)
     pair.sender.send(other, bytes(32), memoryview(sent), lambda: None)
-    await turn_until(lambda: (pair.look(), 2 in pair.over)[1])
+    await turn_until(lambda: (pair.poll(), 2 in pair.over)[1])
     assert into == sent
 
 
@@ -116,9 +116,9 @@ async def test_what_is_withdrawn_while_it_is_read_is_not_delivered(
     pair.receiver.recv(KEY._replace(seq=1), PAYLOAD_LIMIT, Into(into), lambda: delivered.append(1))
     reads.append(pair.sender.kill if how == "killed" else lambda: pair.sender.cancel(KEY.context))
     pair.sender.send(KEY._replace(seq=1), bytes(32), memoryview(data), lambda: None)
-    await turn_until(lambda: (pair.look(), not reads)[1])
+    await turn_until(lambda: (pair.poll(), not reads)[1])
     for _ in range(5):
-        pair.look()
+        pair.poll()
     assert delivered == []
 
 
@@ -126,7 +126,7 @@ async def test_memory_that_others_cannot_read_is_copied(pair: Pair, monkeypatch:
     monkeypatch.setattr(Own, "readable", lambda *_: False)
     place, _ = pair.recv(1, MANY)
     sent = pair.send(1, MANY)
-    await turn_until(lambda: (pair.look(), 1 in pair.over and place == sent)[1])
+    await turn_until(lambda: (pair.poll(), 1 in pair.over and place == sent)[1])
 
 
 async def test_what_stands_and_cannot_be_read_ends_the_link(
@@ -135,7 +135,7 @@ async def test_what_stands_and_cannot_be_read_ends_the_link(
     monkeypatch.setattr(Remote, "read", lambda *_: False)
     pair.recv(1, LEND)
     pair.send(1, LEND)
-    await turn_until(lambda: (pair.look(), bool(pair.ends))[1])
+    await turn_until(lambda: (pair.poll(), bool(pair.ends))[1])
     assert "cannot be read from here" in pair.ends[0][2]
 
 
@@ -143,19 +143,19 @@ async def test_what_stands_and_cannot_be_read_ends_the_link(
 async def test_what_is_lent_when_the_rings_are_given_up_arrives(pair: Pair, first: str) -> None:
     place, _ = pair.recv(1, MANY)
     sent = pair.send(1, MANY)
-    pair.woken.look()
+    pair.woken.poll()
     (pair.out if first == "sender" else pair.into).wake_by(None)
-    await turn_until(lambda: (pair.look(), 1 in pair.over and place == sent)[1])
+    await turn_until(lambda: (pair.poll(), 1 in pair.over and place == sent)[1])
 
 
 async def test_closing_waits_until_what_is_lent_was_read(pair: Pair) -> None:
     place, _ = pair.recv(1, LEND)
     sent = pair.send(1, LEND)
-    pair.woken.look()
+    pair.woken.poll()
     closed: list[int] = []
     pair.sender.close(lambda: closed.append(1))
     assert not pair.out._ending.over
-    await turn_until(lambda: (pair.look(), bool(closed))[1])
+    await turn_until(lambda: (pair.poll(), bool(closed))[1])
     assert place == sent
     assert pair.ends == [("receiver", True, "")]
 
@@ -172,7 +172,7 @@ async def test_a_fragment_whose_receive_raises_is_returned_all_the_same(
     into = memoryview(bytearray(LEND))
     pair.receiver.recv(KEY._replace(seq=1), LEND, Into(into), done)
     sent = pair.send(1, LEND)
-    await turn_until(lambda: (pair.look(), 1 in pair.over)[1])
+    await turn_until(lambda: (pair.poll(), 1 in pair.over)[1])
     assert (into == sent, len(raised), pair.ends) == (True, 1, [])
     raised.clear()  # tracebacks keep what is mapped
 
@@ -186,7 +186,7 @@ async def test_nothing_is_lent_where_it_does_not_pay(monkeypatch: pytest.MonkeyP
         assert pair.out._rings.lender is None
         place, _ = pair.recv(1, MANY)
         sent = pair.send(1, MANY)
-        await turn_until(lambda: (pair.look(), 1 in pair.over and place == sent)[1])
+        await turn_until(lambda: (pair.poll(), 1 in pair.over and place == sent)[1])
     finally:
         pair.close()
 

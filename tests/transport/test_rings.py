@@ -50,7 +50,7 @@ class Woken:
     def wake(self, rank: int) -> None:
         self.woken.append(rank)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         looked = [reader.progress() for reader in list(self.readers)]
         return any(looked)
 
@@ -97,8 +97,8 @@ class Pair:
         over = self.receiver.recv(KEY._replace(seq=seq), nbytes, Into(memoryview(place)), lambda: None)
         return place, over
 
-    def look(self) -> bool:
-        looked = self.watched.look(), self.woken.look()
+    def poll(self) -> bool:
+        looked = self.watched.poll(), self.woken.poll()
         return any(looked)
 
     async def meet(self) -> None:
@@ -152,9 +152,9 @@ async def test_a_message_needs_nothing_but_the_ring(
         nbytes = seq * 31 % (EAGER_MESSAGE + 1)
         place, _ = pair.recv(seq, nbytes)
         sent = pair.send(seq, nbytes)
-        pair.watched.look()
+        pair.watched.poll()
         assert place == sent
-        pair.woken.look()  # it hears what was taken
+        pair.woken.poll()  # it hears what was taken
     assert len(pair.woken.woken) == 499
     assert pair.arrived == list(range(500))
 
@@ -168,7 +168,7 @@ async def test_large_messages_need_nothing_but_the_rings_either(
     for seq, nbytes in enumerate((EAGER_MESSAGE + 1, FRAGMENT, 5 * FRAGMENT + 3, 3 * BLOCKS * FRAGMENT), 1):
         place, _ = pair.recv(seq, nbytes)
         sent = pair.send(seq, nbytes)
-        await turn_until(lambda seq=seq, place=place, sent=sent: pair.look() and place == sent)  # type: ignore[misc]
+        await turn_until(lambda seq=seq, place=place, sent=sent: pair.poll() and place == sent)  # type: ignore[misc]
         assert seq in pair.over
 
 
@@ -178,7 +178,7 @@ async def test_what_comes_while_nobody_polls_is_found_when_the_process_is_woken(
     pair = make()
     await pair.meet()
     sent = pair.send(1)
-    assert pair.watched.look()
+    assert pair.watched.poll()
     assert pair.recv(1) == (sent, True)
 
 
@@ -189,10 +189,10 @@ async def test_what_a_ring_has_no_room_for_waits_until_it_has(make: Callable[...
     sent = [pair.send(seq, EAGER_MESSAGE) for seq in range(1, count)]
     assert (pair.out.room, pair.out.idle) == (False, False)
     pair.watched.woken.clear()
-    pair.watched.look()
+    pair.watched.poll()
     assert pair.watched.woken == [1]  # the sender waits for room
     while len(pair.arrived) < count:
-        pair.look()
+        pair.poll()
     assert (pair.out.room, pair.arrived) == (True, list(range(count)))
     assert [pair.recv(seq, EAGER_MESSAGE) for seq in range(1, count)] == [(data, True) for data in sent]
 
@@ -242,10 +242,10 @@ async def test_order_is_kept_over_all_changes(make: Callable[..., Pair], seed: i
         elif act == 2:
             pair.out.wake_by(pair.woken)
         elif act < 6:
-            pair.look()
+            pair.poll()
         elif act < 9:
             await asyncio.sleep(0)
-    await turn_until(lambda: (pair.look(), len(pair.over) == 40 and places == sent)[1])
+    await turn_until(lambda: (pair.poll(), len(pair.over) == 40 and places == sent)[1])
     assert not pair.ends
 
 
@@ -261,7 +261,7 @@ async def test_what_is_in_the_ring_is_taken_though_on_and_off_are_read_together(
     await turn_until(lambda: pair.out._rings.on)
     place, _ = pair.recv(1, nbytes)
     sent = pair.send(1, nbytes)
-    pair.woken.look()  # the sender hears that there is a place
+    pair.woken.poll()  # the sender hears that there is a place
     assert 1 in pair.over
     pair.out.wake_by(None)
     pair.into._out.watch()
@@ -298,7 +298,7 @@ async def test_a_frame_whose_callback_raises_is_acted_on_once(
     pair.receiver._arrived = arrived
     for seq in range(1, 4):
         pair.send(seq)
-    pair.look()
+    pair.poll()
     assert pair.arrived == [0, 1, 2, 3]
     assert (len(raised), pair.ends) == (3, [])
     raised.clear()  # tracebacks keep what is mapped
@@ -332,7 +332,7 @@ async def test_a_fragment_for_which_the_segment_has_no_room_goes_over_the_socket
     pair.send(1)
     place, _ = pair.recv(2, FRAGMENT)
     sent = pair.send(2, FRAGMENT)
-    await turn_until(lambda: (pair.look(), place == sent and 2 in pair.over)[1])
+    await turn_until(lambda: (pair.poll(), place == sent and 2 in pair.over)[1])
     assert pair.arrived == [0, 1, 2]
     assert not pair.out._rings.on
 
@@ -346,7 +346,7 @@ async def test_a_receiver_answers_when_it_has_learnt_how_to_look(make: Callable[
     pair.into.wake_by(pair.watched)
     await turn_until(lambda: pair.out._rings.on)
     pair.send(1)
-    await turn_until(lambda: (pair.look(), pair.arrived == [0, 1])[1])
+    await turn_until(lambda: (pair.poll(), pair.arrived == [0, 1])[1])
 
 
 @pytest.mark.parametrize("goodbye", [True, False])
@@ -400,7 +400,7 @@ async def test_a_link_that_ends_by_what_it_takes_takes_no_more(make: Callable[..
     pair.receiver._arrived = lambda rank, key, signature, nbytes: pair.receiver.kill()
     for seq in range(1, 4):
         pair.send(seq)
-    assert not pair.watched.look()
+    assert not pair.watched.poll()
 
 
 # ── nonsense ─────────────────────────────────────────────────────────────────────────────────────────

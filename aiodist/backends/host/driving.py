@@ -24,7 +24,7 @@ sleeper is woken ahead of others, a poller waits for its turn."""
 REST = 0.01
 """Seconds without polling after that."""
 
-_LOOKS = 4  # before the core is offered to others
+_POLLS = 4  # before the core is offered to others
 
 _yield_core = getattr(os, "sched_yield", None)  # the peer that we wait for may want this core
 
@@ -41,10 +41,10 @@ class ChannelDriver:
 
     def poll(self) -> None:
         """Look for what has come, in the awaiting task's turn; see `work.Driver`."""
-        if not self._poller.until(self._look):
+        if not self._poller.until(self._poll_once):
             self._work._driven_by(None)
 
-    def _look(self) -> bool:
+    def _poll_once(self) -> bool:
         self._channel.poll()
         return self._work.done()
 
@@ -66,27 +66,27 @@ class Poller:
         self._rests = 0.0
         self._inside = False
 
-    def until(self, look: Callable[[], bool]) -> bool:
-        """Call `look` until it says True, or this turn's budget is over; once at least → False where it rests
+    def until(self, poll: Callable[[], bool]) -> bool:
+        """Call `poll` until it says True, or this turn's budget is over; once at least → False where it rests
         instead."""
         if self._inside:
             return True
         self._inside = True
         try:
-            return self._context.run(self._until, look)
+            return self._context.run(self._poll_until, poll)
         finally:
             self._inside = False
 
-    def _until(self, look: Callable[[], bool]) -> bool:
-        if look():
+    def _poll_until(self, poll: Callable[[], bool]) -> bool:
+        if poll():
             return True
         if time.monotonic() < self._rests:
             return False
         ends = self._turn.start_polling(self._limit)
         try:
             while True:
-                for _ in range(_LOOKS):
-                    if look():
+                for _ in range(_POLLS):
+                    if poll():
                         return True
                 if self._late(ends):
                     return True

@@ -83,10 +83,10 @@ class Unclaimed:
 
     def poll(self) -> None:
         """Look for what has come, in the awaiting task's turn; see `work.Driver`."""
-        if not self.poller.until(self._look):
+        if not self.poller.until(self._poll_once):
             self.work._driven_by(None)
 
-    def _look(self) -> bool:
+    def _poll_once(self) -> bool:
         self.channel.poll()
         return self.got >= 0 or self.operation is not None
 

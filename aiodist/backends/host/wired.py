@@ -96,9 +96,9 @@ class Collective:
 
     def poll(self) -> None:
         """Bring it on while it is awaited (`work.Driver`)."""
-        self._group.resources.poller.until(self._look)
+        self._group.resources.poller.until(self._poll_once)
 
-    def _look(self) -> bool:
+    def _poll_once(self) -> bool:
         """Look once at what it waits for → whether it waits for nothing any more."""
         for channel in self.channels:
             channel.poll()

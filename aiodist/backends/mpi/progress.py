@@ -125,10 +125,10 @@ class Progress:
         """
         while not self._obey():
             if self._requests:
-                self._look()
+                self._poll()
         until = self._clock() + GRACE
         while self._requests and self._clock() < until:
-            self._look()
+            self._poll()
             time.sleep(LONGEST)
         return self._posted
 
@@ -160,7 +160,7 @@ class Progress:
             self._offer()
         return self._orders.get_nowait()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         ended = self._test(self._requests, self._posted)
         if not ended:
             return

@@ -54,7 +54,7 @@ MakeLaunch = Callable[[Task], Launch]
 log = logging.getLogger("aiodist.nccl")
 
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-_LOOK = 0.5
+_POLL = 0.5
 """Seconds between two questions whether NCCL has found an error by itself."""
 
 
@@ -85,7 +85,7 @@ class NcclEngine(Engine):
         self._theirs: dict[int, bytes] = {}  # of those on which they come
         self._pairs: dict[tuple[int, bool], Pair] = {}
         self._parts: dict[int, asyncio.Future[Any]] = {}  # lanes for groups that are made of this one
-        self._alarm = Alarm(setup.loop, self._look_now)
+        self._alarm = Alarm(setup.loop, self._poll)
 
     # ── before there is a group ──────────────────────────────────────────────────────────────────────
 
@@ -236,7 +236,7 @@ class NcclEngine(Engine):
         launcher = device.collectives if collective else device.messages
         device.began(lane)  # before the launch thread comes to it: it is asked for errors meanwhile
         launcher.submit(partial(self._launch_now, device, lane, tasks, make))
-        self._look()
+        self._poll_later()
 
     def _launch_now(
         self, device: NcclDevice, lane: Lane, tasks: Sequence[tuple[Task, Done]], make: MakeLaunch
@@ -320,11 +320,11 @@ class NcclEngine(Engine):
             return
         post(self.setup.loop, _call_all, dones)
 
-    def _look(self) -> None:
+    def _poll_later(self) -> None:
         """Ask NCCL now and then whether it has found an error: the kernel then waits for ever."""
-        self._alarm.by(self.setup.loop.time() + _LOOK)
+        self._alarm.by(self.setup.loop.time() + _POLL)
 
-    def _look_now(self) -> None:
+    def _poll(self) -> None:
         try:
             for lane in self._lanes:
                 lane.check(wait=False)
@@ -332,7 +332,7 @@ class NcclEngine(Engine):
             self._failed(error)
         else:
             if any(lane.under_way for lane in self._lanes):
-                self._look()
+                self._poll_later()
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 

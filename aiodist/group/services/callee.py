@@ -51,9 +51,9 @@ class Callee:
         self._closing = False
         self._alarm = Alarm(loop, self._expire)
         self._connection = Connection(loop, line, self._take, self._lost, _nothing)
-        self._connection.taken = self._look_again
+        self._connection.taken = self._poll_next
         self._answers = Answers(self._serving, self._connection, handlers.notes)
-        self._running = Running(loop, handlers, self._serving, self._answers, self._look_again)
+        self._running = Running(loop, handlers, self._serving, self._answers, self._poll_next)
 
     async def aclose(self, patience: float) -> None:
         """Stop what runs, say so to the caller, and say goodbye; within so many seconds."""
@@ -81,7 +81,7 @@ class Callee:
 
     # What comes.
 
-    def _look_again(self) -> None:
+    def _poll_next(self) -> None:
         """Look for the next call of who asks one thing after the other, once all are answered."""
         calls, connection = self._serving.calls, self._connection
         while not (calls or connection.overdue()) and connection.poll():

@@ -144,7 +144,7 @@ class Connection:
             return False
         self._polling = True
         try:
-            return self._poller.poll(self._line.look)
+            return self._poller.poll(self._line.poll)
         finally:
             self._polling = False
 

@@ -156,7 +156,7 @@ class Switchboard:
                 payload = await encoded(value)
             asked.asks(name.encode(), payload, loop.time() + timeout)
             way.ask(asked)
-            if asked.number and way.looks():
+            if asked.number and way.poll():
                 await asyncio.sleep(0)
             outcome = await answer
         except BaseException:

@@ -60,7 +60,7 @@ class Way:
         queue.put(asked, message=asked.kind is Says.MESSAGE)
         self.admit()
 
-    def looks(self) -> bool:
+    def poll(self) -> bool:
         """Look for the answer of the only call, which was just sent; whether the loop has to turn then."""
         caller = self.caller
         return caller is not None and len(caller.asking.calls) == 1 and caller.poll()

@@ -17,18 +17,18 @@ mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="")
 
 
 class Channel:
-    """Counts looks at it; ends its operation with one of them."""
+    """Counts its polls; ends its operation with one of them."""
 
     def __init__(self, operation: Operation, ends_with: int) -> None:
-        self.looks = 0
+        self.polls = 0
         self.marks: set[str] = set()
         self._operation = operation
         self._ends_with = ends_with
 
     def poll(self) -> None:
-        self.looks += 1
+        self.polls += 1
         self.marks.add(mark.get())
-        if self.looks == self._ends_with:
+        if self.polls == self._ends_with:
             self._operation.idle = True
 
 
@@ -38,14 +38,14 @@ class Operation:
         self.channel = Channel(self, ends_with)
         self.channels: list[Any] = [self.channel]
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         for channel in self.channels:
             channel.poll()
         return self.idle or not self.channels
 
 
 class Clock:
-    """Time that passes by 10 µs with each look at it."""
+    """Time that passes by 10 µs with each poll."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -70,78 +70,78 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def test_it_polls_until_the_operation_is_over(clock: Clock) -> None:
     poller, operation = Poller(Turn(asyncio.get_running_loop()), 1.0), Operation(ends_with=7)
-    poller.until(operation.look)
-    assert operation.channel.looks == 7
+    poller.until(operation.poll)
+    assert operation.channel.polls == 7
 
 
 async def test_a_turn_of_the_loop_has_one_budget(clock: Clock) -> None:
     poller, operation = Poller(Turn(asyncio.get_running_loop()), 200e-6), Operation()
-    poller.until(operation.look)
-    looks = operation.channel.looks
-    assert 25 <= looks <= 49  # two looks at the clock for 4 of them
-    poller.until(operation.look)
-    assert operation.channel.looks == looks + 5
+    poller.until(operation.poll)
+    polls = operation.channel.polls
+    assert 25 <= polls <= 49  # two looks at the clock for 4 of them
+    poller.until(operation.poll)
+    assert operation.channel.polls == polls + 5
     await asyncio.sleep(0)
-    poller.until(operation.look)
-    assert operation.channel.looks == 2 * looks + 5
+    poller.until(operation.poll)
+    assert operation.channel.polls == 2 * polls + 5
 
 
 async def test_who_loses_its_core_by_polling_sleeps_instead(clock: Clock) -> None:
     poller, operation = Poller(Turn(asyncio.get_running_loop()), 50e-6), Operation()
     clock.lost = 2 * LOST
-    poller.until(operation.look)
-    assert operation.channel.looks == 9
+    poller.until(operation.poll)
+    assert operation.channel.polls == 9
     await asyncio.sleep(0)
-    assert not poller.until(operation.look)
-    assert operation.channel.looks == 10
+    assert not poller.until(operation.poll)
+    assert operation.channel.polls == 10
     clock.now += REST
-    assert poller.until(operation.look)
-    assert operation.channel.looks > 11
+    assert poller.until(operation.poll)
+    assert operation.channel.polls > 11
 
 
 async def test_nothing_to_poll_costs_nothing(clock: Clock) -> None:
     operation = Operation()
     operation.channels = []
-    Poller(Turn(asyncio.get_running_loop()), 1.0).until(operation.look)
-    assert operation.channel.looks == 0
+    Poller(Turn(asyncio.get_running_loop()), 1.0).until(operation.poll)
+    assert operation.channel.polls == 0
 
 
 async def test_what_it_sets_off_does_not_inherit_the_tasks_context(clock: Clock) -> None:
     mark.set("the awaiting task's")
     operation = Operation(ends_with=1)
-    Poller(Turn(asyncio.get_running_loop()), 1.0).until(operation.look)
+    Poller(Turn(asyncio.get_running_loop()), 1.0).until(operation.poll)
     assert operation.channel.marks == {""}
 
 
 async def test_a_callback_that_awaits_again_does_not_nest(clock: Clock) -> None:
     poller, outer, inner = Poller(Turn(asyncio.get_running_loop()), 1.0), Operation(ends_with=2), Operation()
-    outer.channels.append(cast("Any", type("", (), {"poll": lambda self: poller.until(inner.look)})()))
-    poller.until(outer.look)
-    assert inner.channel.looks == 0
+    outer.channels.append(cast("Any", type("", (), {"poll": lambda self: poller.until(inner.poll)})()))
+    poller.until(outer.poll)
+    assert inner.channel.polls == 0
 
 
 async def test_a_look_that_finds_something_ends_polling() -> None:
-    poller, looks = Poller(Turn(asyncio.get_running_loop()), 1.0), iter([False] * 7 + [True])
-    assert poller.until(lambda: next(looks))
-    assert list(looks) == []
+    poller, polls = Poller(Turn(asyncio.get_running_loop()), 1.0), iter([False] * 7 + [True])
+    assert poller.until(lambda: next(polls))
+    assert list(polls) == []
 
 
 async def test_looks_in_vain_end_with_the_budget() -> None:
-    poller, looks = Poller(Turn(asyncio.get_running_loop()), 200e-6), Looks()
-    assert poller.until(looks)
-    assert looks.count > 1
+    poller, polls = Poller(Turn(asyncio.get_running_loop()), 200e-6), Polls()
+    assert poller.until(polls)
+    assert polls.count > 1
 
 
 async def test_where_polling_rests_there_is_one_look() -> None:
-    poller, looks = Poller(Turn(asyncio.get_running_loop()), 1.0), Looks()
+    poller, polls = Poller(Turn(asyncio.get_running_loop()), 1.0), Polls()
     poller._rests = float("inf")
-    assert not poller.until(looks)
-    assert looks.count == 1
+    assert not poller.until(polls)
+    assert polls.count == 1
     assert poller.until(lambda: True)
 
 
-class Looks:
-    """Looks that find nothing."""
+class Polls:
+    """Polls that find nothing."""
 
     count = 0
 

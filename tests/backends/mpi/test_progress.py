@@ -101,7 +101,7 @@ def test_post_that_raises_fails_the_job_once_and_what_it_posted_is_kept(
     progress.post(heard.job("bad", request, ValueError("count < 0")))
     progress.post(heard.job("good"))
     progress.call(progress.end)
-    progress.call(progress._look)
+    progress.call(progress._poll)
     assert progress.run() == []
     assert heard.failed == ["bad: count < 0"]
     assert heard.done == ["good"]
@@ -111,7 +111,7 @@ def test_request_that_fails_fails_its_job_once(progress: Progress, heard: Heard)
     requests = [Request(over=True, error=ValueError("truncated")), Request(over=True)]
     progress.post(heard.job("bad", *requests, Request(over=True, error=ValueError("again"))))
     progress.post(heard.job("good", Request(over=True)))
-    progress.call(progress._look)
+    progress.call(progress._poll)
     assert run(progress) == []
     assert heard.failed == ["bad: truncated"]
     assert heard.done == ["good"]
@@ -139,10 +139,10 @@ def test_abandoned_owner_is_quiet_when_its_requests_have_ended(progress: Progres
     progress.post(heard.job("mine", mine, owner="a"))
     progress.post(heard.job("other", other, owner="b"))
     progress.abandon("a", lambda: released.append("a"))
-    progress.call(progress._look)
+    progress.call(progress._poll)
     progress.call(lambda: released.append("not yet"))
     progress.call(lambda: setattr(mine, "over", True))
-    progress.call(progress._look)
+    progress.call(progress._poll)
     assert run(progress) == [other]
     assert released == ["not yet", "a"]
     assert heard.done == ["mine"]
@@ -160,7 +160,7 @@ def test_abandoned_owner_posts_nothing_more(progress: Progress, heard: Heard) ->
     progress.abandon("a", lambda: None)
     progress.post(heard.job("after", Request(over=True), owner="a"))
     progress.post(heard.job("other", owner="b"))
-    progress.call(progress._look)
+    progress.call(progress._poll)
     assert run(progress) == []
     assert heard.done == ["other", "before"]
 
@@ -171,7 +171,7 @@ def test_receives_are_taken_back_and_nothing_else(progress: Progress, heard: Hea
     progress.post(heard.job("both", (receive, True), send, owner="a"))
     progress.post(heard.job("theirs", (theirs, True), owner="b"))
     progress.abandon("a", lambda: released.append("a"))
-    progress.call(progress._look)
+    progress.call(progress._poll)
     assert run(progress) == [send, theirs]
     assert [receive.cancelled, send.cancelled, theirs.cancelled] == [True, False, False]
     assert released == []

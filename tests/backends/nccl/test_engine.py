@@ -531,7 +531,7 @@ async def test_error_is_heard_of_while_launches_wait_in_their_queue(
             async with asyncio.timeout(10):
                 await pg.all_reduce(Tensor(np.ones(3, F32)))
 
-    monkeypatch.setattr(engine, "_LOOK", 0.001)
+    monkeypatch.setattr(engine, "_POLL", 0.001)
     monkeypatch.setattr(lane.Lane, "check", counted)
     try:
         await run_cluster(1, main, backend=BACKEND)

@@ -120,7 +120,7 @@ class Bulk:
             moves = exchange.moves
             error: Exception | None = None
             try:
-                over = exchange.ended or exchange.look()
+                over = exchange.ended or exchange.advance()
             except Exception as caught:
                 over, error = True, caught
             if over:

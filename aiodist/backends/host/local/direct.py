@@ -17,7 +17,7 @@ class Meet(Exchange):
     def begin(self) -> None:
         self.publish_code()
 
-    def look(self) -> bool:
+    def advance(self) -> bool:
         """Whether all ranks have published the operation."""
         return self.arrived()
 
@@ -57,7 +57,7 @@ class ReduceEach(Exchange):
         own[...] = send
         self.publish_code()
 
-    def look(self) -> bool:
+    def advance(self) -> bool:
         """Reduce when all ranks' payloads are there → whether they are."""
         plan, board = self.plan, self.board
         ends = board.ends or board.complete()

@@ -1,7 +1,7 @@
 """One running operation between ranks of one host, and what all kinds of them have in common.
 
 An operation is published in the call, and then goes on as peers let it. Its driver, the loop or the bulk
-thread, calls `look` again and again, which carries it from one wait for a peer to the next.
+thread, calls `advance` again and again, which carries it from one wait for a peer to the next.
 """
 
 # Why it is this way.
@@ -12,7 +12,7 @@ thread, calls `look` again and again, which carries it from one wait for a peer 
 # says whether it is over.
 #
 # It has two forms. Data that goes in one block needs two or three waits: a number says which one it is
-# at (`phase`), and `look` is straight code between them. That is the form for speed. Data in several
+# at (`phase`), and `advance` is straight code between them. That is the form for speed. Data in several
 # blocks is a pipeline, filling one block while the block before is reduced and the one before that is
 # collected, with a wait between any two steps. As a generator (`steps`) this reads in the order in which
 # it happens. To resume it costs more than a comparison of a number, which does not matter for a block.
@@ -76,10 +76,10 @@ class Exchange:
         code: the word that publishes it.
         signature: what stands beside that word.
         moves: counts the words that were written: the driver sees whether something happened.
-        phase: what `look` waits for.
+        phase: what `advance` waits for.
         ended: it goes no further: it is over, or its group is broken.
         needs: bytes of staging; 0: none.
-        step: has this exchange look, and ends it if it is over (`plan.Owner`).
+        step: has this exchange advance, and ends it if it is over (`plan.Owner`).
         staging: where they are. It has them before it begins.
         operation: the group's; None while it is not in flight.
         work: the user's handle.
@@ -174,7 +174,7 @@ class Exchange:
         """Fill what can be filled at once, and publish. In the call, or when the slot is free."""
         self.publish()
 
-    def look(self) -> bool:
+    def advance(self) -> bool:
         """Go on as far as peers let it → whether the operation is over."""
         return self.go_on()
 

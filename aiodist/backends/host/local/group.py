@@ -298,11 +298,11 @@ class LocalGroup:
         return bool(self.board.unseen) and self.look_back(list(self.board.unseen))
 
     def step(self, exchange: Exchange) -> bool:
-        """Have an operation look, and end it if it is over → whether it is, or can never be."""
+        """Have an operation advance, and end it if it is over → whether it is, or can never be."""
         if exchange.ended:
             return True
         try:
-            if not exchange.look() or exchange.ended:  # the look itself may have broken the group
+            if not exchange.advance() or exchange.ended:  # that itself may have broken the group
                 if exchange.phase != TAKE and exchange.operation is not None:
                     exchange.operation.happened(ARRIVED)
                 return False

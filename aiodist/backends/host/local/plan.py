@@ -46,7 +46,7 @@ class Owner(Protocol):
         """Look back at a slot, before anything else is written there (`Board.unseen`)."""
 
     def step(self, exchange: Any) -> bool:
-        """Have an exchange look, and end it if it is over → whether it is, or can never be."""
+        """Have an exchange advance, and end it if it is over → whether it is, or can never be."""
 
 
 class Plan:

@@ -131,7 +131,7 @@ class ReduceAll(Exchange):
 
     # ── in one block ─────────────────────────────────────────────────────────────────────────────────
 
-    def look(self) -> bool:
+    def advance(self) -> bool:
         """Reduce my part and hand it out, collect the others', wait for peers that read my own array."""
         if self.plan.in_blocks:
             return self.go_on()

@@ -115,7 +115,7 @@ class Share(Exchange):
 
     # ── in one block ─────────────────────────────────────────────────────────────────────────────────
 
-    def look(self) -> bool:
+    def advance(self) -> bool:
         """Take what there is; where peers read my own array, wait until they have taken it."""
         if self.plan.in_blocks:
             return self.go_on()

@@ -80,7 +80,7 @@ class Small(Exchange):
                     own[low:high] = part
         self.publish_code()
 
-    def look(self) -> bool:
+    def advance(self) -> bool:
         """Take everything when all that give are here → whether they are."""
         plan, board = self.plan, self.board
         if plan.sees_all:

@@ -21,7 +21,7 @@ class Wired(Exchange):
         super().drop()
         self.start = _nothing  # it holds the collective, and that the user's arrays
 
-    def look(self) -> bool:
+    def advance(self) -> bool:
         """Whether all ranks have published the operation."""
         if not self.arrived():
             return False

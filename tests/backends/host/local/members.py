@@ -72,7 +72,7 @@ class Member:
         """Resume an operation; whether it is over."""
         if exchange.ended:
             return False
-        if not exchange.look():
+        if not exchange.advance():
             if exchange.generator is None:
                 exchange.compare()
             return False
