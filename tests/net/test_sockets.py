@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from aiodist.base.errors import RendezvousError
-from aiodist.cli.doctor.network import look
+from aiodist.cli.doctor.network import examine
 from aiodist.launch.nodes.ports import bind_address
 from aiodist.net.sockets import is_in_use, listen, port_owner, resolve, towards_most
 from aiodist.transport.endpoint import SocketEndpoint
@@ -28,7 +28,7 @@ async def test_names_that_no_host_can_have(name: str) -> None:
     with pytest.raises(RendezvousError):
         await SocketEndpoint.open(rank=0, job="j", secret=b"s", host=name)
     assert bind_address(name) is None
-    found = look(name, name)
+    found = examine(name, name)
     assert found["unusable"] and found["unreachable"]
 
 

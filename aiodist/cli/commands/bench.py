@@ -16,7 +16,7 @@ from aiodist.cli.parser import Parser
 from aiodist.launch.config import LaunchConfig
 
 _BUDGET, _QUICK = 0.25, 0.05  # seconds for one line of the table
-_LOOK = 0.3  # seconds for which the machine is looked at first, where somebody waits for it
+_SAMPLE_SECONDS = 0.3  # seconds for which the machine is looked at first, where somebody waits for it
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     if live:
         from aiodist.base.environment.processor_load import disturbance_now, doubt
 
-        seen = disturbance_now(_LOOK)
+        seen = disturbance_now(_SAMPLE_SECONDS)
         if seen and (why := doubt(seen)):
             paint = painter(takes_colour(sys.stderr.isatty(), os.environ))
             print(f"aiodist bench: {paint('yellow', why)}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """A report on what this machine has for aiodist, what each missing piece costs, and how to mend it.
 
 system, packages, room, network, settings, driver, cupy, torch, mpi, host, backends
-            a file for each topic: its looks at the machine, and pure functions from what was seen to findings
+            a file for each topic: an examination of the machine, and pure functions from facts to findings
 examine     the table of topics, and all of them together
 topic       what topics are made of: questions, answers, findings
 asking      processes that are asked, as they may hang or crash; `apart`: what each of them runs

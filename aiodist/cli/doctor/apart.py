@@ -1,4 +1,4 @@
-"""The program of each process that is asked: one look, its answer as JSON on stdout, and the end."""
+"""The program of each process that is asked: one examination, its answer as JSON on stdout, and the end."""
 
 from __future__ import annotations
 

@@ -70,8 +70,17 @@ def ask(
 
 @contextlib.contextmanager
 def _begin(question: Question, environ: Mapping[str, str]) -> Iterator[_Begun]:
-    look = question.look
-    command = [sys.executable, "-P", "-c", _BOOT, _ROOT, look.__module__, look.__name__, *question.arguments]
+    examine = question.examine
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        _BOOT,
+        _ROOT,
+        examine.__module__,
+        examine.__name__,
+        *question.arguments,
+    ]
     # Files, not pipes: what it leaves running in the background would hold a pipe open.
     with _scratch() as out, _scratch() as err:
         process = subprocess.Popen(

@@ -12,10 +12,10 @@ from aiodist.cli.doctor.topic import Answers, Finding, Machine, Question, descri
 
 def questions(machine: Machine) -> dict[str, Question]:
     """Other packages' code runs in a process of its own."""
-    return {"backends": Question("backends", look)}
+    return {"backends": Question("backends", examine)}
 
 
-def look() -> dict[str, Any]:
+def examine() -> dict[str, Any]:
     """Look for backends.
 
     Returns:

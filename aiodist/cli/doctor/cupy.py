@@ -19,10 +19,10 @@ _STAGED = "device tensors go through the host's memory, which is slower"
 
 def questions(machine: Machine) -> dict[str, Question]:
     """CUDA starts, and a device is used, in a process of its own."""
-    return {"cupy": Question("CuPy", look)}
+    return {"cupy": Question("CuPy", examine)}
 
 
-def look() -> dict[str, Any]:
+def examine() -> dict[str, Any]:
     """Look for CuPy.
 
     Returns:

@@ -21,10 +21,10 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 def questions(machine: Machine) -> dict[str, Question]:
     """libcuda is loaded in a process of its own."""
-    return {"driver": Question("the GPU driver", look)}
+    return {"driver": Question("the GPU driver", examine)}
 
 
-def look() -> dict[str, Any]:
+def examine() -> dict[str, Any]:
     """Look for the CUDA driver and its devices.
 
     Returns:
@@ -67,7 +67,7 @@ def findings(answers: Answers, machine: Machine) -> Iterator[Finding]:
 
 
 def devices(answers: Answers) -> Sequence[Mapping[str, Any]]:
-    """The devices that the driver has, as `look` describes them."""
+    """The devices that the driver has, as `examine` describes them."""
     found: Sequence[Mapping[str, Any]] = answers["driver"].facts.get("devices", ())
     return found
 

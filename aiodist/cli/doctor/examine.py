@@ -36,7 +36,7 @@ Environ = Mapping[str, str]
 
 # Of a process that mpirun or srun started: a child with them would take itself for that rank.
 _OF_MPI = ("PMI_", "PMIX_", "PRTE_", "OMPI_COMM_", "OMPI_UNIVERSE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_")
-_LOOK = 0.3  # seconds for which the cores are looked at
+_SAMPLE_SECONDS = 0.3  # seconds for which the cores are looked at
 
 
 class Topic(NamedTuple):
@@ -84,7 +84,7 @@ def examine(
         limit: seconds for drivers and libraries to answer.
         waiting: for progress.
     """
-    others = disturbance_now(_LOOK)  # before those that are asked take the cores
+    others = disturbance_now(_SAMPLE_SECONDS)  # before those that are asked take the cores
     with contextlib.ExitStack() as stack:
         folder = ""
         with contextlib.suppress(OSError):  # not every container has one to write to

@@ -20,10 +20,10 @@ def questions(machine: Machine) -> dict[str, Question]:
     # A file is surer: nobody else can take it.
     where = (Path(folder) / "meeting").as_uri() if folder else f"tcp://127.0.0.1:{_free_port()}"
     limit = f"{min(_MEETING, machine.limit / 2):g}"
-    return {f"rank {rank}": Question("two ranks", look, (rank, where, limit)) for rank in "01"}
+    return {f"rank {rank}": Question("two ranks", examine, (rank, where, limit)) for rank in "01"}
 
 
-def look(rank: str, where: str, limit: str) -> dict[str, object]:
+def examine(rank: str, where: str, limit: str) -> dict[str, object]:
     """Add and pass on numbers → 'right': the results are; 'shared': it was done in shared memory.
 
     Args:

@@ -13,10 +13,10 @@ _COST = "backend='mpi' cannot be used"
 
 def questions(machine: Machine) -> dict[str, Question]:
     """MPI starts in a process of its own."""
-    return {"mpi": Question("MPI", look)}
+    return {"mpi": Question("MPI", examine)}
 
 
-def look() -> dict[str, str]:
+def examine() -> dict[str, str]:
     """Look for mpi4py and its MPI.
 
     Returns:

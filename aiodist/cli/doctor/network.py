@@ -31,10 +31,10 @@ class Told(NamedTuple):
 def questions(machine: Machine) -> dict[str, Question]:
     """Names are looked up in a process of its own."""
     addresses = told(machine.environ)
-    return {"address": Question("addresses", look, (addresses.own, addresses.there))}
+    return {"address": Question("addresses", examine, (addresses.own, addresses.there))}
 
 
-def look(own: str, there: str) -> dict[str, str]:
+def examine(own: str, there: str) -> dict[str, str]:
     """Check two hosts' names or addresses, each '' for none.
 
     Returns:

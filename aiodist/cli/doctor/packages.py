@@ -38,10 +38,10 @@ NAMES = tuple(_NEEDS)
 
 def questions(machine: Machine) -> dict[str, Question]:
     """Each package is imported in a process of its own."""
-    return {name: Question("packages", look, (name,)) for name in NAMES}
+    return {name: Question("packages", examine, (name,)) for name in NAMES}
 
 
-def look(name: str) -> dict[str, str]:
+def examine(name: str) -> dict[str, str]:
     """Import a package → 'version', '' where it says none. Raises whatever a broken one raises."""
     found = getattr(import_module(name), "__version__", "")
     if isinstance(found, str) and found:

@@ -1,10 +1,10 @@
 """The words of a topic: a question to a process of its own, the answer to it, and findings.
 
-A topic is a file here. It has its looks at this machine and, beside them, the pure functions from what was
-seen to findings. A look that may hang or crash, as those at drivers and other people's libraries, runs in a
-process of its own. Two functions tell `examine` of them:
+A topic is a file here. It examines this machine, and has the pure functions from what was seen to findings.
+An examination that may hang or crash, as of drivers and other people's libraries, runs in a process of its
+own. Two functions tell `examine` of them:
 
-    questions(machine)          for each of these processes, by a name: what it is to look at
+    questions(machine)          for each of these processes, by a name: what it is to examine
     findings(answers, machine)  lines of the report, from the answers to the questions of all topics
 
 A process that is asked imports the topic's file. So a topic that asks imports at its top only what is light,
@@ -48,13 +48,13 @@ class Question(NamedTuple):
 
     Attributes:
         about: what it is about, in words, for people who wait for the answer.
-        look: a function of a module, which the process calls. It returns facts that JSON can hold; what it
+        examine: a function of a module, which the process calls. It returns facts that JSON can hold; what it
             raises is the answer's trouble.
-        arguments: of `look`.
+        arguments: of `examine`.
     """
 
     about: str
-    look: Callable[..., Mapping[str, Any]]
+    examine: Callable[..., Mapping[str, Any]]
     arguments: tuple[str, ...] = ()
 
 

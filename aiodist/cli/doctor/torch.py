@@ -16,10 +16,10 @@ _AGAIN = "pip install --force-reinstall torch"
 
 def questions(machine: Machine) -> dict[str, Question]:
     """torch's own code runs in a process of its own."""
-    return {"torch": Question("torch", look)}
+    return {"torch": Question("torch", examine)}
 
 
-def look() -> dict[str, Any]:
+def examine() -> dict[str, Any]:
     """Look for torch.
 
     Returns:
@@ -30,7 +30,7 @@ def look() -> dict[str, Any]:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     built = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
     facts = {"version": str(built["__version__"]), "cuda": built.get("cuda") or "", "devices": None}
-    if facts["cuda"] and driver.look()["devices"]:
+    if facts["cuda"] and driver.examine()["devices"]:
         import torch
 
         facts["devices"] = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -9,20 +9,20 @@ import pytest
 
 from aiodist.cli.doctor import cupy, driver, mpi
 from aiodist.cli.doctor.topic import Answer
-from tests.cli.doctor.looks import ask, fake
+from tests.cli.doctor.asks import ask, fake
 
 
 def test_what_a_library_prints_is_not_its_answer(tmp_path: Path) -> None:
     code = (
         "print('welcome to cupy'); import os; os.write(1, b'{}'); raise ImportError('libfoo.so: not there')"
     )
-    answer = ask(cupy.look, PYTHONPATH=fake(tmp_path, "cupy", code))
+    answer = ask(cupy.examine, PYTHONPATH=fake(tmp_path, "cupy", code))
     assert answer == Answer(trouble="ImportError: libfoo.so: not there")
 
 
 def test_a_library_that_is_not_here(tmp_path: Path) -> None:
     code = "raise ModuleNotFoundError('No module named mpi4py', name='mpi4py')"
-    assert ask(mpi.look, PYTHONPATH=fake(tmp_path, "mpi4py", code)).absent == "mpi4py"
+    assert ask(mpi.examine, PYTHONPATH=fake(tmp_path, "mpi4py", code)).absent == "mpi4py"
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ def test_a_library_that_is_not_here(tmp_path: Path) -> None:
     ],
 )
 def test_a_library_that_ends_the_process(tmp_path: Path, code: str, word: str) -> None:
-    answer = ask(cupy.look, PYTHONPATH=fake(tmp_path, "cupy", code))
+    answer = ask(cupy.examine, PYTHONPATH=fake(tmp_path, "cupy", code))
     assert word in answer.trouble and not answer.facts
     assert ("no driver" in answer.trouble) == ("no driver" in code)
 
 
 def test_a_library_that_hangs(tmp_path: Path) -> None:
     path = fake(tmp_path, "cupy", "import signal\nwhile True: signal.pause()")
-    assert ask(cupy.look, limit=0.5, PYTHONPATH=path) == Answer(trouble="no answer within 0.5 s")
+    assert ask(cupy.examine, limit=0.5, PYTHONPATH=path) == Answer(trouble="no answer within 0.5 s")
 
 
 def test_what_a_library_leaves_running_is_ended(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_a_library_leaves_running_is_ended(tmp_path: Path) -> None:
     )
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert ask(cupy.look, PYTHONPATH=fake(tmp_path, "cupy", code)) == Answer(trouble="ImportError: y")
+        assert ask(cupy.examine, PYTHONPATH=fake(tmp_path, "cupy", code)) == Answer(trouble="ImportError: y")
         os.set_blocking(reader, True)
         assert os.read(reader, 10) == b"x\n"
         assert os.read(reader, 10) == b""  # once everybody who could write is gone
@@ -66,4 +66,4 @@ def test_what_a_library_leaves_running_is_ended(tmp_path: Path) -> None:
 
 def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/no/such/python")
-    assert "no process can be started" in ask(driver.look).trouble
+    assert "no process can be started" in ask(driver.examine).trouble

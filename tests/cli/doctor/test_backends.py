@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aiodist.cli.doctor.backends import findings, look
+from aiodist.cli.doctor.backends import examine, findings
 from aiodist.cli.doctor.topic import Answer, Finding
-from tests.cli.doctor.looks import MACHINE, ask, by_name, fake
+from tests.cli.doctor.asks import MACHINE, ask, by_name, fake
 
 
 def test_backends_of_other_packages(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_backends_of_other_packages(tmp_path: Path) -> None:
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.5\n")
     lines = [f"{name} = {where}" for name, where in points.items()]
     (folder / "entry_points.txt").write_text("\n".join(["[aiodist.backends]", *lines, ""]))
-    facts = ask(look, PYTHONPATH=fake(tmp_path, "mine", code)).facts
+    facts = ask(examine, PYTHONPATH=fake(tmp_path, "mine", code)).facts
     assert (facts["host"], facts["trouble"]) == ("host", "")
     mine = {other["name"]: other["trouble"] for other in facts["others"] if other["package"] == "mine 1.5"}
     assert mine.keys() == points.keys()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from aiodist.cli.doctor.cupy import findings, look, nccl_version
+from aiodist.cli.doctor.cupy import examine, findings, nccl_version
 from aiodist.cli.doctor.topic import Answer, Finding, Machine
-from tests.cli.doctor.looks import NO_DRIVER, ask, by_name, driver, fake
+from tests.cli.doctor.asks import NO_DRIVER, ask, by_name, driver, fake
 
 CUPY = """
 import types
@@ -38,7 +38,7 @@ cuda = types.SimpleNamespace(runtime=runtime)
 )
 def test_a_cupy_that_compiles_or_not(tmp_path: Path, devices: int, copies: str, said: str) -> None:
     code = CUPY.format(devices=devices, copies=copies)
-    facts = ask(look, PYTHONPATH=fake(tmp_path, "cupy", code)).facts
+    facts = ask(examine, PYTHONPATH=fake(tmp_path, "cupy", code)).facts
     assert facts["trouble"] == "" and facts["cuda"] == 12090
     assert facts["copied"] == (devices > 0)
     assert said in facts["uncompiled"] and bool(said) == bool(facts["uncompiled"])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aiodist.cli.doctor.driver import cuda_version, findings, look
+from aiodist.cli.doctor.driver import cuda_version, examine, findings
 from aiodist.cli.doctor.topic import Answer
-from tests.cli.doctor.looks import MACHINE, NO_DRIVER, ask, by_name, driver
+from tests.cli.doctor.asks import MACHINE, NO_DRIVER, ask, by_name, driver
 
 # The functions that are called, with the prototypes of cuda.h.
 DRIVER = r"""
@@ -57,7 +57,7 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_devices_of_a_driver(libcuda: Path) -> None:
-    facts = ask(look, LD_LIBRARY_PATH=str(libcuda)).facts
+    facts = ask(examine, LD_LIBRARY_PATH=str(libcuda)).facts
     assert (facts["library"], facts["cuda"], facts["trouble"]) == (True, 12080, "")
     devices: list[dict[str, Any]] = facts["devices"]
     assert [device["name"] for device in devices] == ["Device A", "Device B", "Device C"]
@@ -70,16 +70,16 @@ def test_devices_of_a_driver(libcuda: Path) -> None:
 
 def test_a_driver_that_finds_nothing_crashes_or_hangs(libcuda: Path) -> None:
     path = str(libcuda)
-    error = ask(look, LD_LIBRARY_PATH=path, FAKE_DRIVER="error").facts
+    error = ask(examine, LD_LIBRARY_PATH=path, FAKE_DRIVER="error").facts
     assert (error["trouble"], error["devices"]) == ("CUDA_ERROR_UNKNOWN", [])
-    crash = ask(look, LD_LIBRARY_PATH=path, FAKE_DRIVER="crash")
+    crash = ask(examine, LD_LIBRARY_PATH=path, FAKE_DRIVER="crash")
     assert crash.trouble == "it was killed by SIGABRT"
-    hang = ask(look, LD_LIBRARY_PATH=path, FAKE_DRIVER="hang", limit=0.5)
+    hang = ask(examine, LD_LIBRARY_PATH=path, FAKE_DRIVER="hang", limit=0.5)
     assert hang.trouble == "no answer within 0.5 s"
 
 
 def test_without_a_driver() -> None:
-    facts = ask(look).facts
+    facts = ask(examine).facts
     if facts["library"]:
         pytest.skip("there is a driver here")
     assert facts["devices"] == [] and facts["cuda"] == 0

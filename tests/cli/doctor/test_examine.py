@@ -10,7 +10,7 @@ import pytest
 from aiodist.cli.doctor import examine
 from aiodist.cli.doctor.examine import TOPICS, Topic
 from aiodist.cli.doctor.topic import Answers, Finding, Machine, Question
-from tests.cli.doctor.looks import MACHINE
+from tests.cli.doctor.asks import MACHINE
 
 
 def asked() -> list[Question]:
@@ -20,7 +20,7 @@ def asked() -> list[Question]:
     return [question for _, question in questions]
 
 
-@pytest.mark.parametrize("module", sorted({question.look.__module__ for question in asked()}))
+@pytest.mark.parametrize("module", sorted({question.examine.__module__ for question in asked()}))
 def test_a_process_that_is_asked_imports_nothing_heavy_by_itself(module: str) -> None:
     code = (
         f"import sys, {module}\n"

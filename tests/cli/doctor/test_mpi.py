@@ -9,14 +9,14 @@ from importlib.util import find_spec
 
 import pytest
 
-from aiodist.cli.doctor.mpi import findings, library, look
+from aiodist.cli.doctor.mpi import examine, findings, library
 from aiodist.cli.doctor.topic import Answer, Finding
-from tests.cli.doctor.looks import MACHINE, ask
+from tests.cli.doctor.asks import MACHINE, ask
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_mpi_without_its_library_is_told_as_the_backend_tells_it() -> None:
-    facts = ask(look, MPI4PY_LIBMPI="/no/such/libmpi.so").facts
+    facts = ask(examine, MPI4PY_LIBMPI="/no/such/libmpi.so").facts
     assert (facts["library"], facts["threads"]) == ("", "")
     code = "import asyncio, aiodist; asyncio.run(aiodist.init_process_group('mpi'))"
     environ = {**os.environ, "MPI4PY_LIBMPI": "/no/such/libmpi.so"}

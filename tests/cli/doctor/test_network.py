@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.cli.doctor.network import Told, check_address, check_loopback, look, loopback, told
+from aiodist.cli.doctor.network import Told, check_address, check_loopback, examine, loopback, told
 from aiodist.cli.doctor.topic import Answer
-from tests.cli.doctor.looks import ask, by_name
+from tests.cli.doctor.asks import ask, by_name
 
 
 def test_loopback() -> None:
@@ -26,12 +26,12 @@ def test_addresses_that_the_environment_names() -> None:
 
 
 def test_the_address_towards_another_host() -> None:
-    assert ask(look, "127.0.0.1", "127.0.0.1").facts == {
+    assert ask(examine, "127.0.0.1", "127.0.0.1").facts == {
         "unusable": "",
         "own": "127.0.0.1",
         "unreachable": "",
     }
-    found = ask(look, "192.0.2.77", "no.such.host.invalid").facts
+    found = ask(examine, "192.0.2.77", "no.such.host.invalid").facts
     assert found["unusable"] and found["unreachable"] and not found["own"]
 
 

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.cli.doctor.packages import NAMES, check, look
+from aiodist.cli.doctor.packages import NAMES, check, examine
 from aiodist.cli.doctor.topic import Answer
-from tests.cli.doctor.looks import ask, fake
+from tests.cli.doctor.asks import ask, fake
 
 
 def test_looks_at_packages(tmp_path: Path) -> None:
-    assert ask(look, "numpy").facts["version"].count(".") == 2
-    assert ask(look, "no_such_package_anywhere").absent == "no_such_package_anywhere"
+    assert ask(examine, "numpy").facts["version"].count(".") == 2
+    assert ask(examine, "no_such_package_anywhere").absent == "no_such_package_anywhere"
     path = fake(tmp_path, "lame_one", "raise RuntimeError('its library is too old')")
-    assert ask(look, "lame_one", PYTHONPATH=path).trouble == "RuntimeError: its library is too old"
+    assert ask(examine, "lame_one", PYTHONPATH=path).trouble == "RuntimeError: its library is too old"
     path = fake(tmp_path, "lame_two", "import no_such_package_anywhere")
-    assert ask(look, "lame_two", PYTHONPATH=path).absent == "no_such_package_anywhere"
+    assert ask(examine, "lame_two", PYTHONPATH=path).absent == "no_such_package_anywhere"
     path = fake(tmp_path, "plain", "")
-    assert ask(look, "plain", PYTHONPATH=path).facts == {"version": ""}
+    assert ask(examine, "plain", PYTHONPATH=path).facts == {"version": ""}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ from aiodist.base.environment.processor_load import Disturbance
 from aiodist.cli.doctor import room
 from aiodist.cli.doctor.room import check_cores, check_disturbance, check_open_files
 from aiodist.cli.doctor.topic import Finding
-from tests.cli.doctor.looks import MACHINE, by_name
+from tests.cli.doctor.asks import MACHINE, by_name
 
 
 def test_the_room_of_this_machine() -> None:

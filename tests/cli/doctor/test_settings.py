@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.cli.doctor import settings
 from aiodist.cli.doctor.topic import Finding, Machine
-from tests.cli.doctor.looks import by_name
+from tests.cli.doctor.asks import by_name
 
 
 def found(**environ: str) -> Mapping[str, Finding]:

@@ -8,7 +8,7 @@ import pytest
 
 from aiodist.cli.doctor import system
 from aiodist.cli.doctor.system import FEATURES, Feature, check_feature, check_platform, check_processor
-from tests.cli.doctor.looks import MACHINE, by_name
+from tests.cli.doctor.asks import MACHINE, by_name
 
 
 def test_the_kernel_of_this_machine() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiodist.cli.doctor.topic import Answer, Finding
 from aiodist.cli.doctor.torch import findings
-from tests.cli.doctor.looks import MACHINE, NO_DRIVER, driver
+from tests.cli.doctor.asks import MACHINE, NO_DRIVER, driver
 
 
 def check_torch(torch: Answer, devices: int) -> Finding:

@@ -1,4 +1,4 @@
-"""What tests of topics share: looks in processes of their own, packages made here, answers of drivers."""
+"""What tests of topics share: questions to processes of their own, packages made here, answers of drivers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from aiodist.cli.doctor.topic import Answer, Finding, Machine, Question
 MACHINE = Machine({}, ranks=1)
 
 
-def ask(look: Callable[..., Any], *arguments: str, limit: float = 60, **environ: str) -> Answer:
+def ask(examine: Callable[..., Any], *arguments: str, limit: float = 60, **environ: str) -> Answer:
     """The answer of a process that calls this function."""
-    question = Question("it", look, arguments)
+    question = Question("it", examine, arguments)
     return asking.ask({"it": question}, {**os.environ, **environ}, limit)["it"]
 
 
