@@ -103,7 +103,7 @@ class FileStore(Store):
                         server = client = None
                         if found is not None:
                             waits_for = f"an answer from the host of the store ({_place(found)})"
-                            client = await _look(found, job, secret, rank, tls)
+                            client = await _reach(found, job, secret, rank, tls)
                         if client is None:
                             server, client = await _host(handle, host, job, secret, patience, rank, tls)
                     finally:
@@ -244,7 +244,7 @@ async def _host(
     return server, client
 
 
-async def _look(
+async def _reach(
     found: dict[str, Any], job: str, secret: bytes, rank: int, tls: Tls | None
 ) -> TcpStore | str | None:
     """A client of the store that the file names; None where that is provably gone; else what to wait for."""

@@ -203,7 +203,7 @@ def _by_environment(asked: Invitation) -> MeetingPoint:
     if asked.environ.get("AIODIST_STORE"):
         return _at_launchers_store(asked)
     if place.world_size == 1:
-        _look_around(asked, place)
+        _check_alone(asked, place)
         if place.master_addr is None:
             return MeetingPoint(Way.alone, "this process")
     if (point := _by_launcher(asked, place)) is not None:
@@ -269,7 +269,7 @@ def _by_launcher(asked: Invitation, place: Placement) -> MeetingPoint | None:
     return None
 
 
-def _look_around(asked: Invitation, place: Placement) -> None:
+def _check_alone(asked: Invitation, place: Placement) -> None:
     """Refuse, or warn of, a job of one where others seem to have been started with this process."""
     environ = asked.environ
     if place.launcher != "alone":

@@ -105,12 +105,12 @@ async def test_whose_time_is_over_says_what_it_waited_for(
         clock.forward(60)
         return found
 
-    file, real = tmp_path / "meet", module._look
+    file, real = tmp_path / "meet", module._reach
     async with await opened(file) as host:
         assert host.server is not None
         remember(host.server.instance)
         with monkeypatch.context() as patched:
-            patched.setattr(module, "_look", look)
+            patched.setattr(module, "_reach", look)
             said = r"within 30 s: waited for the end of the group before, which met at the store of 127"
             with pytest.raises(RendezvousTimeout, match=said):
                 await opened(file, timeout=30)

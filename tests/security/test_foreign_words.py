@@ -232,7 +232,7 @@ async def test_the_address_that_rank_0_left_in_torchruns_store(clock: Clock) -> 
         def __init__(self, said: str) -> None:
             self.said = said
 
-        async def look(self, key: str) -> str:
+        async def read(self, key: str) -> str:
             clock.forward(60)
             return self.said
 

@@ -25,7 +25,7 @@ from aiodist.base.environment.user import is_known, is_me, overflow
 from aiodist.base.errors import UsageError
 
 _LINKS = 40  # on one path, as in Linux
-_LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # no right to list it is needed
+_SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # no right to list it is needed
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for whoever writes to it
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -450,7 +450,7 @@ def _reach(path: Path, make: int | None) -> int:
 
 
 def _entered(name: str, above: int, make: int | None) -> int:
-    flags = _LOOK | os.O_NOFOLLOW
+    flags = _SEARCH | os.O_NOFOLLOW
     try:
         return os.open(name, flags, dir_fd=above)
     except FileNotFoundError:
@@ -470,7 +470,7 @@ def _folder_of(path: Path, make: int | None = None) -> tuple[int, str]:
         make: as of `_reach`, for the folders above the last entry.
     """
     rest = list(reversed(path.absolute().parts))
-    folder = os.open(rest.pop(), _LOOK)
+    folder = os.open(rest.pop(), _SEARCH)
     links = 0
     try:
         while rest:

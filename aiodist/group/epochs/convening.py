@@ -23,7 +23,7 @@ from aiodist.group.membership.motions import Decided, Draft, Motion, Void, decod
 from aiodist.group.membership.record import Number, Record
 from aiodist.rendezvous import Store
 
-_LOOK = 0.02  # seconds between looks at the newcomers that wait at the store
+_PAUSE = 0.02  # seconds between looks at the newcomers that wait at the store
 _AGAIN, _LONGEST = 0.01, 1.0  # seconds before the second draft; they double up to the second value
 
 logger = logging.getLogger("aiodist.group.convening")
@@ -97,7 +97,7 @@ class Convening:
                 waiting = [uid for uid in await newcomers.pending(store) if uid not in self._world.uids]
                 added = [uid for uid in waiting if uid not in assembly.culprits][: self._room(step)]
             if len(added) < step.wanted and not step.final:
-                await asyncio.sleep(_LOOK)  # and look again
+                await asyncio.sleep(_PAUSE)  # and look again
                 return
             if len(added) < step.wanted:
                 have = len(step.members) + len(added)
@@ -149,7 +149,7 @@ class Convening:
             await self._decide(assembly, Decided(assembly.call, record))
         except (QuorumLost, WireError) as error:
             assembly.asked(record.number, str(error))
-            await asyncio.sleep(_LOOK)  # an answer that comes at once must not be asked for at once
+            await asyncio.sleep(_PAUSE)  # an answer that comes at once must not be asked for at once
         finally:
             self._changed()
 

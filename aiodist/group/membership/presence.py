@@ -24,7 +24,7 @@ RENEWAL = 5.0
 GRACE = RENEWAL + 1
 """Seconds for which none of a run that lives may be seen."""
 
-_LOOK = 1.0  # seconds between a newcomer's looks
+_PAUSE = 1.0  # seconds between a newcomer's looks
 
 
 class Presence:
@@ -73,10 +73,10 @@ async def is_deserted(store: Store) -> bool:
             return False
         if loop.time() >= deadline:
             return True
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_PAUSE)
 
 
 async def until_deserted(store: Store) -> None:
     """Return when no member of the run on record, or of what became of it, is there any more."""
     while not await is_deserted(store):  # noqa: ASYNC110
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_PAUSE)

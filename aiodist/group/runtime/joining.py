@@ -127,7 +127,7 @@ async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool, str]
         # It is served already, so this process does not serve it, though it may be rank 0.
         try:
             address = told_address(asked.tuning, found.address)
-            run = await _look(found, group_name)
+            run = await _run_state(found, group_name)
             logger.debug("the store is served already, and the job is %s", run.name)
             if run is not _Run.UNDER_WAY and not begins:
                 await _until_it_runs(run, found, group_name, max(0.0, deadline - loop.time()))
@@ -142,7 +142,7 @@ async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool, str]
             return Meeting(found, -1, 0, None, address, owns_store=ours), False, key
         await found.aclose()
     meeting = await meet(asked)
-    begins = run is _Run.DESERTED or await _look(meeting.store, group_name) is not _Run.UNDER_WAY
+    begins = run is _Run.DESERTED or await _run_state(meeting.store, group_name) is not _Run.UNDER_WAY
     return meeting, begins, key
 
 
@@ -170,7 +170,7 @@ async def _standing_store(asked: Invitation, begins: bool) -> Store | None:
         ) from None
 
 
-async def _look(store: Store, group_name: str) -> _Run:
+async def _run_state(store: Store, group_name: str) -> _Run:
     named = _named(store, group_name)
     if not await named.check([LATEST]) or await named.check([OVER]):
         return _Run.NONE

@@ -7,7 +7,7 @@ refusals   its errors
 gateway    requests that are tried again
 run        what a job leaves there, from its first process to its last
 ledger     changes that happen once
-looking    waiting for a key
+waiting    waiting for a key
 watching   watches
 rounds     gathers
 alive      whether a process of this host is dead

@@ -29,9 +29,9 @@ from aiodist.net.wire.bounded_json import load_json
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.ledger import Ledger
-from aiodist.rendezvous.etcd.looking import Call, look_until
 from aiodist.rendezvous.etcd.refusals import NoLease
 from aiodist.rendezvous.etcd.run import Run
+from aiodist.rendezvous.etcd.waiting import Call, read_until
 from aiodist.rendezvous.etcd.words import Item, Json, Range
 from aiodist.rendezvous.rules import check_rank, did_not_come, other_world, rank_taken
 
@@ -77,12 +77,12 @@ class Gather:
             later: removes the keys of a prefix after so many seconds.
         """
 
-        async def look() -> bytes | None:
+        async def read() -> bytes | None:
             return None if await self._is_over(later) else self._at + b"done"
 
         try:
             await self._come()
-            while not await look_until(look, self.gateway, self.call):
+            while not await read_until(read, self.gateway, self.call):
                 missing = await self._leave()
                 if missing is not None:  # else the last came while this one was about to go
                     raise did_not_come(self.name, missing, len(missing), self.call.timeout)
@@ -214,7 +214,7 @@ class Gather:
         ended = await self._changes(conditions, end)
         if ended:
             later(KEPT_SECONDS, self._at)
-        return ended  # else somebody has ended it, or left: the next look tells
+        return ended  # else somebody has ended it, or left: the next read tells
 
     async def _read(self) -> list[bytes]:
         cards = (await self._reads(words.get_all(self._at + b"rank/")))[0].items

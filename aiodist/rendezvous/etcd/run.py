@@ -39,7 +39,7 @@ CLIENT_SECONDS = 10
 """Seconds that a process counts as there after its last sign of life."""
 
 _KEEP_SECONDS = 3.0  # between signs of life
-_LOOKED_AT = 16  # processes whether they are dead, at a time
+_ASKED_AT_ONCE = 16  # processes whether they are dead, at a time
 
 
 def lost_error() -> RendezvousError:
@@ -91,8 +91,8 @@ class Run:
 
     async def _enter(self, deadline: float) -> bool:
         """Try once to enter; False where another process was faster, or a dead one was in the way."""
-        look = [words.get(self._key), words.get_all(self._clients, limit=_LOOKED_AT)]
-        run, clients = (await self._ask([], look, (), deadline)).ranges
+        reads = [words.get(self._key), words.get_all(self._clients, limit=_ASKED_AT_ONCE)]
+        run, clients = (await self._ask([], reads, (), deadline)).ranges
         found = run.item
         if gone := [client for client in clients.items if is_gone(client.value)]:
             for client in gone:

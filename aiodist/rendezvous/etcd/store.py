@@ -27,11 +27,11 @@ from aiodist.rendezvous import rules
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.ledger import Decision, Ledger
-from aiodist.rendezvous.etcd.looking import Call, look_until
 from aiodist.rendezvous.etcd.place import place
 from aiodist.rendezvous.etcd.refusals import NoLease
 from aiodist.rendezvous.etcd.rounds import Gather
 from aiodist.rendezvous.etcd.run import Run, lost_error
+from aiodist.rendezvous.etcd.waiting import Call, read_until
 from aiodist.rendezvous.etcd.watching import report
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
@@ -276,8 +276,8 @@ class EtcdStore(Store):
         return [held[key] for key in keys]
 
     async def _list_keys(self, call: Call, prefix: str) -> list[str]:
-        look = words.get_all(self._key(prefix), names_only=True)
-        [found] = await self._run.read(look, deadline=call.deadline)
+        names = words.get_all(self._key(prefix), names_only=True)
+        [found] = await self._run.read(names, deadline=call.deadline)
         cut = len(self._keys)
         return sorted(item.key[cut:].decode(errors="replace") for item in found.items)
 
@@ -291,11 +291,11 @@ class EtcdStore(Store):
     async def _multi_get(self, call: Call, keys: list[str]) -> list[bytes]:
         items: list[Item | None] = []
 
-        async def look() -> bytes | None:
+        async def read() -> bytes | None:
             items[:] = await self._read(call, keys)
             return next((self._key(key) for key, item in zip(keys, items, strict=True) if item is None), None)
 
-        if not await look_until(look, self._gateway, call):
+        if not await read_until(read, self._gateway, call):
             absent = [place for place, item in enumerate(items) if item is None]
             raise rules.nobody_set(keys, absent, call.timeout)
         return [item.value for item in items if item is not None]

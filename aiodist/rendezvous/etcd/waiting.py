@@ -1,6 +1,6 @@
-"""Waiting for something to change. A watch of etcd is only a hint to look again: what is, says a read.
+"""Waiting for something to change. A watch of etcd is only a hint to read again: what is, says a read.
 
-The watch begins before the look, with what comes next: one that begins with what has been is served by etcd
+The watch begins before the read, with what comes next: one that begins with what has been is served by etcd
 every 100 ms only.
 """
 
@@ -14,10 +14,10 @@ from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import Away
 
-LOOK_SECONDS = 5.0
-"""Seconds after which a call that waits looks again, also where no watch says so."""
+READ_SECONDS = 5.0
+"""Seconds after which a call that waits reads again, also where no watch says so."""
 
-_AGAIN = 0.1  # seconds, at most, before looking again where the watch broke
+_AGAIN = 0.1  # seconds, at most, before reading again where the watch broke
 
 
 class Call:
@@ -46,39 +46,39 @@ class Call:
         return min(self._loop.time() + self.timeout, self.deadline)
 
 
-async def look_until(look: Callable[[], Awaitable[bytes | None]], gateway: Gateway, call: Call) -> bool:
+async def read_until(read: Callable[[], Awaitable[bytes | None]], gateway: Gateway, call: Call) -> bool:
     """Look until there is nothing more to wait for.
 
     Args:
-        look: → the key that must be written before looking again is of use, None where all is there.
-        call: has arrived after the first look; says until when to go on.
+        read: → the key that must be written before reading again is of use, None where all is there.
+        call: has arrived after the first read; says until when to go on.
 
     Returns:
         False where the time was up first.
     """
     loop, backoff = asyncio.get_running_loop(), Backoff(_AGAIN, jitter=1.0)
-    looks = Backoff(1.5 * LOOK_SECONDS, jitter=1 / 3)
-    key = await look()
+    reads = Backoff(1.5 * READ_SECONDS, jitter=1 / 3)
+    key = await read()
     until = call.arrived()
     while key is not None:
         if loop.time() >= until:
             return False
-        again = loop.time() + looks.next()
+        again = loop.time() + reads.next()
         try:
             async with asyncio.timeout_at(min(until, again)) as limit:
-                key = await _look_watching(look, gateway, key)
+                key = await _read_watching(read, gateway, key)
         except TimeoutError:
             if not limit.expired():
                 raise
-            key = await look()
+            key = await read()
         except Away:
             await asyncio.sleep(min(backoff.next(), max(0.0, until - loop.time())))
-            key = await look()
+            key = await read()
     return True
 
 
-async def _look_watching(
-    look: Callable[[], Awaitable[bytes | None]], gateway: Gateway, key: bytes
+async def _read_watching(
+    read: Callable[[], Awaitable[bytes | None]], gateway: Gateway, key: bytes
 ) -> bytes | None:
     async with gateway.stream("/v3/watch", words.watch(key, b"", 0)) as messages:
         async for message in messages:
@@ -86,7 +86,7 @@ async def _look_watching(
             if news.ended:
                 raise Away(news.ended)
             if news.began or any(there for _, there in news.changes):
-                wanted = await look()
+                wanted = await read()
                 if wanted != key:
                     return wanted
     raise Away("it ended the stream")

@@ -22,7 +22,7 @@ from aiodist.rendezvous.hosting import address_towards, host, join, listens, own
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 
-_FIRST = 0.002  # seconds until the second look; then twice as long, up to `_AGAIN`
+_FIRST = 0.002  # seconds until the second read; then twice as long, up to `_AGAIN`
 _PROBE = 3.0  # seconds for a connection to an address, which may be that of a host that is gone
 _AGAIN = 0.2  # seconds until an address where nobody listens any more is looked up again
 _FALSE = 5.0  # seconds in which rank 0 may write over what is not its own
@@ -45,7 +45,7 @@ class Texts(Protocol):
     async def set(self, key: str, value: str) -> None:
         """Leave a text; when this returns, the store has it."""
 
-    async def look(self, key: str) -> str | None:
+    async def read(self, key: str) -> str | None:
         """The text, if somebody has left it; None if not yet. May wait for it a while."""
 
 
@@ -136,7 +136,7 @@ async def _told(texts: Texts, where: str, key: str, limit: float, about: About) 
     try:
         async with asyncio.timeout(limit):
             while True:
-                if (found := await texts.look(key)) is None:
+                if (found := await texts.read(key)) is None:
                     await asyncio.sleep(backoff.next())
                     continue
                 try:

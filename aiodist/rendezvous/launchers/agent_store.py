@@ -116,7 +116,7 @@ class AgentStore:
         except (OSError, WireError) as error:
             raise self._lost(error) from None
 
-    async def look(self, key: str) -> str:
+    async def read(self, key: str) -> str:
         """Wait for a value, as long as `connect` was given; as `get`."""
         return await self.get(key, self._patience)
 

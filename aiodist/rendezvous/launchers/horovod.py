@@ -41,7 +41,7 @@ class _HorovodStore:
         if status != http.client.OK:
             raise self._fails(f"it answers {status} to a PUT")
 
-    async def look(self, key: str) -> str | None:
+    async def read(self, key: str) -> str | None:
         status, text = await self._ask("GET", key)
         if status not in (http.client.OK, http.client.NOT_FOUND):
             raise self._fails(f"it answers {status} to a GET")

@@ -57,10 +57,10 @@ class _JaxStore:
         except RuntimeError as error:  # XlaRuntimeError is one
             raise _fails(error) from None
 
-    async def look(self, key: str) -> str | None:
-        return await asyncio.to_thread(self._look, key)
+    async def read(self, key: str) -> str | None:
+        return await asyncio.to_thread(self._read, key)
 
-    def _look(self, key: str) -> str | None:
+    def _read(self, key: str) -> str | None:
         try:
             value: str = self._client.blocking_key_value_get(key, _SLICE)
         except RuntimeError as error:

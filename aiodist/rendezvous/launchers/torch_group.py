@@ -90,7 +90,7 @@ class _TorchStore:
     async def set(self, key: str, value: str) -> None:
         await self._ask(partial(self.store.set, key, value))
 
-    async def look(self, key: str) -> str | None:
+    async def read(self, key: str) -> str | None:
         if not await self._ask(partial(self.store.check, [key])):
             return None
         value: bytes = await self._ask(partial(self.store.get, key))

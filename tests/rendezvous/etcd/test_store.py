@@ -19,9 +19,9 @@ from aiodist.base.errors import AuthenticationError, LeaseLost, RendezvousError,
 from aiodist.rendezvous import PrefixStore, WatchEvent
 from aiodist.rendezvous.etcd import gateway, words
 from aiodist.rendezvous.etcd import run as etcd_run
-from aiodist.rendezvous.etcd.looking import Call
 from aiodist.rendezvous.etcd.rounds import Gather
 from aiodist.rendezvous.etcd.store import EtcdStore
+from aiodist.rendezvous.etcd.waiting import Call
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.conformance_store import arrived, check_store
 from tests.levels import few
@@ -40,8 +40,8 @@ def job() -> str:
 async def everything(etcd: Any, job: str) -> int:
     """How many keys of a job etcd holds."""
     start = f"/aiodist/{job.replace('/', '%2F')}/".encode()
-    look = {"key": b64encode(start).decode(), "range_end": b64encode(start[:-1] + b"0").decode()}
-    return int((await etcd.ask("/v3/kv/range", {**look, "count_only": True})).get("count", 0))
+    read = {"key": b64encode(start).decode(), "range_end": b64encode(start[:-1] + b"0").decode()}
+    return int((await etcd.ask("/v3/kv/range", {**read, "count_only": True})).get("count", 0))
 
 
 @pytest.mark.parametrize("loop", few(LOOPS, ["uvloop"]))
@@ -236,7 +236,7 @@ async def test_a_process_that_was_away_is_there_again(
 async def test_a_dead_process_keeps_no_place_in_a_gather(
     etcd: Any, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodist.rendezvous.etcd.looking.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("aiodist.rendezvous.etcd.waiting.READ_SECONDS", 0.1)
     async with await EtcdStore.connect(etcd.url, job) as one, await EtcdStore.connect(etcd.url, job) as two:
         waits = asyncio.ensure_future(one.gather("g", 2, 0, b"dead"))
         await arrived(one)

@@ -66,7 +66,7 @@ async def test_an_address_of_a_host_that_is_gone_is_looked_up_again(monkeypatch:
     class Texts:
         async def set(self, key: str, value: str) -> None: ...
 
-        async def look(self, key: str) -> str | None:
+        async def read(self, key: str) -> str | None:
             looked.append(key)
             return Announcement(f"10.0.0.{len(looked)}", 1, b"i" * 16).text(ABOUT)
 

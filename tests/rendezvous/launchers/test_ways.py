@@ -139,7 +139,7 @@ async def test_rank_0_that_named_an_address_where_nobody_listens(clock: Clock) -
         async def set(self, key: str, value: str) -> None:
             raise NotImplementedError
 
-        async def look(self, key: str) -> str:
+        async def read(self, key: str) -> str:
             clock.forward(60)
             return announced(before, key)
 
