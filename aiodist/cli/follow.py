@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aiodist.observe import JobView
 
 
-async def looks(
+async def views(
     wanted: str | None, every: float, left: Future[int]
 ) -> AsyncGenerator[tuple[JobView | None, str], None]:
     """A job whenever it was looked at, until it has gone or somebody leaves; None while there is none. With
@@ -41,7 +41,7 @@ async def looks(
     sight = Sight(choose, os.environ)
     try:
         while not left.done():
-            job, note = await sight.look()
+            job, note = await sight.read()
             if job is not None:
                 key = job.key
             elif key:

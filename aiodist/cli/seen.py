@@ -46,7 +46,7 @@ def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False
     """
     from aiodist.observe.choice import pick
     from aiodist.observe.ended import ended_job
-    from aiodist.observe.host import check_records, look_at_jobs
+    from aiodist.observe.host import check_records, read_jobs
     from aiodist.observe.source import FEW, whole
 
     check_records()
@@ -56,7 +56,7 @@ def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False
             "the only job has failed" if wanted is None else f"the job {wanted!r} has failed",
             hint=f"See: aiodist explain {shlex.quote(folder)}, aiodist trace {shlex.quote(folder)}",
         )
-    job, note = asyncio.run(whole(pick(look_at_jobs(), wanted), os.environ, most=few, stacks=stacks))
+    job, note = asyncio.run(whole(pick(read_jobs(), wanted), os.environ, most=few, stacks=stacks))
     if note:
         print(note, file=sys.stderr)
     return job
@@ -64,8 +64,8 @@ def the_job(wanted: str | None, *, most: int | None = None, stacks: bool = False
 
 def again(job: JobView) -> JobView:
     """The job, looked at once more; as it was, where it has gone."""
-    from aiodist.observe.host import look_at_jobs
+    from aiodist.observe.host import read_jobs
     from aiodist.observe.source import whole
 
-    found = next((one for one in look_at_jobs(job.key) if one.key == job.key), job)
+    found = next((one for one in read_jobs(job.key) if one.key == job.key), job)
     return asyncio.run(whole(found, os.environ))[0]

@@ -17,9 +17,9 @@ def doing(pid: int) -> tuple[str, ...]:
     """
     # Only here, where something has failed: a launcher that starts needs none of it.
     from aiodist.observe.ask import ask
-    from aiodist.observe.host import look
+    from aiodist.observe.host import read_ranks
     from aiodist.observe.rank_lines import rank_lines
 
-    views = [view for view in ask(look(pid=pid), PATIENCE) if view.stacks is not None]
+    views = [view for view in ask(read_ranks(pid=pid), PATIENCE) if view.stacks is not None]
     lines = [line for view in views[:1] for line in rank_lines(view)][1:]  # the report names it
     return (*lines[:MOST], *([f"… {len(lines) - MOST} lines more"] if len(lines) > MOST else ()))

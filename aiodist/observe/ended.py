@@ -10,7 +10,7 @@ from dataclasses import replace
 from aiodist.base.errors import UsageError, WireError
 from aiodist.observe.choice import pick
 from aiodist.observe.dumps import read_dump
-from aiodist.observe.host import look_at_jobs
+from aiodist.observe.host import read_jobs
 from aiodist.observe.outcome import LARGEST, Outcome
 from aiodist.observe.recorder.records import leave_note, notes
 from aiodist.observe.view import JobView
@@ -63,7 +63,7 @@ def ended_job(wanted: str | None) -> str | None:
     Args:
         wanted: as of `choice.pick`; a job that runs comes first.
     """
-    live = look_at_jobs()
+    live = read_jobs()
     ended = ended_jobs(live)
     with suppress(UsageError):
         found = pick([*live, *(job for job, _ in ended)], wanted)

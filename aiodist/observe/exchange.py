@@ -22,7 +22,7 @@ from typing import Any
 from aiodist.base.errors import AiodistError, WireError
 from aiodist.base.sanitize import one_line
 from aiodist.net.wire.bounded_json import load_json
-from aiodist.observe.host import host_name, look
+from aiodist.observe.host import host_name, read_ranks
 from aiodist.observe.parcel import pack, unpack
 from aiodist.observe.view import RankView
 from aiodist.rendezvous import Store
@@ -32,7 +32,7 @@ LINGER = 10.0  # seconds for which a wish and its answers stay
 PATIENCE = 3.0  # seconds for the answers: hosts look once a second, and their ranks may have to be asked
 MOST = 1 << 20  # operations of each rank; more than there are
 _LONGEST = 1000  # bytes of a wish
-EVERY = 0.1  # seconds from look to look for answers
+EVERY = 0.1  # seconds between two reads of the answers
 
 _log = logging.getLogger("aiodist.observe")
 
@@ -143,7 +143,7 @@ class Exchange:
                 await store.set(f"{SEEN}{asker}/{host_name()}.{os.getpid()}", data, ttl=LINGER)
 
     def _seen(self, most: int, stacks: bool) -> bytes:
-        views = look(self._key)
+        views = read_ranks(self._key)
         return pack(self._ask(views) if stacks else views, most)
 
     def gather(self, views: list[RankView], most: int = MOST, *, stacks: bool = True) -> list[RankView]:

@@ -24,7 +24,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def look(job: str | None = None, pid: int | None = None, most: int = RING_PLACES) -> list[RankView]:
+def read_ranks(job: str | None = None, pid: int | None = None, most: int = RING_PLACES) -> list[RankView]:
     """All ranks that record here, those of a job, or that of a process; of each so many of its last
     operations. Dead ones are among them.
 
@@ -67,9 +67,9 @@ def check_records() -> None:
         ) from None
 
 
-def look_at_jobs(job: str | None = None) -> list[JobView]:
+def read_jobs(job: str | None = None) -> list[JobView]:
     """The jobs of this host and user, the one that began last first."""
-    return jobs(look(job))
+    return jobs(read_ranks(job))
 
 
 def environ_of(view: RankView) -> dict[str, str]:

@@ -22,7 +22,7 @@ from aiodist.base.environment.files import Folder
 from aiodist.net.within import happens
 from aiodist.observe.dumps import open_given, open_kept, remove_old, write, write_outcome
 from aiodist.observe.finding import has_ranks
-from aiodist.observe.host import look
+from aiodist.observe.host import read_ranks
 from aiodist.observe.outcome import Outcome
 from aiodist.observe.recorder.records import name_of, open_folder, remove
 from aiodist.observe.view import RankView
@@ -115,8 +115,8 @@ async def keep_own(key: str, environ: Mapping[str, str]) -> None:
     """Write down this process's record, and those of the job's dead on this host; for two seconds at most."""
 
     def work() -> Path | None:
-        own = [_left(view) for view in look(key) if view.near and view.recording.pid == os.getpid()]
-        return keep([*own, *(view for view in look(key) if _is_dead(view))], environ)
+        own = [_left(view) for view in read_ranks(key) if view.near and view.recording.pid == os.getpid()]
+        return keep([*own, *(view for view in read_ranks(key) if _is_dead(view))], environ)
 
     if (path := await _apart(work, PATIENCE)) is not None:
         _log.debug("what the ranks did last is in %s", path)
@@ -155,7 +155,7 @@ def _left(view: RankView) -> RankView:
 
 def _dead_of(run: str) -> list[RankView]:
     """The dead ranks of a launcher's run on this host."""
-    return [view for view in look() if _is_dead(view) and view.recording.about.get("run") == run]
+    return [view for view in read_ranks() if _is_dead(view) and view.recording.about.get("run") == run]
 
 
 def _is_dead(view: RankView) -> bool:

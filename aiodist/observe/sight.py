@@ -34,12 +34,12 @@ class Sight:
         self._key = self._note = ""
         self._due = 0.0
 
-    async def look(self) -> tuple[JobView | None, str]:
+    async def read(self) -> tuple[JobView | None, str]:
         """The job as it is; None: it is not there (any more). With it a note that says why not all of it is
         seen; '' where it is."""
         if self._store is not None and (job := await self._by_store(self._store)) is not None:
             return job, ""
-        job = self._choose(await self._host.look())
+        job = self._choose(await self._host.read())
         key = "" if job is None else job.key
         if key != self._key:  # read the files of this job only; or look for it among all
             self._key, self._host = key, HostSource(key or None)
@@ -59,7 +59,7 @@ class Sight:
 
     async def _by_store(self, store: Source) -> JobView | None:
         """All of the job; None where the store shows no more than this host does."""
-        found = next((one for one in await store.look() if one.key == self._key), None)
+        found = next((one for one in await store.read() if one.key == self._key), None)
         if found is not None and len(found.hosts) > 1 and not store.note:
             return found
         self._note = store.note

@@ -11,7 +11,7 @@ from aiodist.base.errors import AiodistError, RendezvousError, UsageError
 from aiodist.base.sanitize import one_line
 from aiodist.observe.ask import ask
 from aiodist.observe.exchange import gather
-from aiodist.observe.host import environ_of, look, look_at_jobs
+from aiodist.observe.host import environ_of, read_jobs, read_ranks
 from aiodist.observe.view import JobView, RankView, jobs
 from aiodist.rendezvous import PrefixStore, TcpStore
 
@@ -30,7 +30,7 @@ class Source(Protocol):
 
     note: str
 
-    async def look(self) -> list[JobView]:
+    async def read(self) -> list[JobView]:
         """What can be seen now, the job that began last first."""
 
     async def aclose(self) -> None:
@@ -48,9 +48,9 @@ class HostSource:
         self.note = ""
         self._key = key
 
-    async def look(self) -> list[JobView]:
+    async def read(self) -> list[JobView]:
         """What can be seen now; read in a thread, since it may take a while where there are many ranks."""
-        return await asyncio.to_thread(look_at_jobs, self._key)
+        return await asyncio.to_thread(read_jobs, self._key)
 
     async def aclose(self) -> None:
         """Nothing is held."""
@@ -81,9 +81,9 @@ class StoreSource:
         self._stacks = stacks
         self._store: TcpStore | None = None
 
-    async def look(self) -> list[JobView]:
+    async def read(self) -> list[JobView]:
         """What can be seen now. Each look is a question to the job, which one rank of each host answers."""
-        own = await asyncio.to_thread(look, self._key)
+        own = await asyncio.to_thread(read_ranks, self._key)
         if self._stacks:
             own = await asyncio.to_thread(ask, own)
         if not self.note:  # it is not tried again: who asks is shown something at once
@@ -123,7 +123,7 @@ async def whole(
         return job, ""
     source = source_of(job, environ, most=most, stacks=stacks)
     try:
-        found = next((found for found in await source.look() if found.key == job.key), job)
+        found = next((found for found in await source.read() if found.key == job.key), job)
         return found, source.note
     finally:
         await source.aclose()

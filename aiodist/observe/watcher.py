@@ -23,7 +23,7 @@ from aiodist.observe.ask import ask
 from aiodist.observe.box import render
 from aiodist.observe.clocks import place
 from aiodist.observe.exchange import Exchange
-from aiodist.observe.host import look
+from aiodist.observe.host import read_ranks
 from aiodist.observe.recorder import Recorder
 from aiodist.observe.recorder.reading import Glance, glance
 from aiodist.observe.recorder.records import Memory, glance_at, glances, open_folder
@@ -79,7 +79,7 @@ class Watcher:
         self._patience: dict[str, float] = {}  # by the place of a verdict: for how long it has to hold
         self._judging: threading.Thread | None = None
 
-    def look(self, turns: int, traffic: Callable[[], list[tuple[int, Traffic]]], every: float) -> None:
+    def beat(self, turns: int, traffic: Callable[[], list[tuple[int, Traffic]]], every: float) -> None:
         """Write down how this process goes; look at the others where it is time. Called ten times a second.
 
         Args:
@@ -97,7 +97,7 @@ class Watcher:
         self._recorder.links(traffic())
         self._tell_of_calls(now)
         with contextlib.suppress(OSError):
-            self._look_at_others(now)
+            self._watch_others(now)
 
     def _tell_of_calls(self, now: float) -> None:
         with contextlib.suppress(RuntimeError):  # something has changed meanwhile
@@ -108,7 +108,7 @@ class Watcher:
                 self._recorder.tell(calls=told)
                 self._told_of_calls = told
 
-    def _look_at_others(self, now: float) -> None:
+    def _watch_others(self, now: float) -> None:
         me = glance(self._memory.buffer)
         with open_folder() as folder:
             if self._lower and _judges(glance_at(folder, self._lower), me, now):
@@ -149,7 +149,7 @@ class Watcher:
 
         Of other hosts the host of rank 0 asks, for all.
         """
-        views = look(self._key, most=SOME)
+        views = read_ranks(self._key, most=SOME)
         if not views:
             return
         if self._fresh(judge_quickly(jobs(views)[0], self._after)):
@@ -164,7 +164,7 @@ class Watcher:
         Args:
             me: this rank.
         """
-        views = look(self._key)
+        views = read_ranks(self._key)
         found = self._verdicts(views)
         if not found:  # what is over may come again; a straggler comes and goes
             self._told = {about: kind for about, kind in self._told.items() if kind == "straggler"}

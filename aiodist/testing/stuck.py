@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aiodist.base.errors import name_ranks
 from aiodist.observe.ask import ask
-from aiodist.observe.host import look
+from aiodist.observe.host import read_ranks
 from aiodist.observe.rank_lines import rank_lines
 from aiodist.observe.verdict import judge
 from aiodist.observe.view import Doing, RankView, jobs
@@ -21,7 +21,7 @@ def seen(pids: Mapping[int, int]) -> list[RankView]:
     Args:
         pids: the ranks that have not ended, by process.
     """
-    return ask([view for view in look() if view.recording.pid in pids])
+    return ask([view for view in read_ranks() if view.recording.pid in pids])
 
 
 def why(views: Sequence[RankView]) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiodist.observe.host import look_at_jobs
+from aiodist.observe.host import read_jobs
 from tests.waiting import until
 
 PROGRAM = """
@@ -44,7 +44,7 @@ asyncio.run(main())
 
 def written(name: str) -> bool:
     """Whether both ranks have written down all that they did at first."""
-    seen = [rank for one in look_at_jobs() if one.name == name for rank in one.ranks]
+    seen = [rank for one in read_jobs() if one.name == name for rank in one.ranks]
     return len(seen) == 2 and all(rank.recording.vitals.issued >= 33 for rank in seen)
 
 

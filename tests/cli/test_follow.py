@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from aiodist.base.errors import UsageError
-from aiodist.cli.follow import leave, leaving, looks
+from aiodist.cli.follow import leave, leaving, views
 from aiodist.observe import JobView, sight
 from tests.observe.made import a_job, a_rank
 
@@ -29,7 +29,7 @@ class Fake:
         self.note = ""
         self.closed = False
 
-    async def look(self) -> list[JobView]:
+    async def read(self) -> list[JobView]:
         return self.shown.pop(0)
 
     async def aclose(self) -> None:
@@ -64,7 +64,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
 
 async def seen(wanted: str | None = None) -> list[JobView | None]:
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    return [job async for job, _ in looks(wanted, 0.0, left)]
+    return [job async for job, _ in views(wanted, 0.0, left)]
 
 
 async def test_it_ends_when_the_job_has_gone(sources: Sources) -> None:
@@ -102,14 +102,14 @@ async def test_why_not_all_is_seen_comes_with_it(sources: Sources) -> None:
     made = sources([PART], [PART], GONE, there=[[PART]])
     made["there"].note = "nobody answers"
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    assert [note async for _, note in looks(None, 0.0, left)] == ["nobody answers"] * 2
+    assert [note async for _, note in views(None, 0.0, left)] == ["nobody answers"] * 2
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 async def test_signals_leave(signum: int, code: int, sources: Sources) -> None:
     sources(*[[WHOLE]] * 9)
     with leaving() as left:
-        async for _ in looks(None, 10.0, left):
+        async for _ in views(None, 10.0, left):
             os.kill(os.getpid(), signum)
         assert left.result() == code
         leave(left, 7)

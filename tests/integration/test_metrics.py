@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aiodist.cli.main import main
 from aiodist.observe.choice import pick
-from aiodist.observe.host import look_at_jobs
+from aiodist.observe.host import read_jobs
 from aiodist.observe.metrics import Tally, exposition
 from aiodist.observe.metrics.catalog import CATALOG
 from aiodist.observe.summary import summary
@@ -102,7 +102,7 @@ def job(tmp_path: Path) -> Iterator[tuple[Name, Callable[[], None]]]:
 
 def seen(name: Name) -> bool:
     """Whether both ranks have compared a few arrivals."""
-    jobs = [one for one in look_at_jobs() if one.name == name]
+    jobs = [one for one in read_jobs() if one.name == name]
     return (
         bool(jobs) and len(jobs[0].ranks) == 2 and all(len(one.recording.last) > 20 for one in jobs[0].ranks)
     )
@@ -176,7 +176,7 @@ def endpoint(name: Name) -> Iterator[str]:
             if (self.path, self.headers["Authorization"]) != ("/metrics", f"Bearer {TOKEN}"):
                 self.send_error(401)
                 return
-            seen = pick(look_at_jobs(), name)
+            seen = pick(read_jobs(), name)
             body, kind = exposition(summary(None, seen), seen, tally, self.headers.get("Accept", ""))
             self.send_response(200)
             self.send_header("Content-Type", kind)

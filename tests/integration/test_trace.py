@@ -18,7 +18,7 @@ import pytest
 import aiodist.base.errors
 from aiodist.observe import JobView
 from aiodist.observe.clocks import place
-from aiodist.observe.host import look_at_jobs
+from aiodist.observe.host import read_jobs
 from tests.levels import COSTLY
 from tests.observe.format import check
 from tests.ports import free_port
@@ -116,7 +116,7 @@ def ancestors(pid: int) -> Iterator[int]:
 async def job_of(pids: list[int], holds: Callable[[JobView], bool]) -> JobView:
     """The job of these processes, as soon as something holds of it; the test's time limit bounds it."""
     while not any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z" for pid in pids):
-        for job in look_at_jobs():
+        for job in read_jobs():
             ours = all(set(pids) & set(ancestors(rank.recording.pid)) for rank in job.ranks)
             if ours and len(job.ranks) == job.size and holds(place(job)):
                 return job

@@ -65,7 +65,7 @@ def main() -> None:
     def watch() -> None:
         while not over.wait(0.02):
             recorder.flush()
-            answerer.look()
+            answerer.answer()
             looked.set()
 
     thread = threading.Thread(target=watch, daemon=True)

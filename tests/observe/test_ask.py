@@ -17,7 +17,7 @@ import pytest
 
 from aiodist.observe import Doing, RankView, Stacks
 from aiodist.observe.ask import ask
-from aiodist.observe.host import look
+from aiodist.observe.host import read_ranks
 from aiodist.observe.recorder import records
 from aiodist.observe.recorder.records import ASKED, FAULT, STACKS, open_folder
 from tests.levels import COSTLY
@@ -55,7 +55,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 def seen(process: subprocess.Popen[str], doing: Doing | None = None) -> RankView:
     """The view of a rank, when it does this."""
     while process.poll() is None:
-        (view,) = look(KEY, process.pid)
+        (view,) = read_ranks(KEY, process.pid)
         if doing in (None, view.doing):
             return view
     raise AssertionError("it has ended")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.observe import host
-from aiodist.observe.host import environ_of, host_name, look, look_at_jobs
+from aiodist.observe.host import environ_of, host_name, read_jobs, read_ranks
 from aiodist.observe.recorder import records
 from aiodist.observe.recorder.layout import SIZE
 from aiodist.observe.recorder.records import FAULT, STACKS
@@ -42,38 +42,38 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_rank_of_this_host(make: Make) -> None:
     make(1, 2)
-    (view,) = look(KEY, os.getpid())
+    (view,) = read_ranks(KEY, os.getpid())
     assert (view.rank, view.host, view.key, view.alive, view.stopped) == (1, host_name(), KEY, True, False)
     assert view.memory > 1 << 20
     assert view.cpu > 0
     assert 0 <= view.now - view.recording.vitals.flushed < 60
     assert view.doing is Doing.running
-    assert look("another") == look(KEY, 1) == []
+    assert read_ranks("another") == read_ranks(KEY, 1) == []
 
 
 def test_the_kernel_cuts_a_process_name_within_a_character(make: Make, cut_name: None) -> None:
     make(1, 2)
-    (view,) = look(KEY, os.getpid())
+    (view,) = read_ranks(KEY, os.getpid())
     assert view.memory > 1 << 20
 
 
 def test_who_has_no_place_in_its_job_yet_is_left_out(make: Make) -> None:
     make(0, 0)
-    assert look() == []
-    assert look_at_jobs() == []
+    assert read_ranks() == []
+    assert read_jobs() == []
 
 
 def test_a_clock_of_another_namespace_is_read_by_the_time_of_day(make: Make) -> None:
     rank = make(0, 2, clock="another")
     rank.flush(behind=1000.0)  # its clock shows less
-    (view,) = look()
+    (view,) = read_ranks()
     assert abs(view.now - (time.time() - view.recording.offset)) < 60
 
 
 def test_the_file_of_one_that_has_died_tells_of_it(make: Make) -> None:
     rank = make()
     rank.memory._let_go()  # as the end of its process does
-    (view,) = look()
+    (view,) = read_ranks()
     assert (view.alive, view.memory, view.cpu, view.doing) == (False, 0, 0.0, Doing.dead)
 
 
@@ -83,7 +83,7 @@ def test_the_number_of_a_process_that_has_ended_may_be_another_ones(make: Make, 
     struct.pack_into("<Q", rank.memory.buffer, struct.calcsize("<16s"), 1)
     os.rename(here / rank.memory.name, here / f"{KEY}.1.0.0")  # process 1 lives, and is none of the job's
     rank.memory._let_go()
-    (view,) = look()
+    (view,) = read_ranks()
     assert view.doing is Doing.dead
 
 
@@ -95,15 +95,15 @@ def test_the_kernel_may_tell_nothing_of_a_process() -> None:
 def test_nobody_records_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("SHARED_MEMORY", "ELSEWHERE"):
         monkeypatch.setattr(records, place, tmp_path / "missing")
-    assert look() == []
+    assert read_ranks() == []
 
 
 def test_a_folder_of_another_user_is_not_read(make: Make, tmp_path: Path, hand_over: HandOver) -> None:
     make()
-    assert len(look()) == 1
+    assert len(read_ranks()) == 1
     here = folder(tmp_path)
     hand_over(here)
-    assert look() == []
+    assert read_ranks() == []
 
 
 def test_a_link_of_another_users_is_not_followed(tmp_path: Path, make: Make, hand_over: HandOver) -> None:
@@ -112,7 +112,7 @@ def test_a_link_of_another_users_is_not_followed(tmp_path: Path, make: Make, han
     here.rename(tmp_path / "elsewhere")
     here.symlink_to(tmp_path / "elsewhere")
     hand_over(here)
-    assert look() == []
+    assert read_ranks() == []
     here.unlink()
     (tmp_path / "elsewhere").rename(here)
 
@@ -142,7 +142,7 @@ def test_what_lies_beside_recorders_is_passed_over(make: Make, tmp_path: Path, h
     if os.geteuid() == 0:
         (here / f"{KEY}.10.0.0").write_bytes(whole)
         hand_over(here / f"{KEY}.10.0.0")
-    assert [view.recording.pid for view in look()] == [os.getpid()]
+    assert [view.recording.pid for view in read_ranks()] == [os.getpid()]
     for entry in here.iterdir():
         if entry.name != rank.memory.name:
             entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -151,7 +151,7 @@ def test_what_lies_beside_recorders_is_passed_over(make: Make, tmp_path: Path, h
 def test_a_rank_that_says_it_is_another_process_is_passed_over(make: Make) -> None:
     rank = make()
     struct.pack_into("<Q", rank.memory.buffer, struct.calcsize("<16s"), 1)  # who asks it would ask process 1
-    assert look() == []
+    assert read_ranks() == []
 
 
 @pytest.mark.slow(COSTLY)
@@ -160,7 +160,7 @@ def test_strange_names_and_many_jobs(make: Make, tmp_path: Path) -> None:
     whole = (folder(tmp_path) / rank.memory.name).read_bytes()
     for number in range(300):
         (folder(tmp_path) / f"\x1b[31m{number}\n.{os.getpid()}.0.{number}").write_bytes(whole)
-    found = look_at_jobs()
+    found = read_jobs()
     assert len(found) == 301
     assert sum(view.alive for job in found for view in job.ranks) == 1
     for entry in folder(tmp_path).iterdir():

@@ -24,7 +24,7 @@ class Fake:
         self.looks = 0
         self.open = True
 
-    async def look(self) -> list[JobView]:
+    async def read(self) -> list[JobView]:
         assert self.open
         self.looks += 1
         return self.jobs
@@ -67,8 +67,8 @@ def made() -> sight.Sight:
 
 async def test_other_hosts_are_seen_by_the_store(sources: Sources) -> None:
     one = made()
-    assert await one.look() == (ALL, "")
-    assert await one.look() == (ALL, "")
+    assert await one.read() == (ALL, "")
+    assert await one.read() == (ALL, "")
     assert (sources.host.looks, sources.store.looks) == (1, 2)
     await one.aclose()
     assert not sources.store.open
@@ -77,19 +77,19 @@ async def test_other_hosts_are_seen_by_the_store(sources: Sources) -> None:
 async def test_without_the_store_this_host_is_shown_and_why(sources: Sources) -> None:
     one = made()
     sources.store.note, sources.store.jobs = "nobody answers", [HERE]
-    assert await one.look() == (HERE, "nobody answers")
-    assert await one.look() == (HERE, "nobody answers")
+    assert await one.read() == (HERE, "nobody answers")
+    assert await one.read() == (HERE, "nobody answers")
     assert sources.store.looks == 1
     sources.store.note, sources.store.jobs, one._due = "", [ALL], 0.0  # later
-    assert await one.look() == (ALL, "")
+    assert await one.read() == (ALL, "")
     sources.store.note = "it is gone"
-    assert await one.look() == (HERE, "it is gone")
+    assert await one.read() == (HERE, "it is gone")
 
 
 async def test_a_store_that_shows_no_other_host_is_not_asked_again_at_once(sources: Sources) -> None:
     sources.store.jobs = [HERE]
     one = made()
-    assert [await one.look() for _ in range(3)] == [(HERE, "")] * 3
+    assert [await one.read() for _ in range(3)] == [(HERE, "")] * 3
     assert sources.store.looks == 1
 
 
@@ -104,14 +104,14 @@ async def test_a_store_that_shows_no_other_host_is_not_asked_again_at_once(sourc
 )
 async def test_the_store_is_asked_where_there_are_others_that_live(seen: JobView, sources: Sources) -> None:
     sources.host.jobs = [seen]
-    assert await made().look() == (seen, "")
+    assert await made().read() == (seen, "")
     assert sources.store.looks == 0
 
 
 async def test_only_the_jobs_files_are_read_until_it_has_gone(sources: Sources) -> None:
     sources.host.jobs = [a_job(*(a_rank(rank) for rank in range(4)))]
     one = made()
-    await one.look()
+    await one.read()
     sources.host.jobs = []
-    assert await one.look() == (None, "")
+    assert await one.read() == (None, "")
     assert sources.keys == [None, HERE.key, None]

@@ -81,7 +81,7 @@ async def test_a_source_may_be_asked_again_and_let_go_of_twice(server: StoreServ
     asked = source_of(job_at(f"127.0.0.1:{server.port}", 0), ENVIRON)
     assert isinstance(asked, StoreSource)
     for _ in range(2):
-        (found,) = await asked.look()
+        (found,) = await asked.read()
         assert len(found.ranks) == 3
     await asked.aclose()
     await asked.aclose()
@@ -89,7 +89,7 @@ async def test_a_source_may_be_asked_again_and_let_go_of_twice(server: StoreServ
 
 async def test_who_has_another_secret_sees_this_host_and_why(server: StoreServer, other: None) -> None:
     asked = StoreSource(job_at(f"127.0.0.1:{server.port}", 0), {"AIODIST_SECRET": "another, as long as that"})
-    (found,) = await asked.look()
+    (found,) = await asked.read()
     assert [view.rank for view in found.ranks] == [0]
     assert asked.note.startswith("only the ranks of this host are shown: ")
     assert "another secret" in asked.note
@@ -100,9 +100,9 @@ async def test_a_store_that_has_gone(server: StoreServer, monkeypatch: pytest.Mo
     monkeypatch.setattr(exchange, "PATIENCE", 0.05)
     monkeypatch.setattr(source, "look", lambda key: [])
     asked = StoreSource(job_at(f"127.0.0.1:{server.port}", 0), ENVIRON)
-    assert await asked.look() == []
+    assert await asked.read() == []
     await server.aclose()
-    assert await asked.look() == []
+    assert await asked.read() == []
     assert asked.note.startswith("only the ranks of this host are shown: ")
     await asked.aclose()
 
@@ -129,13 +129,13 @@ async def test_a_job_whose_store_cannot_be_asked(address: str, monkeypatch: pyte
 async def test_the_jobs_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[str | None] = []
 
-    def look(key: str | None) -> list[JobView]:
+    def read(key: str | None) -> list[JobView]:
         keys.append(key)
         return [a_job(a_rank())]
 
-    monkeypatch.setattr(source, "look_at_jobs", look)
+    monkeypatch.setattr(source, "read_jobs", read)
     for asked in (HostSource(), HostSource("cafe")):
-        (found,) = await asked.look()
+        (found,) = await asked.read()
         assert found.ranks[0].recording.pid == 4000
         await asked.aclose()
     assert keys == [None, "cafe"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist.group import ProcessGroup
-from aiodist.observe.host import look
+from aiodist.observe.host import read_ranks
 from aiodist.observe.words import operation
 from aiodist.testing import spmd
 
@@ -52,5 +52,5 @@ async def test_calls_of_several_steps_are_told_as_the_user_made_them(pg: Process
 
 
 def _told() -> list[str]:
-    (view,) = look(pid=os.getpid())
+    (view,) = read_ranks(pid=os.getpid())
     return [operation(record) for record in view.recording.pending]

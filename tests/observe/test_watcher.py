@@ -56,10 +56,10 @@ def watch(rank: Rank, after: float = 30.0, elsewhere: Elsewhere | None = None, *
     return Watcher(rank.recorder, rank.memory, KEY, after, answer=answer, exchange=exchange)
 
 
-def look(watching: Watcher, turns: int = 5) -> None:
+def beat(watching: Watcher, turns: int = 5) -> None:
     """Look at the others once, and see the judging through."""
     watching._due = 0.0
-    watching.look(turns, list, 0.25)
+    watching.beat(turns, list, 0.25)
     if watching._judging is not None:
         watching._judging.join()
 
@@ -72,11 +72,11 @@ def test_it_writes_down_how_the_process_goes(make: Make) -> None:
     rank = make()
     answers: list[int] = []
     watching = watch(rank, answer=lambda: answers.append(1))
-    watching.look(7, lambda: [(1, Traffic(4096, 0.5, 0.01, 2))], 0.25)
+    watching.beat(7, lambda: [(1, Traffic(4096, 0.5, 0.01, 2))], 0.25)
     found = read(rank.memory.buffer)
     assert (found.vitals.turns, answers) == (7, [1])
     assert [(link.rank, link.sent, link.again) for link in found.links] == [(1, 4096, 2)]
-    watching.look(8, lambda: pytest.fail("once a second"), 0.25)
+    watching.beat(8, lambda: pytest.fail("once a second"), 0.25)
     assert read(rank.memory.buffer).vitals.turns == 8
 
 
@@ -84,17 +84,17 @@ def test_the_lowest_rank_that_writes_judges_and_once(make: Make, caplog: pytest.
     waiting, late = make(0), make(1)
     waiting.wait()
     second = watch(late)
-    look(second)
+    beat(second)
     assert second._judging is None and boxes(caplog) == []
     first = watch(waiting)
-    look(first)
+    beat(first)
     (box,) = boxes(caplog)
     assert "all_reduce #0 of world" in box and "for rank 1" in box
     first._judge_due = 0.0
-    look(first)
+    beat(first)
     assert len(boxes(caplog)) == 1
     waiting.flush(behind=10.0)  # it is held
-    look(second)
+    beat(second)
     assert second._judging is not None
 
 
@@ -112,18 +112,18 @@ def test_who_knows_a_lower_one_that_writes_looks_at_that_one_alone(
     monkeypatch.setattr(records, "glance_at", counted)
     monkeypatch.setattr(watcher, "glance_at", counted)
     last = watch(ranks[3])
-    look(last)  # it knows nobody yet
+    beat(last)  # it knows nobody yet
     lower = last._lower
     assert len(looked) == 4 and lower != ranks[3].memory.name
     looked.clear()
-    look(last)
+    beat(last)
     assert looked == [lower]
     for rank in ranks[:3]:  # they are held, but for the second
         rank.flush(behind=0.0 if rank is ranks[1] else 10.0)
-    look(last)
+    beat(last)
     assert last._lower == ranks[1].memory.name
     ranks[1].memory.remove()  # it leaves
-    look(last)
+    beat(last)
     assert last._lower == ""  # there is nobody else to judge now
 
 
@@ -137,7 +137,7 @@ def test_what_happens_again_at_the_same_line_is_told_when_it_lasts_for_twice_as_
     def after(number: int, seconds: float) -> int:
         pending = waiting.wait(number, seconds)
         watching._judge_due = 0.0
-        look(watching)
+        beat(watching)
         waiting.end(pending)
         return len(boxes(caplog))
 
@@ -149,10 +149,10 @@ def test_something_else_is_told_anew(make: Make, caplog: pytest.LogCaptureFixtur
     waiting, late = make(0), make(1)
     waiting.wait()
     watching = watch(waiting)
-    look(watching)
+    beat(watching)
     late.wait(7, seconds=50.0)  # another point of its program
     watching._judge_due = 0.0
-    look(watching)
+    beat(watching)
     assert len(boxes(caplog)) == 2
 
 
@@ -161,7 +161,7 @@ def test_what_is_over_is_told_again_when_it_comes_again(make: Make, caplog: pyte
     make(1)
     waiting.wait()
     watching = watch(waiting)
-    look(watching)
+    beat(watching)
     for again in (False, True):
         waiting.recorder.pending.clear()
         if again:
@@ -190,7 +190,7 @@ def test_nothing_is_said(after: float, seconds: float, make: Make, caplog: pytes
     make(1)
     waiting.wait(seconds=seconds)
     watching = watch(waiting, after)
-    look(watching)
+    beat(watching)
     assert watching._judging is None
     assert boxes(caplog) == []
 
@@ -201,7 +201,7 @@ def test_other_hosts_are_asked_where_there_are_some(make: Make, caplog: pytest.L
     elsewhere = Elsewhere()
     late = a_rank(1, now=90.0, size=2, host="elsewhere")
     elsewhere.views = [RankView("elsewhere", KEY, late.recording, 90.0)]
-    look(watch(waiting, elsewhere=elsewhere))
+    beat(watch(waiting, elsewhere=elsewhere))
     assert (elsewhere.polls, elsewhere.gathered) == (1, 1)
     (box,) = boxes(caplog)
     assert "rank 1 (elsewhere, pid 4001)" in box
@@ -231,8 +231,8 @@ def test_a_straggler_on_another_host_is_told_by_the_host_of_rank_0(
     elsewhere.views = [RankView("elsewhere", KEY, there.recording, there.now)]
     watching = watch(here, elsewhere=elsewhere)
     watching._slow_due = 1.0  # long ago
-    look(watching)
-    look(watching)
+    beat(watching)
+    beat(watching)
     assert elsewhere.gathered == (1 - rank)
     told = boxes(caplog)
     assert len(told) == (1 - rank)
@@ -261,8 +261,8 @@ def test_what_goes_wrong_while_it_judges_disturbs_nobody(
     waiting = make(0)
     waiting.wait()
     watching = watch(waiting)
-    monkeypatch.setattr(watcher, "look", lambda key: 1 / 0)
-    look(watching)  # an exception of a thread would fail the test
+    monkeypatch.setattr(watcher, "beat", lambda key: 1 / 0)
+    beat(watching)  # an exception of a thread would fail the test
     assert watching._judging is not None
     assert boxes(caplog) == []
 
@@ -274,12 +274,12 @@ def test_a_folder_that_has_gone_and_files_that_are_none(make: Make, tmp_path: Pa
     (folder / f"{KEY}.1.0.0").write_bytes(b"nonsense")
     (folder / f"{KEY}.2.0.0").symlink_to("/etc/passwd")
     watching = watch(waiting)
-    look(watching)
+    beat(watching)
     assert watching._judging is not None
     for entry in folder.iterdir():
         entry.unlink()
     folder.rmdir()
-    look(watching)
+    beat(watching)
 
 
 def test_calls_of_other_ranks_that_wait_for_each_other_are_told(
@@ -295,9 +295,9 @@ def test_calls_of_other_ranks_that_wait_for_each_other_are_told(
         rank.flush()
     judging.flush()
     watching = watch(judging)
-    look(watching)
+    beat(watching)
     assert boxes(caplog) == []
     watching._slow_due = time.monotonic()
-    look(watching)
+    beat(watching)
     (box,) = boxes(caplog)
     assert "ranks 1 and 2 wait for each other's answers" in box

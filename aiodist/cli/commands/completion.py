@@ -106,10 +106,10 @@ def _unsplit(words: Sequence[str]) -> tuple[list[str], int]:
 def _jobs() -> Iterator[Offer]:
     """The jobs of this host: the names of their scripts, and the beginnings of their keys."""
     from aiodist.observe.choice import short_keys
-    from aiodist.observe.host import look_at_jobs
+    from aiodist.observe.host import read_jobs
 
     with suppress(AiodistError, OSError):
-        jobs = look_at_jobs()
+        jobs = read_jobs()
         keys = short_keys(jobs)
         for job in jobs:
             yield keys[job.key], job.name

@@ -24,11 +24,11 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(list(argv))
     from aiodist.observe.choice import short_keys
     from aiodist.observe.ended import ended_jobs
-    from aiodist.observe.host import check_records, look_at_jobs
+    from aiodist.observe.host import check_records, read_jobs
     from aiodist.observe.summary import summary
 
     check_records()
-    jobs = look_at_jobs()
+    jobs = read_jobs()
     ended = ended_jobs(jobs)
     keys = short_keys([*jobs, *(job for job, _ in ended)])
     found = [summary(None, job) for job in jobs]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.base.environment.files import write_file
 from aiodist.base.errors import AiodistError, UsageError
-from aiodist.cli.follow import leaving, looks
+from aiodist.cli.follow import leaving, views
 from aiodist.cli.parser import Parser
 from aiodist.cli.seen import add_job, the_job
 from aiodist.cli.show import show
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aiodist.observe.metrics.otel import Push
     from aiodist.observe.metrics.tally import Tally
 
-_SHORTEST = 0.1  # seconds between two looks
+_SHORTEST = 0.1  # seconds between two views
 _END = ".prom"  # node_exporter reads no other files
 
 
@@ -91,7 +91,7 @@ async def _tell_on(args: Namespace) -> int:
     with leaving() as left, ExitStack() as ends:
         if file is not None:
             ends.callback(file.unlink, missing_ok=True)
-        async with aclosing(looks(args.job, args.every, left)) as found:
+        async with aclosing(views(args.job, args.every, left)) as found:
             async for job, note in found:
                 if note != told:
                     told = note

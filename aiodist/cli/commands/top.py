@@ -17,7 +17,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from aiodist.base.errors import UsageError
-from aiodist.cli.follow import leave, leaving, looks
+from aiodist.cli.follow import leave, leaving, views
 from aiodist.cli.parser import Parser
 from aiodist.cli.seen import add_job
 from aiodist.cli.show import show
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiodist.observe.source import Source
     from aiodist.observe.summary import Summary
 
-_SHORTEST = 0.1  # seconds between two looks
+_SHORTEST = 0.1  # seconds between two views
 _WIDTH = 120  # columns of what goes into a pipe
 _NOBODY = "no job of this user runs on this host: waiting for one (q leaves)"
 _LEAVE = (b"q", b"Q", b"")
@@ -73,7 +73,7 @@ async def _show(args: Namespace) -> int:
     if _is_live(args):
         return await _live(args.job, args.every)
     source: Source = HostSource()
-    jobs = await source.look()
+    jobs = await source.read()
     if jobs and any(rank.alive for rank in pick(jobs, args.job).ranks):
         source = source_of(pick(jobs, args.job), os.environ)
     try:
@@ -84,13 +84,13 @@ async def _show(args: Namespace) -> int:
 
 
 async def _once(source: Source, args: Namespace) -> None:
-    """Print what came between two looks."""
+    """Print what came between two views."""
     from aiodist.observe.choice import pick
     from aiodist.observe.summary import summary
 
-    before = pick(await source.look(), args.job)
+    before = pick(await source.read(), args.job)
     await asyncio.sleep(args.every)
-    now = next((job for job in await source.look() if job.key == before.key), None)
+    now = next((job for job in await source.read() if job.key == before.key), None)
     found = summary(before, now) if now is not None else summary(None, before)
     if source.note:
         print(source.note, file=sys.stderr)
@@ -129,7 +129,7 @@ async def _live(wanted: str | None, every: float) -> int:
             keys(lambda pressed: leave(left, 0) if pressed in _LEAVE else None),
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
-            async with aclosing(looks(wanted, every, left)) as found:
+            async with aclosing(views(wanted, every, left)) as found:
                 async for now, note in found:
                     if now is not None:
                         last, before = summary(before, now), now

@@ -57,7 +57,7 @@ logger = logging.getLogger("aiodist.group.world")
 HOST_ONLY = BackendChoice()
 
 
-Looks = Callable[[int, Callable[[], list[tuple[int, Traffic]]]], object]
+Watch = Callable[[int, Callable[[], list[tuple[int, Traffic]]]], object]
 
 
 def _ignore(_turns: int, _traffic: object) -> None:
@@ -102,8 +102,8 @@ class Settings:
         node: number of this process's node, as its launcher says; `UNSAID`: it does not.
         local_rank: rank on the node, likewise.
         recorder: this process's; None: each world has one of its own (simulations).
-        look: called ten times a second, in a thread, with the number of the loop's beats, and a function that
-            says how the connections go.
+        watch: called ten times a second, in a thread, with the number of the loop's beats, and a function
+            that says how the connections go.
         services: this process's, which outlive the epoch; None: it has none.
         seals: dtypes whose tensors are authenticated, where connections authenticate what is acted on.
     """
@@ -124,7 +124,7 @@ class Settings:
     node: int = UNSAID
     local_rank: int = UNSAID
     recorder: Recorder | None = None
-    look: Looks = _ignore
+    watch: Watch = _ignore
     services: Switchboard | None = None
     seals: frozenset[np.dtype[Any]] = frozenset()
 
@@ -186,7 +186,7 @@ class World:
             seen = self._settings.recorder is not None  # from outside, also where it is alone
             if patience is not None and (self._size > 1 or seen):
                 self._control.watch(self._loop, patience, self._settings.recorder)
-                self._watchdog = Watchdog(self._loop, patience, self._control, self._look)
+                self._watchdog = Watchdog(self._loop, patience, self._control, self._watch)
             if not self._settings.inline and self._size > _FEW:
                 raise_descriptors(_USUAL + _EACH * self._size)
             cards = await self._meet(store, host, deadline)
@@ -257,8 +257,8 @@ class World:
         else:
             services.accept(self.uids[rank], line)
 
-    def _look(self, turns: int) -> None:
-        self._settings.look(turns, self._endpoint.traffic)
+    def _watch(self, turns: int) -> None:
+        self._settings.watch(turns, self._endpoint.traffic)
 
     def _post(self) -> list[int]:
         """Post sentries, where there are local peers to see them → their thread ids."""

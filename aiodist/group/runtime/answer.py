@@ -53,7 +53,7 @@ class Answerer:
                 self._folder = open_folder()
         recorder.tell(signal=self._fault.signal, thread=thread)
 
-    def look(self) -> None:
+    def answer(self) -> None:
         """Answer, if somebody asks. Called ten times a second by a thread that is not the loop's."""
         if self._watcher != threading.get_native_id():
             self._watcher = threading.get_native_id()

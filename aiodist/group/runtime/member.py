@@ -126,7 +126,7 @@ class Member:
         self._exchange = Exchange(self._loop, lambda: self.job.store, self._key, ask)
         watcher = Watcher(
             *(self._recorder, self._record, self._key, tuned.stall_after),
-            answer=self._answerer.look,
+            answer=self._answerer.answer,
             exchange=self._exchange,
             calls=self._calls,
         )
@@ -143,7 +143,7 @@ class Member:
             node=node,
             local_rank=local_rank,
             recorder=self._recorder,
-            look=partial(watcher.look, every=tuned.heartbeat),
+            watch=partial(watcher.beat, every=tuned.heartbeat),
             seals=WHOLE if asked.seals_whole else frozenset(),
         )
         self.job = Job(
@@ -263,7 +263,7 @@ class Member:
         """The overview of the services' calls; None before there are services."""
         job: Job | None = getattr(self, "job", None)
         services = None if job is None else job.settings.services
-        return None if services is None else services.overview.look(now)
+        return None if services is None else services.overview.at(now)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 

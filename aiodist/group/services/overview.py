@@ -28,7 +28,7 @@ class Overview:
         self._handlers = handlers
         self._since: dict[tuple[Any, ...], float] = {}
 
-    def look(self, now: float) -> dict[str, Any]:
+    def at(self, now: float) -> dict[str, Any]:
         """The overview at a time.
 
         Args:

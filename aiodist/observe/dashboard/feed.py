@@ -30,7 +30,7 @@ SHARE = 0.1  # of a core that looking may take
 _JUDGING = 0.02  # and judging
 _MOST_CULPRITS = 16
 
-Look = Callable[[], Awaitable[tuple[JobView | None, str]]]
+Read = Callable[[], Awaitable[tuple[JobView | None, str]]]
 Ended = Callable[[JobView], "tuple[JobView | None, Outcome] | None"]
 Asks = Callable[[Iterable[RankView]], list[RankView]]
 
@@ -52,7 +52,7 @@ class Feed:
     """A job's present state, for all who watch it.
 
     Args:
-        look: gives the job as it is, None: it is not there (any more).
+        read: gives the job as it is, None: it is not there (any more).
         logs: of its ranks.
         ask: has ranks say what they do.
         ended: of a job that is gone, what its ranks have left, and its launcher's word; None: there is none.
@@ -67,7 +67,7 @@ class Feed:
 
     def __init__(
         self,
-        look: Look,
+        read: Read,
         logs: Logs,
         *,
         ask: Asks,
@@ -76,7 +76,7 @@ class Feed:
         launched: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._look = look
+        self._read = read
         self._logs = logs
         self._ask = ask
         self._ended = ended
@@ -136,7 +136,7 @@ class Feed:
 
     async def step(self) -> None:
         """Look once."""
-        job, self._error = await self._look()
+        job, self._error = await self._read()
         await asyncio.to_thread(self._take, job)
         await self._tell()
 

@@ -93,9 +93,9 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
         logs.add(told.logs)
     if told is None:
         with contextlib.suppress(RendezvousError):
-            await sight.look()  # to say now that there is no such job
+            await sight.read()  # to say now that there is no such job
     feed = Feed(
-        *(sight.look, logs),
+        *(sight.read, logs),
         ask=ask,
         ended=_ended,
         after=options.after,
@@ -116,7 +116,7 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
             hint="Give another --port, or none",
         ) from None
     try:
-        async with _looking(feed):
+        async with _reading(feed):
             left = _leaving() if told is None else None
             if options.open_network:
                 say(f"WARNING: every host that reaches {host} reaches the page, which is not encrypted")
@@ -132,7 +132,7 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
 
 
 @contextlib.asynccontextmanager
-async def _looking(feed: Feed) -> AsyncIterator[None]:
+async def _reading(feed: Feed) -> AsyncIterator[None]:
     """Look at the job meanwhile; an error of that ends what is done meanwhile."""
     await feed.step()
     task = asyncio.create_task(feed.run())

@@ -16,7 +16,7 @@ import pytest
 import aiodist.base.errors
 from aiodist.cli.main import main
 from aiodist.observe.dumps import open_given, write
-from aiodist.observe.host import look_at_jobs
+from aiodist.observe.host import read_jobs
 from aiodist.observe.view import Doing
 from tests.levels import COSTLY
 from tests.observe.made import a_rank
@@ -52,7 +52,7 @@ def running(program: Path, how: str) -> Iterator[str]:
     )
     try:
         while job.poll() is None:
-            for seen in look_at_jobs():
+            for seen in read_jobs():
                 ready = [rank.last is not None for rank in seen.ranks]
                 waits = [rank.rank for rank in seen.ranks if rank.doing is Doing.waiting and rank.since > 1.1]
                 if seen.name == program.name and ready == [True] * 3 and (how == "rests" or waits == [0, 2]):

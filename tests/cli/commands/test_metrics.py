@@ -34,14 +34,14 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[JobView]]:
         def __init__(self, key: str | None = None) -> None:
             pass
 
-        async def look(self) -> list[JobView]:
+        async def read(self) -> list[JobView]:
             return shown.pop(0) if shown else []
 
         async def aclose(self) -> None:
             pass
 
     monkeypatch.setattr(sight, "HostSource", Here)
-    monkeypatch.setattr(host, "look_at_jobs", lambda: shown.pop(0))
+    monkeypatch.setattr(host, "read_jobs", lambda: shown.pop(0))
     return shown
 
 

@@ -42,14 +42,14 @@ def file_of(tmp_path: Path, rank: Rank) -> Path:
 def test_it_answers_once_and_only_who_asks(make: Make, tmp_path: Path) -> None:
     rank = make()
     answerer = Answerer(rank.recorder, rank.memory.name, None, threading.get_ident())
-    answerer.look()
+    answerer.answer()
     file = file_of(tmp_path, rank)
     assert not file.exists()
     before_memory = bytes(rank.memory.buffer)
     first = ask(rank)
     assert ask(rank) == first  # one answer will do for both
     assert bytes(rank.memory.buffer) == before_memory
-    answerer.look()
+    answerer.answer()
     told = json.loads(file.read_text())
     assert told["questions"] == [list(first)]
     assert any(line.endswith("in test_it_answers_once_and_only_who_asks") for line in told["thread"])
@@ -58,10 +58,10 @@ def test_it_answers_once_and_only_who_asks(make: Make, tmp_path: Path) -> None:
         assert put_before(folder, rank.memory.name) is None
     assert file.stat().st_mode & 0o777 == 0o600
     before = file.stat().st_ino
-    answerer.look()
+    answerer.answer()
     assert file.stat().st_ino == before
     second = ask(rank)
-    answerer.look()
+    answerer.answer()
     assert json.loads(file.read_text())["questions"] == [list(first), list(second)]
     answerer.close()
     answerer.close()
@@ -71,7 +71,7 @@ def test_it_tells_by_which_thread_and_signal_it_can_be_reached(make: Make) -> No
     rank = make()
     answerer = Answerer(rank.recorder, rank.memory.name, None, threading.get_ident())
     for _ in range(3):
-        answerer.look()
+        answerer.answer()
     about = read(rank.memory.buffer).about
     assert about["watcher"] == threading.get_native_id()
     assert about["thread"] == threading.get_ident()
@@ -85,7 +85,7 @@ async def test_tasks_are_told(make: Make, tmp_path: Path) -> None:
     waiting = asyncio.create_task(asyncio.Event().wait(), name="a task")
     await asyncio.sleep(0)
     ask(rank)
-    await asyncio.to_thread(answerer.look)
+    await asyncio.to_thread(answerer.answer)
     told = json.loads(file_of(tmp_path, rank).read_text())
     assert any(line.startswith("a task") for line in told["tasks"])
     waiting.cancel()
@@ -100,11 +100,11 @@ def test_without_a_folder_or_with_a_link_there_it_does_no_harm(make: Make, tmp_p
     file.symlink_to(elsewhere)
     file.with_name(f"{rank.memory.name}.new{STACKS}").symlink_to(elsewhere)
     question = ask(rank)
-    answerer.look()
+    answerer.answer()
     assert elsewhere.read_text() == "mine"
     assert not file.is_symlink() and json.loads(file.read_text())["questions"] == [list(question)]
     ask(rank)
     shutil.rmtree(file.parent)
-    answerer.look()
+    answerer.answer()
     assert not file.exists()
     answerer.close()

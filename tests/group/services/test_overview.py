@@ -16,7 +16,7 @@ from aiodist.testing.cluster import run_cluster
 def overview(pg: ProcessGroup) -> dict[str, Any]:
     regroup = pg._core.family.regroup
     assert regroup is not None and regroup.services is not None
-    return regroup.services.overview.look(asyncio.get_running_loop().time())
+    return regroup.services.overview.at(asyncio.get_running_loop().time())
 
 
 def test_calls_without_an_answer_and_who_waits_for_a_place() -> None:

@@ -246,7 +246,7 @@ async def test_whatever_a_handler_raises_is_answered_and_its_place_is_free(
             with pytest.raises(dist.RemoteError):
                 await anext(stream)
         services = pg._calls._services()
-        assert services.overview.look(0.0)["asked"] == 0
+        assert services.overview.at(0.0)["asked"] == 0
 
     await ask(server, client)
 

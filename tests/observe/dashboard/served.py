@@ -37,7 +37,7 @@ class Served:
     def __init__(self) -> None:
         self.job: JobView | None = a_job(*(a_rank(rank) for rank in range(4)))
         self.logs = Logs("here")
-        self.feed = Feed(self.look, self.logs, ask=list, now=lambda: 1000.0)
+        self.feed = Feed(self.read, self.logs, ask=list, now=lambda: 1000.0)
         numbers = itertools.count()
         self.sessions = Sessions(lambda: f"secret-{next(numbers)}")
         self.signed_in = 0
@@ -51,7 +51,7 @@ class Served:
     def _note(self) -> None:
         self.signed_in += 1
 
-    async def look(self) -> tuple[JobView | None, str]:
+    async def read(self) -> tuple[JobView | None, str]:
         """What is seen now."""
         return self.job, ""
 

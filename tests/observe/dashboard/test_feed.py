@@ -24,9 +24,9 @@ class Told:
         self.job: JobView | None = None
         self.error = ""
         self.asked: list[int] = []
-        self.feed = Feed(self.look, Logs("here"), ask=self.ask, after=3.0, now=lambda: 1000.0)
+        self.feed = Feed(self.read, Logs("here"), ask=self.ask, after=3.0, now=lambda: 1000.0)
 
-    async def look(self) -> tuple[JobView | None, str]:
+    async def read(self) -> tuple[JobView | None, str]:
         return self.job, self.error
 
     def ask(self, views: Iterable[RankView]) -> list[RankView]:
@@ -68,7 +68,7 @@ async def test_a_job_that_has_gone_is_shown_as_it_was_and_as_ended() -> None:
 
 async def test_between_two_attempts_a_launchers_job_has_not_ended() -> None:
     told = Told()
-    told.feed = Feed(told.look, Logs("here"), ask=told.ask, launched=True)
+    told.feed = Feed(told.read, Logs("here"), ask=told.ask, launched=True)
     states = []
     for job in (None, a_job(a_rank(0)), None, a_job(a_rank(0, began=5.0))):
         told.job = job

@@ -24,7 +24,7 @@ import pytest
 from aiodist.base.errors import UsageError
 from aiodist.cli.main import main
 from aiodist.observe.dashboard.run import metrics_token
-from aiodist.observe.host import look_at_jobs
+from aiodist.observe.host import read_jobs
 from aiodist.observe.page import COLUMNS, apply
 from tests.levels import COSTLY
 from tests.observe.dashboard import job
@@ -239,7 +239,7 @@ def test_a_dashboard_of_its_own_says_how_its_job_ended(tmp_path: Path) -> None:
         key = ""
         while not key:
             own = descendants(job.process.pid)
-            seen = [one for one in look_at_jobs() if one.ranks[0].recording.pid in own]
+            seen = [one for one in read_jobs() if one.ranks[0].recording.pid in own]
             key = seen[0].key if seen and len(seen[0].ranks) == 4 else ""
             assert job.process.poll() is None
         with started(tmp_path, "dashboard", key) as page:

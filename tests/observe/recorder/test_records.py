@@ -250,7 +250,7 @@ def test_containers_that_share_the_memory_do_not_collide(
         own = Memory("job")
         recorder = recording(own)
         recorder.take_part(0, 3, 0)
-        views = {view.rank: view for view in host.look("job")}
+        views = {view.rank: view for view in host.read_ranks("job")}
         assert [view.alive for view in views.values()] == [True] * 3
         assert {rank: view.near for rank, view in views.items()} == {0: True, 1: False, 2: False}
         assert views[1].memory == 0 < views[0].memory  # process 1 here is somebody else
