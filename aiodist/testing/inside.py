@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.testing.plan import Look
+from aiodist.testing.plan import Reporting
 from aiodist.testing.report import visible
 
 
@@ -45,33 +45,33 @@ class Inside:
     """The parts of pytest that are here.
 
     Args:
-        look: how failures are shown.
+        reporting: how failures are shown.
 
     Attributes:
         rewriting: the loader that rewrites asserts; None: nothing does.
     """
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, reporting: Reporting) -> None:
+        self._reporting = reporting
         self._config = config = _config()
-        config.option.verbose = look.verbose
+        config.option.verbose = reporting.verbose
         self.rewriting: Any = None
-        if look.rewrite:
-            self.rewriting = _rewriting(config, look.marked)
-        if look.log_format:
-            _log(look)
+        if reporting.rewrite:
+            self.rewriting = _rewriting(config, reporting.marked)
+        if reporting.log_format:
+            _log(reporting)
 
     def shown(self, error: BaseException) -> Any:
         """An exception as pytest shows it, and as it can be pickled."""
         if error.__traceback__ is None:
             return None
-        look = self._look
+        reporting = self._reporting
         info = pytest.ExceptionInfo.from_exc_info((type(error), error, error.__traceback__))
         return info.getrepr(
-            showlocals=look.showlocals,
-            style=look.style,  # type: ignore[arg-type]
-            tbfilter=False if look.full else _cut,
-            truncate_locals=look.verbose < 2,
+            showlocals=reporting.showlocals,
+            style=reporting.style,  # type: ignore[arg-type]
+            tbfilter=False if reporting.full else _cut,
+            truncate_locals=reporting.verbose < 2,
             funcargs=False,
         )
 
@@ -82,15 +82,15 @@ class Inside:
             yield {name: kept.enter_context(_OWN[kind]()) for name, kind in wanted.items()}
 
 
-def _log(look: Look) -> None:
+def _log(reporting: Reporting) -> None:
     """Print log records as pytest shows them, to the output that no fixture captures."""
     handler = logging.StreamHandler(os.fdopen(os.dup(2), "w", buffering=1))
-    handler.setFormatter(logging.Formatter(look.log_format, look.log_dates))
+    handler.setFormatter(logging.Formatter(reporting.log_format, reporting.log_dates))
     root = logging.getLogger()
     root.addHandler(handler)
-    if look.log_level is not None:
-        handler.setLevel(look.log_level)
-        root.setLevel(min(root.level, look.log_level))
+    if reporting.log_level is not None:
+        handler.setLevel(reporting.log_level)
+        root.setLevel(min(root.level, reporting.log_level))
 
 
 def _rewriting(config: pytest.Config, marked: tuple[str, ...]) -> Any:

@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Reporting:
     """How pytest was asked to show failures.
 
     Args:
@@ -69,7 +69,7 @@ class Plan:
         itself: the object that a method belongs to: its pickle, or, of a unittest.TestCase, that of its name
             and attributes; None for a function.
         backend: as for `init_process_group`; '' for None.
-        look: None: without pytest.
+        reporting: None: without pytest.
         coverage: what is measured, if anything is (`measuring`).
         terminal: the socket by which a debugger talks; '' for none.
         breaks: the rank that stops at `breakpoint()`; -1: all do.
@@ -84,7 +84,7 @@ class Plan:
     own: Mapping[str, str] = field(default_factory=dict)
     itself: bytes | None = None
     backend: str = ""
-    look: Look | None = None
+    reporting: Reporting | None = None
     coverage: Mapping[str, Any] | None = None
     terminal: str = ""
     breaks: int = -1

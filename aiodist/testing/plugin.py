@@ -44,7 +44,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def around() -> Around:
     """What surrounds an `@spmd` test that begins now."""
-    from aiodist.testing.plan import Look
+    from aiodist.testing.plan import Reporting
     from aiodist.testing.run import Around
 
     if not _runs:
@@ -52,7 +52,7 @@ def around() -> Around:
     config = _runs[-1]
     style = config.getoption("tbstyle", "auto")
     hook: Any = getattr(config.pluginmanager, "rewrite_hook", None)
-    look = Look(
+    reporting = Reporting(
         "long" if style == "auto" else style,
         showlocals=bool(config.getoption("showlocals", False)),
         verbose=int(config.getoption("verbose", 0)),
@@ -63,7 +63,7 @@ def around() -> Around:
         **_logging(config),
     )
     apart = "it runs in a worker of pytest-xdist: run it without -n" if hasattr(config, "workerinput") else ""
-    return Around(look, lambda: _uncaptured(config), apart)
+    return Around(reporting, lambda: _uncaptured(config), apart)
 
 
 def _logging(config: pytest.Config) -> dict[str, Any]:

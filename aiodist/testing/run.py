@@ -19,7 +19,7 @@ from aiodist.testing.hosts import Hosts
 from aiodist.testing.options import Options
 from aiodist.testing.outcome import RanksFailed, check
 from aiodist.testing.parcel import pack
-from aiodist.testing.plan import Look, Plan, own_kind, pickled, places_of
+from aiodist.testing.plan import Plan, Reporting, own_kind, pickled, places_of
 from aiodist.testing.ranks import WORKER, launch
 from aiodist.testing.terminal import Terminal
 
@@ -31,12 +31,12 @@ class Around:
     """What surrounds the tests: pytest, if it runs them.
 
     Args:
-        look: how it shows failures; None: it does not.
+        reporting: how it shows failures; None: it does not.
         debugging: a context in which a debugger has the terminal.
         why_not: why there is no terminal for it; '' where there is one.
     """
 
-    look: Look | None = None
+    reporting: Reporting | None = None
     debugging: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     why_not: str = ""
 
@@ -74,7 +74,7 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
             own=own,
             itself=_itself(*itself, test=name) if itself else None,
             backend=options.backend,
-            look=around.look,
+            reporting=around.reporting,
             coverage=measuring.measured(),
             terminal=screen.path,
             breaks=terminal.breaks(),

@@ -126,10 +126,10 @@ class _Rank:
             from aiodist.testing.measuring import begin
 
             measured = begin(plan.coverage)
-        if plan.look is not None:
+        if plan.reporting is not None:
             from aiodist.testing.inside import Inside
 
-            self._inside = Inside(plan.look)
+            self._inside = Inside(plan.reporting)
         debugger = Debugger(plan.terminal, self._rank, self._folder, plan.breaks)
         debugger.install()
         self._debugger = debugger
@@ -179,7 +179,7 @@ class _Rank:
         else:
             self._report = Report(kind, when, str(getattr(error, "msg", None) or error))
         self._report.write(self._folder, self._rank)
-        pdb = self._plan.look is not None and self._plan.look.pdb
+        pdb = self._plan.reporting is not None and self._plan.reporting.pdb
         if pdb and self._debugger is not None and kind == "failed" and not self._report.follows:
             self._debugger.post_mortem(error)
 

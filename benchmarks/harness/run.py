@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from aiodist.base.environment.processor_load import Look, doubt, family, look, meanwhile
+from aiodist.base.environment.processor_load import Sample, doubt, family, meanwhile, sample
 from aiodist.cli.bench.measures import SIZES
 from benchmarks.harness.crew import Crew, CrewError, free_port
 from benchmarks.harness.link import AbsentError
@@ -136,7 +136,7 @@ class Run:
         """Do one step after the other; one that fails is noted, and does not keep the others from running."""
         self.progress = Progress(len(steps))
         until = time.monotonic() + 60 * self.settings.minutes
-        began = look()
+        began = sample()
         try:
             for step in steps:
                 self.progress.step(step.suite, step.label)
@@ -159,15 +159,15 @@ class Run:
     @contextmanager
     def _doubted(self) -> Iterator[None]:
         """Mark the figures that come meanwhile, if others than this run and its ranks take the processors."""
-        first, before = len(self.results.records), look()
+        first, before = len(self.results.records), sample()
         yield
         if why := _doubt(before):
             self.results.doubt_since(first, why)
 
 
-def _doubt(before: Look | None) -> str:
-    """Why figures that were measured since a look are not to be trusted; '' where they are."""
-    after = look()
+def _doubt(before: Sample | None) -> str:
+    """Why figures that were measured since a sample are not to be trusted; '' where they are."""
+    after = sample()
     if before is None or after is None or after.at - before.at < _LEAST:
         return ""
     seen = meanwhile(before, after, family(before, after, os.getpid()))

@@ -1,4 +1,4 @@
-"""Whether others took the processors while something was measured, and who. Pure, but for the looks.
+"""Whether others took the processors while something was measured, and who. Pure, but for the samples.
 
 Linux says it in /proc: what each processor did, and what each process took. Elsewhere nothing is said.
 """
@@ -41,7 +41,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
+class Sample:
     """The time that processors and processes have worked up to now, in seconds.
 
     Attributes:
@@ -59,7 +59,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """The time that others took between two looks.
+    """The time that others took between two samples.
 
     Attributes:
         cores: processors that this process may use.
@@ -78,13 +78,13 @@ class Disturbance:
     worst_share: float = 0.0
 
 
-def look() -> Look | None:
-    """Look now; None where the system does not say."""
+def sample() -> Sample | None:
+    """A sample now; None where the system does not say."""
     try:
         worked, stolen = processor_time(Path("/proc/stat").read_text(), os.sched_getaffinity(0))
     except (OSError, ValueError, AttributeError):
         return None
-    return Look(time.monotonic(), worked, stolen, dict(_processes()))
+    return Sample(time.monotonic(), worked, stolen, dict(_processes()))
 
 
 def processor_time(text: str, processors: Collection[int]) -> tuple[float, float]:
@@ -106,8 +106,8 @@ def process_time(text: str) -> Taken:
     return Taken(begin.partition("(")[2], own, int(columns[1]), of_ended)
 
 
-def family(before: Look, after: Look, root: int) -> dict[int, float]:
-    """Processor time that a process, and all that it started, took between two looks, by their ids.
+def family(before: Sample, after: Sample, root: int) -> dict[int, float]:
+    """Processor time that a process, and all that it started, took between two samples, by their ids.
 
     That of a process that has ended meanwhile is with the one that waited for it: the sum is right.
     """
@@ -125,13 +125,13 @@ def family(before: Look, after: Look, root: int) -> dict[int, float]:
 
 
 def disturbance(
-    before: Look, after: Look, own: Mapping[int, float], *, cores: int, load: float
+    before: Sample, after: Sample, own: Mapping[int, float], *, cores: int, load: float
 ) -> Disturbance:
-    """The time that others took, from two looks.
+    """The time that others took, from two samples.
 
     Args:
         own: what the measured processes took meanwhile, in seconds, by their ids.
-        cores: processors that both looks are about.
+        cores: processors that both samples are about.
         load: of the last minute.
     """
     elapsed = max(after.at - before.at, 1e-9)
@@ -183,11 +183,11 @@ def own_seconds() -> float:
     return spent.user + spent.system
 
 
-def meanwhile(before: Look | None, after: Look | None, own: Mapping[int, float]) -> Disturbance | None:
-    """The time that others of this machine took between two looks; None where the system does not say.
+def meanwhile(before: Sample | None, after: Sample | None, own: Mapping[int, float]) -> Disturbance | None:
+    """The time that others of this machine took between two samples; None where the system does not say.
 
     Args:
-        before: the first look.
+        before: the first sample.
         after: the second.
         own: as for `disturbance`.
     """
@@ -200,14 +200,14 @@ def disturbance_now(patience: float) -> Disturbance | None:
     """The time that others take at present; None where the system does not say.
 
     Args:
-        patience: seconds between the two looks.
+        patience: seconds between the two samples.
     """
     began = own_seconds()
-    before = look()
+    before = sample()
     if before is None:
         return None
     time.sleep(patience)
-    return meanwhile(before, look(), {os.getpid(): own_seconds() - began})
+    return meanwhile(before, sample(), {os.getpid(): own_seconds() - began})
 
 
 def _processes() -> Iterator[tuple[int, Taken]]:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from aiodist.base.environment.files import write_file
-from aiodist.base.environment.processor_load import doubt, look, meanwhile, own_seconds
+from aiodist.base.environment.processor_load import doubt, meanwhile, own_seconds, sample
 from aiodist.base.errors import AiodistError
 from aiodist.base.terminal import PLAIN, Paint, bar, painter
 from aiodist.cli.bench.calls import Bound, per_operation, timed
@@ -37,7 +37,7 @@ async def main(options: dict[str, Any]) -> None:
     """Measure everything; rank 0 prints."""
     paint = painter(options["colour"])
     async with await init_process_group() as pg:
-        before, spent = look(), own_seconds()
+        before, spent = sample(), own_seconds()
         wanted = cases(options["kinds"], options["sizes"])
         progress = Progress(len(wanted) + 2, options["live"] if pg.rank == 0 else "")
         lines: list[Line] = []
@@ -57,7 +57,7 @@ async def main(options: dict[str, Any]) -> None:
         late = await lateness(pg, largest, 4 * options["budget"])
         progress.end()
         own = dict(await pg.all_gather_object((os.getpid(), own_seconds() - spent)))
-        seen = meanwhile(before, look(), own)
+        seen = meanwhile(before, sample(), own)
         doubts = doubt(seen) if seen else ""
         if pg.rank == 0:
             print(f"{pg.size} ranks, float32, medians on rank 0; busbw as nccl-tests define it\n")

@@ -12,7 +12,7 @@ from aiodist.group.control.liveness import Blocked, Liveness, Patience, State
 from aiodist.group.control.messages import PING, Message, Say
 from aiodist.observe.recorder import Recorder
 
-Look = Callable[[], bool | None]
+IsStopped = Callable[[], bool | None]
 """Whether a process of this host is stopped; None where that cannot be seen (any more)."""
 
 
@@ -63,7 +63,7 @@ class Signs:
         self._loop = loop
         self._liveness = Liveness(patience, loop.time())
         self.blocked: Mapping[int, Blocked] = self._liveness.blocked
-        self._looks: dict[int, Look] = {}
+        self._is_stopped: dict[int, IsStopped] = {}
         self._clocks = None if recorder is None else Clocks(recorder.clock)
         self._tell = _ignore if recorder is None else recorder.clocks
         self._was_blocked = False  # as the others believe: they have to be told that it is over
@@ -77,9 +77,9 @@ class Signs:
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────────
 
-    def see(self, rank: int, look: Look) -> None:
-        """Have the process of a rank looked at."""
-        self._looks[rank] = look
+    def see(self, rank: int, is_stopped: IsStopped) -> None:
+        """Have the process of a rank checked."""
+        self._is_stopped[rank] = is_stopped
         self._liveness.visible.add(rank)
 
     def attach(self, rank: int) -> None:
@@ -92,7 +92,7 @@ class Signs:
 
     def detach(self, rank: int) -> None:
         """Note that a rank is lost, or has left."""
-        self._looks.pop(rank, None)
+        self._is_stopped.pop(rank, None)
         self._liveness.visible.discard(rank)
         self._liveness.detach(rank)
 
@@ -151,9 +151,9 @@ class Signs:
         if self._clocks is not None and (self.turns < _EARLY or self.turns % _TOLD == 0):
             self._tell([(rank, *offset) for rank, offset in self._clocks.known()])
         for rank in liveness.unsure():
-            stopped = self._looks[rank]()
+            stopped = self._is_stopped[rank]()
             if stopped is not None:
-                liveness.looked(rank, stopped)
+                liveness.checked(rank, stopped)
         if liveness.overdue() or liveness.news(loop.time()):
             self._plane.hear()
         for rank, cause in liveness.overdue().items():

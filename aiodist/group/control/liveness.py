@@ -46,8 +46,8 @@ class State(enum.IntEnum):
 
     runs = 0  # again
     blocked = 1  # its watchdog says so, and where the loop's thread is
-    held = 2  # its process was looked at and is not stopped, but not even its watchdog speaks
-    stopped = 3  # its process was looked at, and is stopped
+    held = 2  # its process was checked and is not stopped, but not even its watchdog speaks
+    stopped = 3  # its process was checked, and is stopped
     silent = 4  # nobody could look
 
 
@@ -175,7 +175,7 @@ class Liveness:
     Args:
         patience: the limits.
         now: the time, in seconds of any steady clock.
-        visible: whose processes can be looked at from here.
+        visible: whose processes can be checked from here.
 
     Attributes:
         blocked: whose loops do not turn, and why: what was told to all, or is now.
@@ -212,7 +212,7 @@ class Liveness:
         """Note a sign of a peer that does not need its loop."""
         self._spoke(rank, now)
 
-    def looked(self, rank: int, stopped: bool) -> None:
+    def checked(self, rank: int, stopped: bool) -> None:
         """Note a look at a peer's process, just after a tick: stopped, or not."""
         peer = self._peers.get(rank)
         if peer is not None:

@@ -19,7 +19,7 @@ from aiodist.base.recent import Recent
 from aiodist.group.control.clocks import stamp_of
 from aiodist.group.control.core import ControlCore, Deliver, Drop, Effect, Transmit
 from aiodist.group.control.early import Early
-from aiodist.group.control.heartbeat import MAX_WHERE, Look, Signs
+from aiodist.group.control.heartbeat import MAX_WHERE, IsStopped, Signs
 from aiodist.group.control.liveness import Blocked, Patience, State
 from aiodist.group.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.group.control.resend_buffer import Unsaid
@@ -194,10 +194,10 @@ class ControlPlane:
         for neighbour in self._links:
             self._signs.attach(neighbour)
 
-    def see(self, rank: int, look: Look) -> None:
-        """Have the process of a rank, which is on this host, looked at: `look` says whether it is stopped."""
+    def see(self, rank: int, is_stopped: IsStopped) -> None:
+        """Have the process of a rank, which is on this host, checked by `is_stopped`."""
         if self._signs is not None and rank not in self.core.lost:
-            self._signs.see(rank, look)
+            self._signs.see(rank, is_stopped)
 
     def blocked(self) -> dict[int, str]:
         """The ranks whose loops do not turn, as far as is known, each in words (`Blocked.describe`)."""

@@ -10,16 +10,16 @@ import time
 import pytest
 
 from aiodist.base.environment.processor_load import (
-    Look,
+    Sample,
     Taken,
     disturbance,
     disturbance_now,
     doubt,
     family,
-    look,
     own_seconds,
     process_time,
     processor_time,
+    sample,
 )
 from tests.levels import COSTLY
 
@@ -45,24 +45,24 @@ def test_a_process_may_have_any_name() -> None:
 
 
 def test_a_process_and_all_that_it_started() -> None:
-    before = Look(
+    before = Sample(
         0, 0, 0, {7: Taken("driver", 1.0, 1, 4.0), 8: Taken("rank", 2.0, 7), 9: Taken("make", 9, 1)}
     )
     then = {7: Taken("driver", 1.5, 1, 9.0), 10: Taken("mpirun", 0.25, 7, 0.5), 11: Taken("rank", 2.0, 10)}
-    took = family(before, Look(0, 0, 0, {**then, 12: Taken("make", 8.0, 1)}), 7)
+    took = family(before, Sample(0, 0, 0, {**then, 12: Taken("make", 8.0, 1)}), 7)
     assert set(took) == {7, 8, 10, 11}
     # 8 had 2 s of its 5 s already: 3 s, and 0.5, 0.25, 0.5 and 2 s of those that live
     assert sum(took.values()) == pytest.approx(6.25)
 
 
 TOOK = {1: Taken("rank", 10.0), 2: Taken("rank", 10.0), 3: Taken("make", 5.0), 4: Taken("top", 1.0)}
-BEFORE = Look(100.0, 50.0, 3.0, TOOK)
+BEFORE = Sample(100.0, 50.0, 3.0, TOOK)
 
 
-def after(worked: float, stolen: float = 0.0, **took: float) -> Look:
+def after(worked: float, stolen: float = 0.0, **took: float) -> Sample:
     """Ten seconds later; `took`: seconds of the processes 3 and 4 meanwhile."""
     grown = {1: Taken("rank", 18.0), 2: Taken("rank", 19.0), 3: Taken("make", 5.0 + took.get("make", 0))}
-    return Look(110.0, 50.0 + worked, 3.0 + stolen, {**TOOK, **grown})
+    return Sample(110.0, 50.0 + worked, 3.0 + stolen, {**TOOK, **grown})
 
 
 OWN = {1: 8.0, 2: 9.0}
@@ -83,7 +83,7 @@ OWN = {1: 8.0, 2: 9.0}
         ),
     ],
 )
-def test_decision(then: Look, words: str) -> None:
+def test_decision(then: Sample, words: str) -> None:
     said = doubt(disturbance(BEFORE, then, OWN, cores=2, load=3.14))
     assert words in said
     assert bool(said) is bool(words)
@@ -93,7 +93,7 @@ def test_decision(then: Look, words: str) -> None:
 
 
 def test_names_are_fit_for_a_terminal() -> None:
-    then = Look(110.0, 90.0, 3.0, {9: Taken("\x1b[2Jevil" * 20, 20.0)})
+    then = Sample(110.0, 90.0, 3.0, {9: Taken("\x1b[2Jevil" * 20, 20.0)})
     assert "\x1b" not in doubt(disturbance(BEFORE, then, {}, cores=1, load=0.0))
 
 
@@ -101,14 +101,14 @@ def test_names_are_fit_for_a_terminal() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what others took")
 def test_a_busy_machine() -> None:
     """Another process takes processor time; this one's own is not counted."""
-    first, spent = look(), own_seconds()
+    first, spent = sample(), own_seconds()
     assert first is not None
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             while own_seconds() - spent < 0.1:  # both work
                 pass
             while True:
-                second = look()
+                second = sample()
                 assert second is not None
                 if second.took[busy.pid].seconds > 0.25:
                     break

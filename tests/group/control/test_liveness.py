@@ -28,7 +28,7 @@ def watch(liveness: Liveness, now: float, times: int, stopped: bool) -> float:
     for _ in range(times):
         now = turn(liveness, now, 1)
         for rank in liveness.unsure():
-            liveness.looked(rank, stopped)
+            liveness.checked(rank, stopped)
     return now
 
 
@@ -139,7 +139,7 @@ def test_whoever_was_stopped_accuses_nobody() -> None:
     liveness.attach(1, 0.0)
     liveness.tick(3600.0)
     for rank in liveness.unsure():
-        liveness.looked(rank, True)
+        liveness.checked(rank, True)
     assert not liveness.overdue()
     # Then the peer has nearly the whole limit again; and the clock's own figure says how long it really was.
     now = watch(liveness, 3600.0, round(LIMIT / EVERY) - round(LATE), stopped=True)
@@ -186,7 +186,7 @@ def told(
         now = turn(liveness, now, 1)
         for rank in liveness.unsure():
             if stopped is not None:
-                liveness.looked(rank, stopped)
+                liveness.checked(rank, stopped)
         for rank, state, silent in liveness.news(now):
             assert rank == 7
             found.append((silent, state))
@@ -217,7 +217,7 @@ def test_who_has_been_told_already_keeps_quiet() -> None:
         now += EVERY
         liveness.tick(now)
         for rank in liveness.unsure():
-            liveness.looked(rank, False)
+            liveness.checked(rank, False)
         if number % 2 == 1 and (seconds := progress.tick(now, 0)) is not None:
             words.append(seconds)
             liveness.lives(7, now)
@@ -382,7 +382,7 @@ def test_nobody_accuses_the_living_and_everybody_the_silent(
                 liveness.lives(1 - name, now)
                 liveness.learn(1 - name, State.blocked, word, "", now)
         for rank in liveness.unsure():
-            liveness.looked(rank, now < other.stopped_until)
+            liveness.checked(rank, now < other.stopped_until)
         for rank, state, seconds in liveness.news(now):
             liveness.learn(rank, state, seconds, "", now)
         if liveness.overdue():
