@@ -489,7 +489,7 @@ class GroupCore:
         self.issuer.forgotten.end(excused=True)
         if get_ident() == self.issuer.thread:
             self.control.stop()
-            self._watch.rest()
+            self._watch.stop_asking()
             self._flight.fail_all(self._of_the_parent())
             regroup = self.family.regroup
             if regroup is not None and regroup.services is not None:
@@ -727,7 +727,7 @@ class GroupCore:
         lost = error.ranks if isinstance(error, PeerLost) else aborted
         self._track.trouble(f"group '{self.roster.name}' broke: {type(error).__name__}: {error}", lost)
         logger.debug("group '%s' breaks on rank %d: %s", self.roster.name, self.roster.me, error)
-        self._watch.rest()
+        self._watch.stop_asking()
         if tell:
             self._watch.tell_broken(error)
         for task in self._opening:

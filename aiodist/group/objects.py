@@ -61,14 +61,14 @@ class Objects:
         data = _encoded(obj, allow_pickle)
         mine, table = np.array([data.size], np.int64), np.empty((self._size, 1), np.int64)
 
-        async def rest(sizes: Work[Array], number: int, limit: float) -> list[Any] | None:
+        async def second_step(sizes: Work[Array], number: int, limit: float) -> list[Any] | None:
             counts = (await sizes._as_step())[:, 0].tolist()
             into = self._room(counts) if ROLES[kind].gets(self._rank, root) else None
             await self._bytes(kind, number, limit, data, into, root=root, sizes=counts)
             return None if into is None else await _decoded(into, counts, allow_pickle)
 
         all_sizes = internal(Kind.all_gather, mine, table, detail=_named(kind, root))
-        return self._two_steps(all_sizes, rest, timeout, async_op)
+        return self._two_steps(all_sizes, second_step, timeout, async_op)
 
     def broadcast(
         self, obj: Any, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -78,14 +78,14 @@ class Objects:
         root = check.group_rank(src, self._size, "src")
         data = _encoded(obj, allow_pickle) if root == self._rank else np.empty(0, np.uint8)
 
-        async def rest(told: Work[Array], number: int, limit: float) -> Any:
+        async def second_step(told: Work[Array], number: int, limit: float) -> Any:
             count = int((await told._as_step())[0])
             into = data if root == self._rank else self._room([count])
             await self._bytes(Kind.broadcast, number, limit, into, into, root=root)
             return obj if root == self._rank else await _read(into.data, allow_pickle)
 
         size = np.array([data.size], np.int64)
-        return self._two_steps(_told(Kind.broadcast, root, size), rest, timeout, async_op)
+        return self._two_steps(_told(Kind.broadcast, root, size), second_step, timeout, async_op)
 
     def scatter(
         self, objs: Sequence[Any] | None, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -102,13 +102,13 @@ class Objects:
             sizes[:] = [part.size for part in parts]
             joined = np.concatenate(parts)
 
-        async def rest(told: Work[Array], number: int, limit: float) -> Any:
+        async def second_step(told: Work[Array], number: int, limit: float) -> Any:
             counts = (await told._as_step()).tolist()
             into = self._room([counts[self._rank]])
             await self._bytes(Kind.scatter, number, limit, joined, into, root=root, sizes=counts)
             return await _read(into.data, allow_pickle)
 
-        return self._two_steps(_told(Kind.scatter, root, sizes), rest, timeout, async_op)
+        return self._two_steps(_told(Kind.scatter, root, sizes), second_step, timeout, async_op)
 
     def send(
         self, obj: Any, dst: int, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -184,14 +184,16 @@ class Objects:
     def _two_steps(
         self,
         first: Request,
-        rest: Callable[[Work[Array], int, float], Coroutine[Any, Any, Any]],
+        second_step: Callable[[Work[Array], int, float], Coroutine[Any, Any, Any]],
         timeout: Timeout,
         async_op: bool,
     ) -> Work[Any]:
         limit = self._core.limit(timeout)
         self._core.check_here()
         sizes = self._core.issue(first, timeout, True)
-        return self._core.compose(sizes, partial(rest, sizes, self._core.reserve(part=True), limit), async_op)
+        return self._core.compose(
+            sizes, partial(second_step, sizes, self._core.reserve(part=True), limit), async_op
+        )
 
     async def _bytes(
         self,

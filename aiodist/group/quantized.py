@@ -273,7 +273,7 @@ class Run:
         left = None if self._feedback is None else self._feedback.error
         return taken if left is None else unwarned.run(np.add, taken, left.reshape(-1)[part])
 
-    def _rest(self, part: slice) -> Array | None:
+    def _left_part(self, part: slice) -> Array | None:
         return None if self._left is None else self._left.reshape(-1)[part]
 
     def _encode(self, index: int) -> None:
@@ -283,7 +283,9 @@ class Run:
             if rank != self._rank:
                 part = piece.share(rank)
                 values = self._values(part)
-                self._codec.encode(values, data[at : at + self._codec.nbytes(values.size)], self._rest(part))
+                self._codec.encode(
+                    values, data[at : at + self._codec.nbytes(values.size)], self._left_part(part)
+                )
                 at += piece.nbytes[rank]
 
     def _sum(self, index: int) -> None:
@@ -308,7 +310,7 @@ class Run:
         mean = self._asked.reduce is ReduceOp.AVG
         if mean:
             unwarned.run(np.divide, total, np.float32(self._size), total)
-        rest = self._rest(part)
+        rest = self._left_part(part)
         bad = self._codec.encode(total, room.summed[NOTE : NOTE + self._codec.nbytes(count)], rest)
         room.summed[:NOTE].view(np.int32)[:] = bad, first_bad
         if rest is not None and mean:

@@ -136,9 +136,9 @@ class Watch:
     def close(self) -> None:
         """Stop listening, for good."""
         self._control.unsubscribe(self._context)
-        self.rest()
+        self.stop_asking()
 
-    def rest(self) -> None:
+    def stop_asking(self) -> None:
         """Ask no more questions."""
         for timer in self._timers:
             timer.cancel()

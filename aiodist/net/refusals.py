@@ -43,7 +43,7 @@ class Refusals:
         """
         now = self._clock()
         if now >= self._until:
-            self.rest()
+            self.log_omitted()
             self._until = now + PERIOD
             self._said = 0
         if self._said < LINES:
@@ -56,7 +56,7 @@ class Refusals:
         """Log the refusal of a connection (see `Admission`)."""
         self.say(address_of(sock), why)
 
-    def rest(self) -> None:
+    def log_omitted(self) -> None:
         """Log how many were left out, if any."""
         if self._unsaid:
             self._log.warning("refused %d more", self._unsaid)

@@ -204,7 +204,7 @@ class StoreServer:
             server.close()
         for connection in list(self._unauthenticated):
             connection.abort()
-        self._refusals.rest()
+        self._refusals.log_omitted()
         await self._close_stores(status, why)
         if not self.clients:
             await happens(self._empty, 1.0)

@@ -111,7 +111,7 @@ class Engine:
                 set_running(None)
             if self._measured:
                 loop.compute((thread_time() - began) * self._measured)
-            loop.rest()
+            loop.end_callback()
             if loop.stopping:
                 loop.thread.go_on()
         return all(thread.ended for thread in self._ranks)
@@ -187,7 +187,7 @@ class RankThread:
             self.ended = True
             self._ours.release()
 
-    def rest(self) -> None:
+    def yield_to_engine(self) -> None:
         """Have the engine go on. Called in this thread."""
         self._ours.release()
         self._its.acquire()
@@ -228,7 +228,7 @@ class RankLoop(asyncio.BaseEventLoop):
         """Be busy, from now on."""
         self._ahead += seconds
 
-    def rest(self) -> None:
+    def end_callback(self) -> None:
         """Note that the present callback is over."""
         if self._ahead:
             self.busy = max(self._engine.now, self.busy) + self._ahead
@@ -334,9 +334,9 @@ class RankLoop(asyncio.BaseEventLoop):
         if self._engine.over:
             raise Ended
         self._runs = True
-        self.rest()
+        self.end_callback()
         try:
-            self.thread.rest()
+            self.thread.yield_to_engine()
         finally:
             self._runs = False
             self._stopping = False

@@ -120,9 +120,9 @@ def told(folder: Path, size: int) -> RanksFailed | None:
             warnings.warn_explicit(one.text if message is None else message, one.kind, one.file, one.line)
         except Warning as error:
             who = f"{name_ranks(theirs)} of {size}"
-            failed = failed or RanksFailed(f"{who}: {line_of(error)}", _rest(one))
+            failed = failed or RanksFailed(f"{who}: {line_of(error)}", _detail(one))
     return failed
 
 
-def _rest(one: Warned) -> str:
+def _detail(one: Warned) -> str:
     return one.text if "\n" in one.text else f"{short_path(one.file)}:{one.line}"

@@ -253,7 +253,7 @@ class SocketEndpoint(Endpoint):
 
     def kill(self) -> None:
         self._listener.close()
-        self._refusals.rest()
+        self._refusals.log_omitted()
         for task in tuple(self._tasks):
             if not self._loop.is_closed():
                 task.cancel()

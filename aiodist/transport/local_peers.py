@@ -271,7 +271,7 @@ class LocalPeers:
         if self._listener is not None:
             self._listener.close()
         self._sock.close()
-        self._refusals.rest()
+        self._refusals.log_omitted()
         while self._handshakes:
             self._handshakes.popitem()[0].close()
         if not self._loop.is_closed():

@@ -148,7 +148,7 @@ class Group:
         """As `GroupCore.break_group`."""
         if self.broken is None:
             self.broken = error
-            self.watch.rest()
+            self.watch.stop_asking()
             if tell:
                 self.watch.tell_broken(error)
 

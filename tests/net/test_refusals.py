@@ -22,7 +22,7 @@ def test_a_few_lines_and_then_a_count(caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     now = PERIOD
     refusals.say("10.0.0.1:5", "again")
-    refusals.rest()
+    refusals.log_omitted()
     assert [r.getMessage() for r in caplog.records] == ["refused 7 more", "refused 10.0.0.1:5: again"]
 
 
@@ -30,8 +30,8 @@ def test_the_rest_is_said_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     refusals = Refusals(LOG, lambda: 0.0)
     for _ in range(LINES + 1):
         refusals.say("somebody", "reason")
-    refusals.rest()
-    refusals.rest()
+    refusals.log_omitted()
+    refusals.log_omitted()
     assert caplog.records[-1].getMessage() == "refused 1 more"
 
 

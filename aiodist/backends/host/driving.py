@@ -21,7 +21,7 @@ LOST = 100e-6
 """Seconds. A process that offers its core and gets it back so late shares it, and had better sleep: a
 sleeper is woken ahead of others, a poller waits for its turn."""
 
-REST = 0.01
+BACK_OFF = 0.01
 """Seconds without polling after that."""
 
 _POLLS = 4  # before the core is offered to others
@@ -63,7 +63,7 @@ class Poller:
         self._limit = limit
         # What messages set off is no part of the awaiting task, and must not inherit its context.
         self._context = contextvars.Context()
-        self._rests = 0.0
+        self._polls_again = 0.0
         self._inside = False
 
     def until(self, poll: Callable[[], bool]) -> bool:
@@ -80,7 +80,7 @@ class Poller:
     def _poll_until(self, poll: Callable[[], bool]) -> bool:
         if poll():
             return True
-        if time.monotonic() < self._rests:
+        if time.monotonic() < self._polls_again:
             return False
         ends = self._turn.start_polling(self._limit)
         try:
@@ -99,5 +99,5 @@ class Poller:
         if now < ends and _yield_core is not None:
             _yield_core()
             if time.monotonic() > now + LOST:
-                self._rests = now + REST
+                self._polls_again = now + BACK_OFF
         return now >= ends

@@ -120,11 +120,11 @@ def _reduce(strand: Strand) -> Steps:
             *(grid.inner, number, Kind.reduce_scatter, shape, part, shard), reduce=op, factor=operation.factor
         )
         yield
-        rest = _rest if call.kind is Kind.all_reduce else _rest_to_root
-        run.start(partial(rest, piece=piece, shard=shard, into=into))
+        finish = _finish_on_all if call.kind is Kind.all_reduce else _finish_at_root
+        run.start(partial(finish, piece=piece, shard=shard, into=into))
 
 
-def _rest(strand: Strand, piece: int, shard: Array, into: Array | None) -> Steps:
+def _finish_on_all(strand: Strand, piece: int, shard: Array, into: Array | None) -> Steps:
     """Reduce between hosts, and hand out."""
     run = strand.run
     call = run.operation.call
@@ -135,7 +135,7 @@ def _rest(strand: Strand, piece: int, shard: Array, into: Array | None) -> Steps
     yield
 
 
-def _rest_to_root(strand: Strand, piece: int, shard: Array, into: Array | None) -> Steps:
+def _finish_at_root(strand: Strand, piece: int, shard: Array, into: Array | None) -> Steps:
     """Reduce to the root's host, and gather there."""
     run = strand.run
     grid, call = run.grid, run.operation.call

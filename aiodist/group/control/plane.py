@@ -344,13 +344,13 @@ class ControlPlane:
     def stop(self) -> list[Link]:
         """Hear and tell nothing any more → the links, whose ends are the caller's."""
         self._closed = True
-        self._rest()
+        self._stop_signs()
         links = list(self._links.values())
         self._links.clear()
         self._listeners.clear()
         return links
 
-    def _rest(self) -> None:
+    def _stop_signs(self) -> None:
         """Give and await no signs of life any more."""
         if self._signs is not None:
             self._signs.close()
@@ -387,7 +387,7 @@ class ControlPlane:
         if message.say is Say.lost:
             rank, cause, _ = message.body
             if rank == self.rank:
-                self._rest()
+                self._stop_signs()
             for hearer in list(self._listeners.values()):
                 hearer.rank_lost(rank, cause, self.core.silence.get(rank))
             return

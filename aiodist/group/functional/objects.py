@@ -20,10 +20,10 @@ def _fill(
 ) -> Work[None]:
     """A Work that puts another's result where torch wants it."""
 
-    async def rest() -> None:
+    async def fill() -> None:
         put(await work._as_step())
 
-    return pg._core.compose(work, rest, async_op)
+    return pg._core.compose(work, fill, async_op)
 
 
 def _check_list(value: Any, size: int, name: str) -> None:

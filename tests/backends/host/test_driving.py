@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from aiodist.backends.host import driving
-from aiodist.backends.host.driving import LOST, REST, Poller
+from aiodist.backends.host.driving import BACK_OFF, LOST, Poller
 from aiodist.net import turn
 from aiodist.net.turn import Turn
 
@@ -94,7 +94,7 @@ async def test_who_loses_its_core_by_polling_sleeps_instead(clock: Clock) -> Non
     await asyncio.sleep(0)
     assert not poller.until(operation.poll)
     assert operation.channel.polls == 10
-    clock.now += REST
+    clock.now += BACK_OFF
     assert poller.until(operation.poll)
     assert operation.channel.polls > 11
 
@@ -134,7 +134,7 @@ async def test_looks_in_vain_end_with_the_budget() -> None:
 
 async def test_where_polling_rests_there_is_one_look() -> None:
     poller, polls = Poller(Turn(asyncio.get_running_loop()), 1.0), Polls()
-    poller._rests = float("inf")
+    poller._polls_again = float("inf")
     assert not poller.until(polls)
     assert polls.count == 1
     assert poller.until(lambda: True)

@@ -203,7 +203,7 @@ class Exchange:
             return
         hub = self.board.hub
         if not hub.looks:
-            hub.rest_soon()  # which rings with a fence for what was written here
+            hub.end_of_turn_soon()  # which rings with a fence for what was written here
             return
         for _ in range(hub.looks):  # before the clock is asked: what peers do alike they do at the same time
             if step(self):

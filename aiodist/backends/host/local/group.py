@@ -209,7 +209,7 @@ class LocalGroup:
             return
         self._running[exchange.seq] = exchange
         hub = self.hub
-        if not hub.rest_due or self not in hub.waiting:
+        if not hub.end_of_turn_due or self not in hub.waiting:
             hub.watch(self)
         if exchange.operation is not None and not self.step(exchange) and not exchange.ended:
             exchange.work._driven_by(exchange)
@@ -227,7 +227,7 @@ class LocalGroup:
         while numbers and board.free(numbers[0]):
             self.reuse(slot)
             board.pass_over(heappop(numbers))
-            self.hub.rest_soon()  # it rings peers that wait for the slot
+            self.hub.end_of_turn_soon()  # it rings peers that wait for the slot
         if not numbers:
             del self._skipped[slot]
 
@@ -344,8 +344,8 @@ class LocalGroup:
         exchange.work = None
         board, hub = self.board, self.hub
         board.words[board.base + (seq & MASK)] = seq + 1  # as `Board.finished`, written out
-        if not hub.rest_due:
-            hub.rest_soon()  # it rings peers that wait for the slot
+        if not hub.end_of_turn_due:
+            hub.end_of_turn_soon()  # it rings peers that wait for the slot
         if not exchange.plan.sees_all:
             if board.unseen:
                 self.look_back((next(iter(board.unseen)),))

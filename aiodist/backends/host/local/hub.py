@@ -1,7 +1,7 @@
 """One process's side of shared memory: its segment and its peers', sleeping, and waking peers.
 
-The loop sleeps in `_rest`, which runs at most once a turn, and is woken by its bell, an eventfd. In `await` a
-Work polls for a while (`start_polling`).
+The loop sleeps in `_end_of_turn`, which runs at most once a turn, and is woken by its bell, an eventfd. In
+`await` a Work polls for a while (`start_polling`).
 """
 
 # Why it is this way.
@@ -13,7 +13,7 @@ Work polls for a while (`start_polling`).
 #
 # The lost wake-up is what has to be excluded. One side does
 #
-#     write ASLEEP; look at the peers' words; sleep          (_rest)
+#     write ASLEEP; look at the peers' words; sleep          (_end_of_turn)
 #
 # and the other
 #
@@ -26,12 +26,12 @@ Work polls for a while (`start_polling`).
 #
 # The fence and the loads are a good part of what a small operation costs, and it writes several words.
 # So words are rung without a fence at once (`Board.ring_loops`), which finds nearly every sleeper, and
-# with the fence once when the turn ends (`_rest`), which finds the others. A loop that does not come to
-# its end of turn cannot ring; that is the loop's user's doing, and peers wait for its next operation
+# with the fence once when the turn ends (`_end_of_turn`), which finds the others. A loop that does not come
+# to its end of turn cannot ring; that is the loop's user's doing, and peers wait for its next operation
 # anyway.
 #
-# `_rest` is a callback of the loop (call_soon) and not a timer or a selector hook, so that it works on
-# every loop: asyncio's and uvloop's. It is queued by whoever writes or waits (`rest_due`), runs after
+# `_end_of_turn` is a callback of the loop (call_soon) and not a timer or a selector hook, so that it works on
+# every loop: asyncio's and uvloop's. It is queued by whoever writes or waits (`end_of_turn_due`), runs after
 # the callbacks that were ready before it, and queues itself again only while awaits poll. A process in
 # which nothing waits runs no code of the hub at all; one that was sent a message by a ring always waits for
 # the next.
@@ -222,7 +222,7 @@ class Hub:
         self._aside = [_NO_BYTES, _NO_BYTES]  # of the loop, of the bulk thread
         self._gate = threading.Lock()
         self._bulk_gate = threading.Lock()
-        self.rest_due = False
+        self.end_of_turn_due = False
         self.wrote = False
         self._polled = False
         self._sleeps = 0
@@ -271,13 +271,13 @@ class Hub:
         self._returned.append(at)
         if self._short:
             self._short = False
-            self.call(self.rest_soon)
+            self.call(self.end_of_turn_soon)
 
     def _room_again(self) -> None:
         """Have operations that wait for room look again."""
         if self._short:
             self._short = False
-            self.rest_soon()
+            self.end_of_turn_soon()
 
     def taken(self) -> int:
         """Bytes that are given out."""
@@ -413,8 +413,8 @@ class Hub:
         memory = self.memories.get(rank)
         if memory is not None and memory.words[ASLEEP_LOOP]:
             memory.wake_loop()
-        if not self.rest_due:
-            self.rest_soon()  # which looks again, with a fence
+        if not self.end_of_turn_due:
+            self.end_of_turn_soon()  # which looks again, with a fence
 
     def fence_bulk(self) -> None:
         """Make a fence for the bulk thread."""
@@ -428,15 +428,15 @@ class Hub:
     def watch(self, waiting: Waiting) -> None:
         """Drive a group, or a link, in which something waits."""
         self.waiting.add(waiting)
-        if not self.rest_due:
-            self.rest_due = True
-            self._loop.call_soon(self._rest)
+        if not self.end_of_turn_due:
+            self.end_of_turn_due = True
+            self._loop.call_soon(self._end_of_turn)
 
-    def rest_soon(self) -> None:
+    def end_of_turn_soon(self) -> None:
         """Make sure that this turn ends with a look around."""
-        if not self.rest_due:
-            self.rest_due = True
-            self._loop.call_soon(self._rest)
+        if not self.end_of_turn_due:
+            self.end_of_turn_due = True
+            self._loop.call_soon(self._end_of_turn)
 
     def start_polling(self) -> float:
         """The deadline (time.monotonic) of the caller's polling (`Turn`)."""
@@ -447,13 +447,13 @@ class Hub:
         """Have nobody ring until this turn of the loop ends: the caller polls."""
         if not self._polled:
             self._polled = True
-            self.rest_soon()
+            self.end_of_turn_soon()
             if self.words[ASLEEP_LOOP]:
                 self.words[ASLEEP_LOOP] = 0
 
-    def _rest(self) -> None:
+    def _end_of_turn(self) -> None:
         """Stop polling, once a turn, and sleep if nothing more comes."""
-        self.rest_due = False
+        self.end_of_turn_due = False
         polled, self._polled = self._polled, False
         if not self.words:
             return  # closed meanwhile
@@ -461,7 +461,7 @@ class Hub:
         if not self._progress():
             return
         if polled:  # an await polls, and will in the next turn
-            self.rest_soon()
+            self.end_of_turn_soon()
             return
         self._fall_asleep()
         if not self._progress():
@@ -489,11 +489,11 @@ class Hub:
             if not self._progress():
                 self.words[ASLEEP_LOOP] = 0
         if self._moved():
-            self.rest_soon()
+            self.end_of_turn_soon()
 
     def _moved(self) -> bool:
         """Whether anything was written since `wrote` was cleared that peers may wait for."""
-        return self.wrote or self.rest_due
+        return self.wrote or self.end_of_turn_due
 
     def _fall_asleep(self) -> None:
         """Say that this loop is about to sleep. A look around has to follow."""

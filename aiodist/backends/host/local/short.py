@@ -292,7 +292,7 @@ class Short:
         exchange.work = work
         self._on_loop[seq] = exchange
         hub = self._hub
-        if not hub.rest_due or self._running not in hub.waiting:
+        if not hub.end_of_turn_due or self._running not in hub.waiting:
             hub.watch(self._running)
         return work
 

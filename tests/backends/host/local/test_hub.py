@@ -209,7 +209,7 @@ async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(
         return False
 
     mine.watch(Waiter(ready))
-    while not mine.words[ASLEEP_LOOP] or mine.rest_due:  # noqa: ASYNC110
+    while not mine.words[ASLEEP_LOOP] or mine.end_of_turn_due:  # noqa: ASYNC110
         await asyncio.sleep(0)
     theirs.words[ASLEEP_LOOP] = 0
     for memory in mine.memories.values():
@@ -218,8 +218,8 @@ async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(
     if how == "rung":
         os.eventfd_write(mine.segment.bell, 1)
     else:
-        mine.rest_soon()
-    while not asked or mine.rest_due:  # noqa: ASYNC110
+        mine.end_of_turn_soon()
+    while not asked or mine.end_of_turn_due:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert rung and rung[-1] == len(asked)
     assert mine.words[ASLEEP_LOOP]
