@@ -167,7 +167,7 @@ class Numbers(Protocol):
         """Take the next number of sends to, or receives from, a peer with a tag."""
 
 
-class ShortWay(Protocol):
+class FastPath(Protocol):
     """A backend's way around `submit` for what is issued again and again.
 
     A call takes a number and starts, if it is a case for this; else it gives None, and nothing has happened.
@@ -204,8 +204,8 @@ class ShortWay(Protocol):
         """The call that was started here under a number, unless that is long ago."""
 
 
-class ShortMessages(Protocol):
-    """A backend's way around `submit` for small messages; like `ShortWay`."""
+class FastMessages(Protocol):
+    """A backend's way around `submit` for small messages; like `FastPath`."""
 
     def send(self, tensor: Any, dst: Any, tag: Any, held: bool) -> Work[None] | None:
         """A send, which is done then. Nothing was checked of what the caller passed."""
@@ -322,9 +322,9 @@ class HostEngine(Executor):
         """A new array, uninitialised, where this engine reads and writes it with the fewest copies."""
         return np.empty(shape, dtype)
 
-    def short_way(
+    def fast_path(
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
-    ) -> ShortWay | None:
+    ) -> FastPath | None:
         """A way around `submit`, or None.
 
         Args:
@@ -334,17 +334,17 @@ class HostEngine(Executor):
         """
         return None
 
-    def short_messages(
+    def fast_messages(
         self,
         issuer: GroupState,
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],
-    ) -> ShortMessages | None:
+    ) -> FastMessages | None:
         """A way around `submit` for messages, or None.
 
         Args:
-            issuer, numbers: as of `short_way`.
+            issuer, numbers: as of `fast_path`.
             enter: enters a receive in flight.
             ended: called when one has ended, in flight or not.
         """

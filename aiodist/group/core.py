@@ -19,7 +19,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from aiodist.backends.base import Operation, Reports, ShortMessages, ShortWay
+from aiodist.backends.base import FastMessages, FastPath, Operation, Reports
 from aiodist.backends.carriers import Carriers
 from aiodist.backends.forgotten import Forgotten, Origin, error_of, never_closed, warn
 from aiodist.backends.work import Failures, GroupState, Work
@@ -79,7 +79,7 @@ class GroupCore:
         numbers: of its operations.
         carriers: carry its operations out.
         host: its host engine, which is one of them.
-        short, short_messages: the host engine's short ways; None where there is none, and once the group has
+        fast_path, fast_messages: the host engine's; None where there is none, and once the group has
             broken or is closed.
         batches: the open `coalesce` blocks.
         failures: of Works, that nobody was told.
@@ -114,8 +114,8 @@ class GroupCore:
         self.numbers = Numbers()
         self.failures = Failures()
         self.error: GroupBroken | None = None
-        self.short: ShortWay | None = None
-        self.short_messages: ShortMessages | None = None
+        self.fast_path: FastPath | None = None
+        self.fast_messages: FastMessages | None = None
         self.origin = Origin("new_group", "", 0)
         self._closer = closer
         self._handle: weakref.ref[Any] | None = None
@@ -163,8 +163,9 @@ class GroupCore:
             return
         self.issuer.trouble = self._watch.trouble
         if self.carriers.takes_host:
-            self.short = self._flight.short = self.host.short_way(self.issuer, self.numbers, self._note)
-            self.short_messages = self._flight.short_messages = self.host.short_messages(
+            self.fast_path = self.host.fast_path(self.issuer, self.numbers, self._note)
+            self._flight.fast_path = self.fast_path
+            self.fast_messages = self._flight.fast_messages = self.host.fast_messages(
                 self.issuer, self.numbers, self._enter, self._flight.ended
             )
         self._watch.start()
@@ -417,7 +418,7 @@ class GroupCore:
             await asyncio.shield(self._closing)
             return
         self._closing = self.loop.create_future()
-        self.short = self.short_messages = None
+        self.fast_path = self.fast_messages = None
         self.batches.begin()
         try:
             try:
@@ -485,7 +486,7 @@ class GroupCore:
         What the child's copies of tasks await fails now. Where another thread runs the loop, none does here.
         """
         self._forked = True
-        self.short = self.short_messages = None
+        self.fast_path = self.fast_messages = None
         self.issuer.forgotten.end(excused=True)
         if get_ident() == self.issuer.thread:
             self.control.stop()
@@ -615,9 +616,9 @@ class GroupCore:
         if gone is not None and self.error is None:
             self.break_group(gone)
 
-    def short_for(self, timeout: Timeout) -> ShortMessages | None:
-        """The short way of messages, if a call with this timeout may take it now."""
-        return None if timeout is not None or self.batches.open else self.short_messages
+    def fast_messages_for(self, timeout: Timeout) -> FastMessages | None:
+        """The fast path of messages, if a call with this timeout may take it now."""
+        return None if timeout is not None or self.batches.open else self.fast_messages
 
     def _enter(self, operation: Operation) -> None:
         """Enter in flight a receive that the host engine has started by itself."""
@@ -722,7 +723,7 @@ class GroupCore:
             return
         error.reader = self.roster.me
         self.error = error
-        self.short = self.short_messages = None
+        self.fast_path = self.fast_messages = None
         aborted = (error.rank,) if isinstance(error, GroupAborted) else ()
         lost = error.ranks if isinstance(error, PeerLost) else aborted
         self._track.trouble(f"group '{self.roster.name}' broke: {type(error).__name__}: {error}", lost)

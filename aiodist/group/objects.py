@@ -118,8 +118,8 @@ class Objects:
         peer = check.group_rank(dst, self._size, "dst")
         number = check.message_tag(tag) + OBJECT_TAGS
         encoded = encode(obj, allow_pickle=allow_pickle)
-        short = self._core.short_for(timeout)
-        sent = None if short is None else short.send_bytes(encoded, peer, number, async_op)
+        fast = self._core.fast_messages_for(timeout)
+        sent = None if fast is None else fast.send_bytes(encoded, peer, number, async_op)
         if sent is not None:
             return sent
         data = np.frombuffer(encoded, np.uint8)
@@ -148,8 +148,8 @@ class Objects:
         number = check.message_tag(tag) + OBJECT_TAGS
 
         decoded = _Received(allow_pickle, result)
-        short = self._core.short_for(timeout)
-        posted = None if short is None else short.recv_bytes(peer, number, async_op, decoded)
+        fast = self._core.fast_messages_for(timeout)
+        posted = None if fast is None else fast.recv_bytes(peer, number, async_op, decoded)
         if posted is not None:
             return posted
         named = f"{AS}recv_object({f'src={peer}' if peer >= 0 else ''})"

@@ -150,9 +150,9 @@ class ProcessGroup:
             → `tensor`, or `out`.
         """
         core = self._core
-        short = core.short
-        if short is not None and timeout is None and not core.batches.open:
-            started = short.start(_ALL_REDUCE, tensor, out, async_op, op)
+        fast = core.fast_path
+        if fast is not None and timeout is None and not core.batches.open:
+            started = fast.start(_ALL_REDUCE, tensor, out, async_op, op)
             if started is not None:
                 return started
         return core.issue(request(_ALL_REDUCE, self._roster, tensor, out, op=op), timeout, async_op)
@@ -364,7 +364,7 @@ class ProcessGroup:
             → array of the parts that came, in rank order.
         """
         if in_splits is None and out_splits is None:
-            started = self._short_way(_ALL_TO_ALL, tensor, out, timeout, async_op, depth=2)
+            started = self._by_fast_path(_ALL_TO_ALL, tensor, out, timeout, async_op, depth=2)
             if started is not None:
                 return started
         asked = exchange(self._roster, tensor, out, in_splits, out_splits)
@@ -377,9 +377,9 @@ class ProcessGroup:
             → None.
         """
         core = self._core
-        short = core.short
-        if short is not None and timeout is None and not core.batches.open:
-            started = short.barrier(async_op)
+        fast = core.fast_path
+        if fast is not None and timeout is None and not core.batches.open:
+            started = fast.barrier(async_op)
             if started is not None:
                 return started
         return core.issue(request(_BARRIER, self._roster), timeout, async_op)
@@ -410,13 +410,13 @@ class ProcessGroup:
         sizes: Sequence[int] | None = None,
     ) -> Work[Any]:
         if sizes is None:
-            started = self._short_way(kind, tensor, out, timeout, async_op, op, root)
+            started = self._by_fast_path(kind, tensor, out, timeout, async_op, op, root)
             if started is not None:
                 return started
         asked = request(kind, self._roster, tensor, out, root=root, op=op, sizes=sizes)
         return self._core.issue(asked, timeout, async_op)
 
-    def _short_way(
+    def _by_fast_path(
         self,
         kind: Kind,
         tensor: Any,
@@ -429,11 +429,11 @@ class ProcessGroup:
     ) -> Work[Any] | None:
         """Start a collective without what a plain array does not need; None where it is no case for that."""
         core = self._core
-        short = core.short
-        if short is None or timeout is not None or core.batches.open:
+        fast = core.fast_path
+        if fast is None or timeout is not None or core.batches.open:
             return None
         lead, other = (out, tensor) if kind is _SCATTER else (tensor, out)
-        return short.start(kind, lead, other, async_op, 0 if op is None else op, root, depth)
+        return fast.start(kind, lead, other, async_op, 0 if op is None else op, root, depth)
 
     # ── messages between two ranks ───────────────────────────────────────────────────────────────────
 
@@ -460,8 +460,8 @@ class ProcessGroup:
             → None.
         """
         core = self._core
-        short = core.short_for(timeout)
-        sent = None if short is None else short.send(tensor, dst, tag, async_op)
+        fast = core.fast_messages_for(timeout)
+        sent = None if fast is None else fast.send(tensor, dst, tag, async_op)
         if sent is not None:
             return sent
         return core.issue(sending(self._roster, tensor, dst, tag), timeout, async_op)
@@ -492,8 +492,8 @@ class ProcessGroup:
             → the group rank of the sender.
         """
         core = self._core
-        short = core.short_for(timeout)
-        posted = None if short is None else short.recv(tensor, src, tag, async_op)
+        fast = core.fast_messages_for(timeout)
+        posted = None if fast is None else fast.recv(tensor, src, tag, async_op)
         if posted is not None:
             return posted
         return core.issue(receiving(self._roster, tensor, src, tag), timeout, async_op)

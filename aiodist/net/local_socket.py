@@ -1,4 +1,4 @@
-"""The short way to a store on this host: a Unix socket beside its TCP port (Linux).
+"""The local socket of a store: a Unix socket beside its TCP port, for clients on its host (Linux).
 
 A message over loopback TCP takes 5 µs more than over a Unix socket, each way; that is a third of a round
 trip. So a store listens on an abstract Unix address that its TCP address names, too, and clients try that
@@ -33,7 +33,7 @@ def listen_local(host: str, port: int) -> socket.socket | None:
 
 
 async def connect_to_store(host: str, port: int) -> tuple[socket.socket, str]:
-    """A connection to the store at an address, the short way if there is one → it, this host's address on it.
+    """A connection to the store at an address, local if it can be → it, this host's address on it.
 
     `OSError` where nobody listens.
     """

@@ -6,7 +6,7 @@ can end before all have come leads to its ends on the others; of a broadcast or 
 Where a clock's error makes a message run backwards, the clocks are moved, by the least part of a correction
 that satisfies all messages and stays within every clock's bound of error. What cannot be satisfied so is no
 arrow: such a pair was not matched rightly, or the bound does not hold. Collectives move no clock: on the
-short way a rank writes down that it has begun one after its peers can see that.
+fast path a rank writes down that it has begun one after its peers can see that.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ def test_what_is_in_flight_is_known_however_many_came_after_it() -> None:
 def test_no_more_is_remembered_where_other_numbers_went_another_way() -> None:
     async def main() -> None:
         scene = Scene()
-        for seq in range(0, 6 * REMEMBERED, 3):  # those in between went the short way
+        for seq in range(0, 6 * REMEMBERED, 3):  # those in between took the fast path
             scene.issue(seq, 60).succeed()
         last = 6 * REMEMBERED - 3
         known = [seq for seq in range(last + 1) if scene.flight.call(seq) is not None]

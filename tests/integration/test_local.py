@@ -261,7 +261,7 @@ async def test_empty_without_shared_memory_is_an_ordinary_array(pg: ProcessGroup
     assert (array == 3).all()
 
 
-# ── the short way ───────────────────────────────────────────────────────────────────────────────────
+# ── the fast path ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow(COSTLY)
@@ -269,7 +269,7 @@ async def test_empty_without_shared_memory_is_an_ordinary_array(pg: ProcessGroup
 @spmd(transport="shm")
 async def test_short_and_long_all_reduces_meet(pg: ProcessGroup, world_size: int) -> None:
     """Ranks may take different ways into the same operation: a strided view, a timeout, or neither."""
-    assert pg._core.short is not None
+    assert pg._core.fast_path is not None
     for number in range(300):
         count = 1 + number % 40
         wide = np.zeros((count, 2), np.float64)
@@ -390,7 +390,7 @@ async def test_what_is_no_op_of_ours_is_refused_also_where_its_number_is_known(p
     ops = [op for op in ReduceOp if op < ReduceOp.BAND]
     for op in ops:
         for call in (pg.all_reduce, pg.reduce):
-            await call(np.arange(4.0) + pg.rank, op=op)  # from here on the short way knows these calls
+            await call(np.arange(4.0) + pg.rank, op=op)  # from here on the fast path knows these calls
         await pg.reduce_scatter(np.arange(4.0) + pg.rank, op=op)
     strange: list[Any] = [kind(op) for op in ops for kind in (int, np.int64, Index)]
     for op in [*strange, True, 0, False, None, "SUM"]:
@@ -487,7 +487,7 @@ async def test_an_array_that_becomes_read_only_breaks_the_group(pg: ProcessGroup
 
 @pytest.mark.slow(COSTLY)
 @spmd(world_size=2, transport="shm")
-async def test_the_short_way_refuses_what_the_other_refuses(pg: ProcessGroup) -> None:
+async def test_the_fast_path_refuses_what_the_other_refuses(pg: ProcessGroup) -> None:
     tensor = np.ones(3)
     await pg.all_reduce(tensor)
     tensor.flags.writeable = False

@@ -1,4 +1,4 @@
-"""The short way to a store on this host, and ends of connections that nobody reads."""
+"""The local socket of a store on this host, and ends of connections that nobody reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def family(store: TcpStore) -> int:
 
 @linux
 @pytest.mark.parametrize("host", [HOST, "::1"])
-async def test_a_store_on_this_host_is_reached_the_short_way(host: str) -> None:
+async def test_a_store_on_this_host_is_reached_by_its_local_socket(host: str) -> None:
     if host == "::1":
         needs_ipv6()
     async with await StoreServer.start(host, 0, "job", b"secret") as server:
@@ -47,7 +47,7 @@ async def test_another_users_socket_is_left_alone(monkeypatch: pytest.MonkeyPatc
             assert store.address == HOST
 
 
-async def test_without_a_short_way_there_is_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_local_socket_there_is_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "elsewhere")
     async with (
         await StoreServer.start(HOST, 0, "job", b"") as server,

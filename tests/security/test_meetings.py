@@ -302,7 +302,7 @@ async def test_tasks_of_another_step(port: int) -> None:
         ("127.0.0.5", "127.0.0.5"),
     ],
 )
-@pytest.mark.parametrize("short", [True, False], ids=["the short way", "TCP"])
+@pytest.mark.parametrize("short", [True, False], ids=["local socket", "TCP"])
 async def test_names_of_one_place(
     at_rank_0: str, at_rank_1: str, short: bool, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ HOST = "127.0.0.1"
 
 
 @pytest.fixture
-def no_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_local_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store's clients come over TCP, as from another host."""
     monkeypatch.setattr(server_module, "listen_local", lambda host, port: None)
 
@@ -79,7 +79,7 @@ def test_channels(loop: str, eager_budget: int, ours: Tls) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.usefixtures("no_short_way")
+@pytest.mark.usefixtures("no_local_socket")
 def test_stores(loop: str, ours: Tls) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -95,7 +95,7 @@ def test_stores(loop: str, ours: Tls) -> None:
     run(loop, main())
 
 
-@pytest.mark.usefixtures("no_short_way")
+@pytest.mark.usefixtures("no_local_socket")
 async def test_large_values_and_many_requests_at_once(ours: Tls) -> None:
     async with (
         await StoreServer.start(HOST, 0, "job", b"secret", tls=ours) as server,
@@ -140,7 +140,7 @@ async def pair_of(one: Tls | None, two: Tls | None) -> list[SocketEndpoint]:
     ],
 )
 @pytest.mark.parametrize("kind", ["rank", "store"])
-@pytest.mark.usefixtures("no_short_way")
+@pytest.mark.usefixtures("no_local_socket")
 async def test_who_has_none_or_another_s_is_told_on_both_sides(
     kind: str,
     who: str,
@@ -327,7 +327,7 @@ async def test_the_bulk_of_a_channel(ours: Tls) -> None:
     await asyncio.gather(*(one.aclose() for one in made))
 
 
-async def test_a_file_s_store(ours: Tls, tmp_path: Path, no_short_way: None) -> None:
+async def test_a_file_s_store(ours: Tls, tmp_path: Path, no_local_socket: None) -> None:
     one = await FileStore.open(tmp_path / "meet", "job", b"secret", 10, rank=0, tls=ours)
     two = await FileStore.open(tmp_path / "meet", "job", b"secret", 10, rank=1, tls=ours)
     await one.set("k", "v")
@@ -427,7 +427,7 @@ def test_python_has_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rank", "store"])
-@pytest.mark.usefixtures("no_short_way")
+@pytest.mark.usefixtures("no_local_socket")
 async def test_a_client_hello_one_byte_at_a_time(
     kind: str, ours: Tls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

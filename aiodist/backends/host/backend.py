@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import Array, HostEngine, Numbers, Operation, Reports, Sent, ShortWay
+from aiodist.backends.base import Array, FastPath, HostEngine, Numbers, Operation, Reports, Sent
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
+from aiodist.backends.host.fast_messages import FastMessages
 from aiodist.backends.host.grid import Grid, contexts_of, table_of
 from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.layout import Layout
@@ -20,7 +21,6 @@ from aiodist.backends.host.level import Groups
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.resources import Resources
-from aiodist.backends.host.short_messages import ShortMessages
 from aiodist.backends.host.wired import Collective
 from aiodist.backends.schedules.select import UNKNOWN, heard, select
 from aiodist.backends.schedules.steps import Schedule, Send, chunk_bounds
@@ -270,21 +270,21 @@ class HostBackend(HostEngine):
         """A new array that the ranks of this host can read."""
         return self.resources.empty(shape, dtype)
 
-    def short_way(
+    def fast_path(
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
-    ) -> ShortWay | None:
+    ) -> FastPath | None:
         """A way around `submit` for what is issued again and again, where there is one."""
-        return None if self._local is None else self._local.short_way(issuer, numbers, note)
+        return None if self._local is None else self._local.fast_path(issuer, numbers, note)
 
-    def short_messages(
+    def fast_messages(
         self,
         issuer: GroupState,
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],
-    ) -> ShortMessages:
+    ) -> FastMessages:
         """A way around `submit` for small messages."""
-        return ShortMessages(
+        return FastMessages(
             *(self.channels, self._messages, self._receive, self._hold, issuer, numbers, enter, ended),
             self._silent,
         )

@@ -60,7 +60,7 @@ class Messages:
         seals: dtypes whose messages have to be authenticated, as objects have.
 
     Attributes:
-        sent: to each member, the number of messages, on the short way or here.
+        sent: to each member, the number of messages, on the fast path or here.
         held_up: receives that are posted later.
     """
 

@@ -58,7 +58,7 @@ Effect = Transmit | Deliver | Drop
 _NAMES = {Say.lost: 0, Say.blocked: 0, Say.left: 1}  # where in its body a message names a rank
 
 HOPS = 64
-"""Links that a message for one rank crosses by the short way; then it is looked for."""
+"""Links that a message for one rank crosses on its route; then its receiver is searched for."""
 
 
 class ControlCore:

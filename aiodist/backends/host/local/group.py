@@ -14,10 +14,10 @@ from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import MASK, SLOTS, Board, Peer, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.exchange import NOTHING, TAKE, Exchange
+from aiodist.backends.host.local.fast import Fast
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import Path, Plan, fitting, most_staged, path_of
-from aiodist.backends.host.local.short import Short
 from aiodist.backends.host.local.wired import Wired
 from aiodist.backends.release import BuffersInUse
 from aiodist.backends.work import GroupState, Work
@@ -93,7 +93,7 @@ class LocalGroup:
         self._in_thread: set[Exchange] = set()
         self._skipped: dict[int, list[int]] = {}  # numbers of others, by slot: the least first
         self._dead = False
-        self._short: Short | None = None
+        self._fast: Fast | None = None
         self._note: Callable[[Work[Any]], Operation] | None = None
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────
@@ -128,8 +128,8 @@ class LocalGroup:
             plan.forget()
         self._plans.clear()
         self._kept = 0
-        if self._short is not None:
-            self._short.forget()
+        if self._fast is not None:
+            self._fast.forget()
 
     def exchange(self, plan: Plan, seq: int) -> Exchange:
         """An exchange for an operation whose slot is free."""
@@ -231,16 +231,14 @@ class LocalGroup:
         if not numbers:
             del self._skipped[slot]
 
-    def short_way(
-        self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
-    ) -> Short:
-        """The short way: see `Backend.short_way`."""
+    def fast_path(self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]) -> Fast:
+        """The fast path: see `Backend.fast_path`."""
         self._note = note
-        self._short = Short(self, self._running, issuer, numbers, self.board.rank, self.board.size)
-        return self._short
+        self._fast = Fast(self, self._running, issuer, numbers, self.board.rank, self.board.size)
+        return self._fast
 
     def note_all(self) -> None:
-        """Enter in flight what went the short way and is pending."""
+        """Enter in flight what took the fast path and is pending."""
         for exchange in list(self._running.values()):
             self._enter(exchange)
 
@@ -386,8 +384,8 @@ class LocalGroup:
         """Go no further; the thread lets go of what it has."""
         self._withdraw()
         self._dead = True
-        if self._short is not None:
-            self._short.closed = True
+        if self._fast is not None:
+            self._fast.closed = True
         for exchange in (*self._waiting.values(), *self._running.values(), *self._in_thread):
             exchange.ended = True
         if self._in_thread:
@@ -411,8 +409,8 @@ class LocalGroup:
         """Forget the group. What peers may read stays until they have left it, too."""
         self.halt()
         self.forget()
-        if self._short is not None:
-            self._short.close()
+        if self._fast is not None:
+            self._fast.close()
         for plan in self._plans.values():
             plan.close()
         self._plans.clear()

@@ -14,9 +14,9 @@ from aiodist.backends.base import Operation
 from aiodist.backends.host.local import group
 from aiodist.backends.host.local.board import CODE, SLOTS, SOURCE, place_word
 from aiodist.backends.host.local.exchange import Exchange
+from aiodist.backends.host.local.fast import Fast
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.local.plan import Plan
-from aiodist.backends.host.local.short import Short
 from aiodist.backends.release import BuffersInUse
 from aiodist.backends.schedules.select import UNKNOWN
 from aiodist.backends.work import GroupState
@@ -137,14 +137,14 @@ class Member:
         self.release.when_free(lambda: self.calls.append("released"))
 
 
-def short_way_of(member: Member) -> Short:
-    """Its short way."""
+def fast_path_of(member: Member) -> Fast:
+    """Its fast path."""
     issuer = GroupState(asyncio.get_running_loop(), a_track())
 
     def note(work: Any) -> Operation:
         return Operation(work.call, work, work._result, work._result, None, print)
 
-    return member.group.short_way(issuer, Numbers(), note)
+    return member.group.fast_path(issuer, Numbers(), note)
 
 
 def put(hub: Any, count: int) -> Any:
@@ -198,11 +198,11 @@ async def test_nothing_is_published_after_what_broke_the_group(hubs: Any) -> Non
         member.retire()
 
 
-async def test_operation_on_the_short_way_succeeds_no_more_once_members_disagree(hubs: Any) -> None:
+async def test_operation_on_the_fast_path_succeeds_no_more_once_members_disagree(hubs: Any) -> None:
     """An earlier one differs: whoever awaits a later one meanwhile has no result, though all published it."""
     local = hubs(2)
     group = [Member(hub, rank) for rank, hub in enumerate(local)]
-    paths = [short_way_of(member) for member in group]
+    paths = [fast_path_of(member) for member in group]
     started = [
         [
             path.start(Kind.all_reduce, np.arange(count) + rank, None, True, ReduceOp.SUM)
@@ -255,7 +255,7 @@ async def test_staging_is_given_back_when_the_thread_has_let_go(hubs: Any) -> No
 async def test_data_that_lies_nowhere_is_the_fault_of_who_says_so(hubs: Any, short: bool, count: int) -> None:
     local = hubs(2)
     first, second = (Member(hub, rank, Thresholds(direct=1 << 15)) for rank, hub in enumerate(local))
-    path = short_way_of(first) if short else None
+    path = fast_path_of(first) if short else None
     if path is None:
         first.reduce(0, count)
     else:
@@ -361,10 +361,10 @@ async def test_operation_that_can_never_have_room_breaks_the_group_and_says_what
     gc.collect()  # the error's frames look at memory
 
 
-async def test_the_short_way_leaves_to_the_long_one_what_can_never_have_room(hubs: Any) -> None:
+async def test_the_fast_path_leaves_to_the_general_one_what_can_never_have_room(hubs: Any) -> None:
     limits = Thresholds(direct=0, inline=1 << 30)
     first, second = (Member(hub, rank, limits) for rank, hub in enumerate(hubs(2, nbytes=1 << 20)))
-    path = short_way_of(first)
+    path = fast_path_of(first)
     assert path.start(Kind.all_reduce, np.arange(1000), None, True, ReduceOp.SUM) is not None
     assert path.start(Kind.all_reduce, np.arange(COUNT), None, True, ReduceOp.SUM) is None
     assert path._numbers.issued == 1  # it has not raised, and has taken no number

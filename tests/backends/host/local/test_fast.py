@@ -1,4 +1,4 @@
-"""The short way takes what the long way takes, where it can."""
+"""The fast path takes what the general path takes, where it can."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 
 
 @spmd(transport="shm")
-async def test_joined_results_go_the_short_way_as_stacked_ones_do(pg: ProcessGroup) -> None:
+async def test_joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessGroup) -> None:
     mine = np.arange(6.0).reshape(2, 3) + 10 * pg.rank
     both = np.concatenate([np.arange(6.0).reshape(2, 3) + 10 * rank for rank in range(pg.size)])
-    short = pg._core.short
-    assert short is not None
+    fast = pg._core.fast_path
+    assert fast is not None
     for shape in ((pg.size, 2, 3), (pg.size * 2, 3)):
         out = np.empty(shape)
-        work = short.start(Kind.all_gather, mine, out, False)
+        work = fast.start(Kind.all_gather, mine, out, False)
         assert work is not None
         assert await work is out
         assert np.array_equal(out.reshape(both.shape), both)
@@ -33,26 +33,26 @@ async def test_joined_results_go_the_short_way_as_stacked_ones_do(pg: ProcessGro
         assert await pg.gather(mine, 0, out if pg.rank == 0 else None) is (out if pg.rank == 0 else None)
         assert pg.rank or np.array_equal(out.reshape(both.shape), both)
         part = np.empty((2, 3))
-        work = short.start(Kind.scatter, part, both.reshape(shape) if pg.rank == 0 else None, False, root=0)
+        work = fast.start(Kind.scatter, part, both.reshape(shape) if pg.rank == 0 else None, False, root=0)
         assert work is not None
         await work
         assert np.array_equal(part, mine)
-    assert short.start(Kind.all_gather, mine, np.empty((2, 6)), False) is None
+    assert fast.start(Kind.all_gather, mine, np.empty((2, 6)), False) is None
 
 
 @pytest.mark.slow(COSTLY)
 @needs_torch
 @spmd(transport="shm")
-async def test_torch_tensors_go_the_short_way_and_come_back_themselves(pg: ProcessGroup) -> None:
+async def test_torch_tensors_take_the_fast_path_and_come_back_themselves(pg: ProcessGroup) -> None:
     import torch
 
-    short = pg._core.short
-    assert short is not None
+    fast = pg._core.fast_path
+    assert fast is not None
     values = [torch.arange(4.0).reshape(2, 2) + 10 * rank for rank in range(pg.size)]
     total, mine = sum(values), values[pg.rank]
 
     async def went(kind: Kind, lead: Any, other: Any, **more: Any) -> Any:
-        work = short.start(kind, lead, other, False, **more)
+        work = fast.start(kind, lead, other, False, **more)
         assert work is not None
         return await work
 
@@ -86,8 +86,8 @@ async def test_torch_tensors_go_the_short_way_and_come_back_themselves(pg: Proce
 async def test_what_is_more_than_memory_goes_the_long_way(pg: ProcessGroup) -> None:
     import torch
 
-    short = pg._core.short
-    assert short is not None
+    fast = pg._core.fast_path
+    assert fast is not None
     ones = torch.ones(pg.size, 3)
     freed = torch.ones(3)
     freed.untyped_storage().resize_(0)
@@ -104,8 +104,8 @@ async def test_what_is_more_than_memory_goes_the_long_way(pg: ProcessGroup) -> N
         [1.0],
         None,
     ):
-        assert short.start(Kind.all_reduce, unusual, None, False, ReduceOp.SUM) is None
-    assert short.start(Kind.all_to_all, ones, None, False) is None
-    assert short.start(Kind.all_to_all, ones, np.ones((pg.size, 3), np.float64), False) is None
+        assert fast.start(Kind.all_reduce, unusual, None, False, ReduceOp.SUM) is None
+    assert fast.start(Kind.all_to_all, ones, None, False) is None
+    assert fast.start(Kind.all_to_all, ones, np.ones((pg.size, 3), np.float64), False) is None
     assert type(await pg.all_to_all(ones)) is torch.Tensor
     assert type(await pg.all_gather(torch.full((2,), pg.rank))) is torch.Tensor

@@ -1,11 +1,11 @@
-"""The short way of messages: small contiguous tensors, without anything that they do not need.
+"""The fast path of messages: small contiguous tensors, without anything that they do not need.
 
-As `local.short` is for collectives. What checks a call's arguments, makes a request, and enters the operation
+As `local.fast` is for collectives. What checks a call's arguments, makes a request, and enters the operation
 in flight takes longer than the message itself. What loops do again and again is the same call on contiguous
 arrays of one shape, so what follows from dtype, shape, rank and tag is kept, with the header of its frame.
 All checks are on. A receive that waits claims no message until it comes (`unclaimed`), if it is the only
 one with its tag; another one is posted, and entered in flight if it is still pending when the loop turns.
-The other side may go the long way.
+The other side may take the general path.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ _NEW: Any = object()
 _SEND, _RECV = Kind.send, Kind.recv
 
 
-class ShortMessages:
-    """The short way of one group's messages.
+class FastMessages:
+    """The fast path of one group's messages.
 
     Args:
         channels, messages: of the group.

@@ -1,4 +1,4 @@
-"""The short way of messages and the long one are one: in any mixture, on either side."""
+"""The fast path of messages and the general one are one: in any mixture, on either side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist as dist
-from aiodist.backends.host.short_messages import Header
+from aiodist.backends.host.fast_messages import Header
 from aiodist.base.types import Call, Kind, message_signature
 from aiodist.group import ProcessGroup
 from aiodist.net.wire.frame import Type, pack
@@ -68,7 +68,7 @@ def test_in_any_mixture_each_message_goes_to_its_receive(seed: int, tags: int) -
             content = np.arange(items) * 7.0 + 1000 * number + tag
             more: dict[str, Any] = {"async_op": True}
             if rng.random() < 0.4:
-                more["timeout"] = 1000  # the long way
+                more["timeout"] = 1000  # the general path
             strided = rng.random() < 0.3
             room = np.zeros(2 * items)[::2] if strided else np.zeros(items)
             if rng.random() < 0.3:

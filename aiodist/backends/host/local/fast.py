@@ -1,12 +1,12 @@
-"""The short way: a collective on plain arrays, without anything that it does not need.
+"""The fast path: a collective on plain arrays, without anything that it does not need.
 
-The long way checks a call's arguments, makes a request, an operation and an entry in flight for everything;
+The general path checks a call's arguments, makes a request, an operation and an entry in flight for all;
 that is 15 µs of Python. What loops do again and again is the same call on contiguous arrays of one shape. So
 the plan is kept for each kind, op, dtype, shape and root, and a call on such arrays takes a look into that
 table, an exchange that is used again, and a handle. All checks are on: the word that publishes an
 operation stands for the whole signature, and whatever is still pending before the loop sleeps, or when it has
 turned twice, is entered in flight, with its deadline and stall clock. On the other ranks the same operation
-may go the long way: both run the same exchange.
+may take the general path: both run the same exchange.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class TemplateCache:
         self.dtype = self.shape = self.root = self.case = None
 
 
-class Short:
-    """The short way of one group.
+class Fast:
+    """The fast path of one group.
 
     Args:
         running: the group's exchanges.
@@ -299,7 +299,7 @@ class Short:
     def _has_room(self, exchange: Exchange) -> bool:
         try:
             return self._running.has_room(exchange)
-        except GroupBroken:  # there never will be: the long way says so by the Work, under a number
+        except GroupBroken:  # there never will be: the general path says so by the Work, under a number
             return False
 
     def note_all(self) -> None:
