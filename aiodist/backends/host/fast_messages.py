@@ -3,7 +3,7 @@
 As `local.fast` is for collectives. What checks a call's arguments, makes a request, and enters the operation
 in flight takes longer than the message itself. What loops do again and again is the same call on contiguous
 arrays of one shape, so what follows from dtype, shape, rank and tag is kept, with the header of its frame.
-All checks are on. A receive that waits claims no message until it comes (`unclaimed`), if it is the only
+All checks are on. A receive that waits matches no message until it comes (`next_messages`), if it is the only
 one with its tag; another one is posted, and entered in flight if it is still pending when the loop turns.
 The other side may take the general path.
 """
@@ -22,7 +22,7 @@ from aiodist.backends.base import Array, Numbers, Operation, contents
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
-from aiodist.backends.host.unclaimed import Unclaimed
+from aiodist.backends.host.next_message import NextMessage
 from aiodist.backends.work import GroupState, Work
 from aiodist.base.operations import OBJECT_TAGS, Kind
 from aiodist.base.types import AS, DTYPE_CODES, NUMBER_AT, Call, message_signature
@@ -174,7 +174,7 @@ class FastMessages:
         noted = (sort, number, sort.line if known else self._track.line_of(sort, frame), monotonic())
         self._keep(noted)
         work: Work[int] = Work(self._issuer, case.call, held, None, None, number, noted)
-        self._wait(Unclaimed(work, src, tag, tensor, None, self._post), case.incoming)
+        self._wait(NextMessage(work, src, tag, tensor, None, self._post), case.incoming)
         return work
 
     def send_bytes(self, data: bytes, dst: int, tag: int, held: bool) -> Work[None] | None:
@@ -204,10 +204,10 @@ class FastMessages:
         noted = self._track.note(sort, number, _getframe(2))
         work: Work[Any] = Work(self._issuer, call, held, None, None, number, noted)
         channel = None if src == ANY else self._channels.incoming(src)
-        self._wait(Unclaimed(work, src, tag, None, convert, self._post), channel)
+        self._wait(NextMessage(work, src, tag, None, convert, self._post), channel)
         return work
 
-    def _wait(self, receive: Unclaimed, channel: Incoming | None) -> None:
+    def _wait(self, receive: NextMessage, channel: Incoming | None) -> None:
         """Have a receive get its message: the one that is here, or the next.
 
         Args:
@@ -227,11 +227,11 @@ class FastMessages:
         else:
             self._begin(receive)
 
-    def _begin(self, receive: Unclaimed) -> None:
+    def _begin(self, receive: NextMessage) -> None:
         """Post a receive like any other."""
         self._submit(self._posted_as(receive))
 
-    def _posted_as(self, receive: Unclaimed) -> Operation:
+    def _posted_as(self, receive: NextMessage) -> Operation:
         """The operation as which a receive is posted, which is entered in flight when the loop turns."""
         self._note_soon()
         work, target = receive.work, receive.target

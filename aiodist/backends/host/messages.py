@@ -1,11 +1,11 @@
 """Point-to-point matching: by source and tag in order, or from any source.
 
 Message k from a to b with a tag is the k-th send there and the k-th receive here. A receive from a known
-source claims its number when it is posted, so that its memory is ready before the message comes. A
-receive from any source, or of any size, can claim only what has arrived; what is posted behind it waits
+source is matched with its number when it is posted, so that its memory is ready before the message comes. A
+receive from any source, or of any size, can match only what has arrived; what is posted behind it waits
 in its queue, so that among receives which could take a message the first posted gets it.
 
-A receive whose await is cancelled is taken back, whatever its message is doing: see `claims`.
+A receive whose await is cancelled is taken back, whatever its message is doing: see `matches`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 from aiodist.backends.base import Array, Decoding, Operation, as_bytes, flat
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
-from aiodist.backends.host.claims import Claim, Claims, Decoded, move_up
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.held_up import ANY, HeldUp
-from aiodist.backends.host.unclaimed import Unclaimed
+from aiodist.backends.host.matches import Decoded, Match, Matches, move_up
+from aiodist.backends.host.next_message import NextMessage
 from aiodist.base.errors import PeerClosed, PeerLost, WireError
 from aiodist.base.types import agree, message_signature
 from aiodist.observe.recorder.layout import FIRST
@@ -38,7 +38,7 @@ _SURE = 6  # turns of the loop after which no cancel is on its way to a receive 
 
 
 class Arrival(NamedTuple):
-    """A message that came, or was offered, before a receive claimed it. `order` counts them.
+    """A message that came, or was offered, before a receive matched it. `order` counts them.
 
     Args:
         data: its bytes, where they are here and not in the channel.
@@ -67,7 +67,7 @@ class Messages:
     def __init__(self, channels: Channels, seals: frozenset[np.dtype[Any]] = frozenset()) -> None:
         self._channels = channels
         self._seals = seals
-        self._claims = Claims()
+        self._matches = Matches()
         self._queues: dict[int, deque[Operation]] = {}
         self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
         self._came = itertools.count()
@@ -75,35 +75,35 @@ class Messages:
         self._heard = [0] * channels.size  # messages of each member that came or were offered
         self._awaited: dict[int, tuple[int, Callable[[], object]]] = {}  # member → `when_come`
         self._dead = False
-        self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
+        self._next_messages: dict[int, NextMessage] = {}  # by tag, in the order in which they were begun
         self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
         self.held_up = HeldUp()
         self._gaps: dict[tuple[int, int], None] = {}  # source and tag of receives that were given up just now
 
     def nothing_waits(self, tag: int) -> bool:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
-        as have claimed their messages: the next message of a source is the next receive's. Not where no
+        as have matched their messages: the next message of a source is the next receive's. Not where no
         progress is made any more."""
-        waits = tag in self._queues or tag in self._arrivals or tag in self._unclaimed
-        return not (waits or self._dead or self._claims.unowned_counts or self.held_up.holds(tag))
+        waits = tag in self._queues or tag in self._arrivals or tag in self._next_messages
+        return not (waits or self._dead or self._matches.unowned_counts or self.held_up.holds(tag))
 
-    def receive_here(self, receive: Unclaimed) -> bool:
+    def receive_here(self, receive: NextMessage) -> bool:
         """Have a receive that is begun now get the message that is its own, if all of it is here."""
         tag = receive.tag
-        if self._dead or tag in self._queues or self._claims.unowned_counts or tag not in self._arrivals:
+        if self._dead or tag in self._queues or self._matches.unowned_counts or tag not in self._arrivals:
             return False
         if self.held_up.holds(tag):
             return False
         if receive.source == ANY:
             found = self._first(ANY, tag)
         else:
-            found = self._arrivals[tag].get((receive.source, self._claims.next(receive.source, tag)))
+            found = self._arrivals[tag].get((receive.source, self._matches.next(receive.source, tag)))
         if type(found) is not Arrival or found.data is None:
             return False
         if not receive.fits(found.signature, found.nbytes, found.number):
             return False
         self._drop_arrival(tag, found)
-        self._claims.pass_over(found.source, tag)
+        self._matches.pass_over(found.source, tag)
         receive.receive(found.source, found.number, found.data)
         channels = self._channels
         channels.incoming(found.source).let_go(channels.context, found.nbytes)
@@ -115,46 +115,46 @@ class Messages:
         if not arrivals:
             del self._arrivals[tag]
 
-    def wait(self, receive: Unclaimed) -> None:
+    def wait(self, receive: NextMessage) -> None:
         """Have a receive get the next message of its source and tag, where that is `nothing_waits`."""
-        self._unclaimed[receive.tag] = receive
+        self._next_messages[receive.tag] = receive
 
     def post_waiting(self, tag: int | None = None) -> None:
-        """Have the receives that have claimed nothing posted; those with one tag, or all."""
-        unclaimed = self._unclaimed
-        while unclaimed:
-            receive = unclaimed.pop(next(iter(unclaimed)) if tag is None else tag, None)
+        """Have the receives that have matched nothing posted; those with one tag, or all."""
+        next_messages = self._next_messages
+        while next_messages:
+            receive = next_messages.pop(next(iter(next_messages)) if tag is None else tag, None)
             if receive is None:
                 break
             receive.post(receive)
 
-    def abandon(self, receive: Unclaimed) -> None:
+    def abandon(self, receive: NextMessage) -> None:
         """Take back a receive whose await was cancelled. What it has got in this very turn of the loop goes
         to the next one."""
         if receive.operation is not None:
             self.given_up(receive.operation)
         elif receive.got >= 0:
-            self._channels.guard(self._restore, receive.claim())
-        elif self._unclaimed.get(receive.tag) is receive:
-            del self._unclaimed[receive.tag]
+            self._channels.guard(self._restore, receive.match())
+        elif self._next_messages.get(receive.tag) is receive:
+            del self._next_messages[receive.tag]
 
     def take(self, rank: int, stream: int, number: int, signature: bytes, data: memoryview) -> int:
         """Take an eager message that came from a global rank, before the channel looks for its receive: a
         `EagerHandler`."""
-        source, tag, claims = self._channels.group_rank(rank), stream - 1, self._claims
-        if source is None or self._dead or claims.find(source, tag, number) is not None:
+        source, tag, matches = self._channels.group_rank(rank), stream - 1, self._matches
+        if source is None or self._dead or matches.find(source, tag, number) is not None:
             return _NO  # its receive is posted, and counts it
-        receive = self._unclaimed.get(tag)
+        receive = self._next_messages.get(tag)
         if receive is not None:
-            mine = receive.source in (source, ANY) and number == claims.next(source, tag)
+            mine = receive.source in (source, ANY) and number == matches.next(source, tag)
             if mine and receive.fits(signature, len(data), number):
-                del self._unclaimed[tag]
-                claims.pass_over(source, tag)
+                del self._next_messages[tag]
+                matches.pass_over(source, tag)
                 self._count(source)
                 receive.receive(source, number, data)
                 return _NOW
             self.post_waiting(tag)
-            if self._dead or claims.find(source, tag, number) is not None:
+            if self._dead or matches.find(source, tag, number) is not None:
                 return _NO  # likewise, now
         arrivals = self._arrivals.setdefault(tag, {})
         if (source, number) in arrivals:
@@ -163,7 +163,7 @@ class Messages:
             next(self._came), source, number, signature, len(data), bytes(data)
         )
         self._count(source)
-        if number == claims.next(source, tag):
+        if number == matches.next(source, tag):
             self._match(source, tag)
         return _KEPT
 
@@ -258,22 +258,22 @@ class Messages:
             self._close_gaps()
         self._count(source)
         self.post_waiting(tag)
-        claim = self._claims.find(source, tag, number)
-        if claim is not None:
-            claim.signature = signature
-            other = claim.place.nbytes != nbytes  # that of the first receiver
-            if claim.receiver is None:
-                claim.waits = nbytes if other else -1
+        match = self._matches.find(source, tag, number)
+        if match is not None:
+            match.signature = signature
+            other = match.place.nbytes != nbytes  # that of the first receiver
+            if match.receiver is None:
+                match.waits = nbytes if other else -1
                 self._match(source, tag)
-            elif not self._fits(claim):
-                if self._channel(claim).park(self._key(claim)) or other:
-                    claim.waits = nbytes
+            elif not self._fits(match):
+                if self._channel(match).park(self._key(match)) or other:
+                    match.waits = nbytes
             elif other:
-                self._post(claim, again=True)
+                self._post(match, again=True)
             return
         arrivals = self._arrivals.setdefault(tag, {})
         arrivals.setdefault((source, number), Arrival(next(self._came), source, number, signature, nbytes))
-        if number == self._claims.next(source, tag):  # what overtook another waits for its turn
+        if number == self._matches.next(source, tag):  # what overtook another waits for its turn
             self._match(source, tag)
 
     def missing(self, source: int) -> int:
@@ -307,8 +307,8 @@ class Messages:
 
     def forget(self) -> None:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
-        self._claims.forget()
-        self._unclaimed.clear()
+        self._matches.forget()
+        self._next_messages.clear()
         self._sends.clear()
         self._queues.clear()
         self._arrivals.clear()
@@ -318,12 +318,12 @@ class Messages:
         self.post_waiting()
         self._close_gaps()
         queued = [operation for queue in self._queues.values() for operation in queue]
-        return [*self._claims.waiting(), *queued]
+        return [*self._matches.waiting(), *queued]
 
     def unfinished(self, source: int) -> bool:
         """Whether receives wait for the rest of messages of a member."""
         self._close_gaps()
-        return bool(self._claims.unfinished(source))
+        return bool(self._matches.unfinished(source))
 
     # ── matching ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -341,11 +341,11 @@ class Messages:
             Whether that could be.
         """
         found = self._first(operation.peer, operation.tag)
-        if type(found) is Claim:
+        if type(found) is Match:
             if blocked and found.signature is None:
                 return False  # when it comes, the receive before this one may have it
             self._adopt(found, operation)
-            self._claims.count(found.source, found.tag)
+            self._matches.count(found.source, found.tag)
             self._resume(found)
         elif type(found) is Arrival:
             self._drop_arrival(operation.tag, found)
@@ -394,41 +394,41 @@ class Messages:
     def _ask(self, tag: int, waiting: set[int]) -> None:
         channels = self._channels
         for source in channels.crowded if ANY in waiting else channels.crowded & waiting:
-            number = self._claims.next(source, tag)
+            number = self._matches.next(source, tag)
             channels.incoming(source).ask(Key(channels.context, 1 + tag, number, 0))
 
-    def _next(self, source: int, tag: int) -> Arrival | Claim | None:
+    def _next(self, source: int, tag: int) -> Arrival | Match | None:
         """The message from a source that a receive from anybody gets next; None where it is not here."""
-        claim = self._claims.unowned(source, tag)
-        if claim is not None:
-            return claim if claim.signature is not None else None
-        return self._arrivals.get(tag, _NOTHING).get((source, self._claims.next(source, tag)))
+        match = self._matches.unowned(source, tag)
+        if match is not None:
+            return match if match.signature is not None else None
+        return self._arrivals.get(tag, _NOTHING).get((source, self._matches.next(source, tag)))
 
-    def _first(self, peer: int, tag: int) -> Arrival | Claim | None:
+    def _first(self, peer: int, tag: int) -> Arrival | Match | None:
         """The message that a receive gets now.
 
         One that overtook another (which is being staged in the sender's thread) waits for its turn. However
         many a peer has sent, this takes a look at each source at most.
         """
-        claims = self._claims
+        matches = self._matches
         if peer != ANY:
-            return claims.unowned(peer, tag) or self._next(peer, tag)
-        unowned = claims.unowned_sources(tag)
+            return matches.unowned(peer, tag) or self._next(peer, tag)
+        unowned = matches.unowned_sources(tag)
         arrivals = self._arrivals.get(tag, _NOTHING)
         if not unowned and len(arrivals) <= self._channels.size:
-            return next((a for a in arrivals.values() if a.number == claims.next(a.source, tag)), None)
+            return next((a for a in arrivals.values() if a.number == matches.next(a.source, tag)), None)
         heads = (self._next(source, tag) for source in range(self._channels.size))
         return min((head for head in heads if head is not None), key=_order, default=None)
 
     def _claim(self, operation: Operation, source: int, arrival: Arrival | None) -> None:
-        """Claim the next message of a source for a receive.
+        """Match the next message of a source for a receive.
 
         Args:
             arrival: it, where it is here.
         """
         channels = self._channels
         tag = operation.tag
-        number = self._claims.next(source, tag)
+        number = self._matches.next(source, tag)
         if operation.target is None:  # of a size that the message tells: its bytes are the result
             assert arrival is not None
             try:
@@ -439,203 +439,203 @@ class Messages:
         place = _NO_PLACE if operation.senders else operation.target
         assert isinstance(place, np.ndarray)
         signature = None if arrival is None else arrival.signature
-        claim = Claim(source, tag, number, None, place, False, None, signature)
-        self._claims.enter(claim)
-        self._adopt(claim, operation)
+        match = Match(source, tag, number, None, place, False, None, signature)
+        self._matches.enter(match)
+        self._adopt(match, operation)
         if arrival is None:
-            self._post(claim)
-        elif self._fits(claim):
-            self._post(claim, data=arrival.data)
+            self._post(match)
+        elif self._fits(match):
+            self._post(match, data=arrival.data)
         elif arrival.data is None:
-            claim.waits = arrival.nbytes
+            match.waits = arrival.nbytes
         else:
-            claim.place, claim.complete = np.frombuffer(arrival.data, np.uint8), True
-            self._channel(claim).let_go(channels.context, arrival.nbytes)
+            match.place, match.complete = np.frombuffer(arrival.data, np.uint8), True
+            self._channel(match).let_go(channels.context, arrival.nbytes)
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────────────
 
-    def _adopt(self, claim: Claim, operation: Operation) -> None:
+    def _adopt(self, match: Match, operation: Operation) -> None:
         """Note that a receive gets a message."""
-        claim.receiver = operation
-        operation.noted = claim
+        match.receiver = operation
+        operation.noted = match
         if operation.senders:
-            operation.result = operation.senders[claim.source]
+            operation.result = operation.senders[match.source]
         else:  # of any size: the message's bytes are the result
-            if claim.waits >= 0:
-                self._have_come(claim)
-            operation.target = claim.place
-            operation.result = (claim.source, claim.place)
+            if match.waits >= 0:
+                self._have_come(match)
+            operation.target = match.place
+            operation.result = (match.source, match.place)
 
-    def _have_come(self, claim: Claim) -> None:
+    def _have_come(self, match: Match) -> None:
         """Have a message that waits come to memory of its own."""
         try:
-            claim.place = np.empty(claim.waits, np.uint8)
+            match.place = np.empty(match.waits, np.uint8)
         except MemoryError as error:  # it was only offered: it may be a lie
             self._channels.failed(error)
             return
-        into, received = Into(as_bytes(claim.place)), partial(self._received, claim)
-        claim.complete = self._channel(claim).post_again(self._key(claim), claim.waits, into, received)
-        claim.waits = -1
+        into, received = Into(as_bytes(match.place)), partial(self._received, match)
+        match.complete = self._channel(match).post_again(self._key(match), match.waits, into, received)
+        match.waits = -1
 
-    def _resume(self, claim: Claim) -> None:
+    def _resume(self, match: Match) -> None:
         """Go on with a message that has got another receiver."""
-        receiver = claim.receiver
+        receiver = match.receiver
         assert receiver is not None
         target = receiver.target
         assert isinstance(target, np.ndarray)
-        if claim.signature is not None and not self._fits(claim):
+        if match.signature is not None and not self._fits(match):
             return
-        if claim.complete:
-            self._deliver(claim)
+        if match.complete:
+            self._deliver(match)
             return
-        channel, key = self._channel(claim), self._key(claim)
-        other = target.nbytes != claim.place.nbytes
-        if claim.waits >= 0 or (other and (claim.signature is not None or channel.withdraw(key))):
-            self._post(claim, again=True)
+        channel, key = self._channel(match), self._key(match)
+        other = target.nbytes != match.place.nbytes
+        if match.waits >= 0 or (other and (match.signature is not None or channel.withdraw(key))):
+            self._post(match, again=True)
         else:
             self._channels.drive(receiver.work, channel)
 
-    def _post(self, claim: Claim, again: bool = False, data: bytes | None = None) -> None:
+    def _post(self, match: Match, again: bool = False, data: bytes | None = None) -> None:
         """Have a message received where its receiver wants it.
 
         Args:
             again: it is posted, perhaps, for a receiver of another size.
             data: its bytes, where they are here and not in the channel.
         """
-        channels, receiver, channel = self._channels, claim.receiver, self._channel(claim)
+        channels, receiver, channel = self._channels, match.receiver, self._channel(match)
         assert receiver is not None
         target = receiver.target
         assert isinstance(target, np.ndarray)
         if target.flags.c_contiguous:
-            claim.place, claim.made = flat(target), None
+            match.place, match.made = flat(target), None
         else:
-            claim.made = buffers(receiver, channels.rank, channels.size)
-            (claim.place,) = claim.made.recv
-        claim.users, claim.waits = bool(receiver.senders), -1  # else the place is the message's own
-        place = as_bytes(claim.place)
+            match.made = buffers(receiver, channels.rank, channels.size)
+            (match.place,) = match.made.recv
+        match.users, match.waits = bool(receiver.senders), -1  # else the place is the message's own
+        place = as_bytes(match.place)
         if data is not None and len(data) == len(place):
             place[:] = data
             channel.let_go(channels.context, len(data))
-            self._received(claim)
+            self._received(match)
             return
-        signature = message_signature(target.dtype, target.size, claim.number) if claim.users else b""
+        signature = message_signature(target.dtype, target.size, match.number) if match.users else b""
         post = channel.post_again if again else channel.recv
-        if post(self._key(claim), len(place), Into(place), partial(self._received, claim), signature):
-            self._received(claim)
+        if post(self._key(match), len(place), Into(place), partial(self._received, match), signature):
+            self._received(match)
         else:
             channels.drive(receiver.work, channel)
 
-    def _received(self, claim: Claim) -> None:
-        if claim.signature is None:  # else it was counted when it was told
-            self._count(claim.source)
-        claim.complete = True
-        if claim.receiver is not None:
-            self._deliver(claim)
+    def _received(self, match: Match) -> None:
+        if match.signature is None:  # else it was counted when it was told
+            self._count(match.source)
+        match.complete = True
+        if match.receiver is not None:
+            self._deliver(match)
 
-    def _deliver(self, claim: Claim) -> None:
+    def _deliver(self, match: Match) -> None:
         """Give a message that is here to its receiver."""
-        receiver, made = claim.receiver, claim.made
+        receiver, made = match.receiver, match.made
         assert receiver is not None
-        if claim.unfit is receiver:
+        if match.unfit is receiver:
             return
         if made is not None:
-            self._copy(claim, made.after)
+            self._copy(match, made.after)
         elif isinstance(receiver.convert, Decoding):
-            self._decode(claim, receiver.convert)
-        elif claim.users or not receiver.senders:
-            self._fulfil(claim)
+            self._decode(match, receiver.convert)
+        elif match.users or not receiver.senders:
+            self._fulfil(match)
         else:
             target = receiver.target
             assert isinstance(target, np.ndarray)
-            data = claim.place.view(target.dtype).reshape(target.shape)
-            self._copy(claim, [(target, data)])
+            data = match.place.view(target.dtype).reshape(target.shape)
+            self._copy(match, [(target, data)])
 
-    def _copy(self, claim: Claim, pairs: Sequence[tuple[Array, Array]]) -> None:
+    def _copy(self, match: Match, pairs: Sequence[tuple[Array, Array]]) -> None:
         """Copy a message to its receiver's tensor, which has it then, unless it was taken back meanwhile."""
-        claim.copy = copy = TensorCopy(pairs)
+        match.copy = copy = TensorCopy(pairs)
 
         def over() -> None:
             if not copy.stopped:
-                claim.copy = None
-                self._fulfil(claim)
+                match.copy = None
+                self._fulfil(match)
 
         self._run(copy.cost_ns, copy.run, over)
 
-    def _decode(self, claim: Claim, decoding: Decoding) -> None:
+    def _decode(self, match: Match, decoding: Decoding) -> None:
         """Give a receive the object of its message: a thread decodes it where that is slow. What has begun
         for an earlier receive goes on for this one."""
-        found = claim.decoded
+        found = match.decoded
         if found is not None and found.how != decoding.how:
-            found = claim.decoded = None
-        if found is None and not decoding.is_slow(claim.place):
-            self._fulfil(claim)
+            found = match.decoded = None
+        if found is None and not decoding.is_slow(match.place):
+            self._fulfil(match)
         elif found is None:
-            of = self._channels.loop.run_in_executor(None, decoding.decode, claim.place)
-            claim.decoded = Decoded(decoding.how, of)
-            of.add_done_callback(partial(self._has_decoded, claim))
+            of = self._channels.loop.run_in_executor(None, decoding.decode, match.place)
+            match.decoded = Decoded(decoding.how, of)
+            of.add_done_callback(partial(self._has_decoded, match))
         elif found.object.done():
-            self._give(claim, found.object)
+            self._give(match, found.object)
 
-    def _has_decoded(self, claim: Claim, of: asyncio.Future[Any]) -> None:
+    def _has_decoded(self, match: Match, of: asyncio.Future[Any]) -> None:
         if of.cancelled():
             return  # no thread begins any more: the loop ends
         of.exception()  # asked for, whoever wants the object
-        current = claim.decoded is not None and claim.decoded.object is of
-        if current and claim.receiver is not None and not self._dead:
-            self._give(claim, of)
+        current = match.decoded is not None and match.decoded.object is of
+        if current and match.receiver is not None and not self._dead:
+            self._give(match, of)
 
-    def _give(self, claim: Claim, of: asyncio.Future[Any]) -> None:
+    def _give(self, match: Match, of: asyncio.Future[Any]) -> None:
         """End a receive whose message is decoded."""
-        receiver, claim.receiver = (
-            claim.receiver,
+        receiver, match.receiver = (
+            match.receiver,
             None,
         )  # it has it: the loop may hear later that it was decoded
         assert receiver is not None
         assert isinstance(receiver.convert, Decoding)
-        self._claims.remove(claim)
+        self._matches.remove(match)
         error = of.exception()
         if error is not None:
             receiver.fail(error)
         else:
             receiver.ended(receiver)
-            receiver.work._finish(receiver.convert.result(claim.source, of.result()))
+            receiver.work._finish(receiver.convert.result(match.source, of.result()))
 
-    def _fulfil(self, claim: Claim) -> None:
+    def _fulfil(self, match: Match) -> None:
         """End a receive that has its message."""
-        receiver = claim.receiver
+        receiver = match.receiver
         assert receiver is not None
-        self._claims.remove(claim)
+        self._matches.remove(match)
         receiver.succeed()
 
     # ── taking receives back ─────────────────────────────────────────────────────────────────────────
 
     def take_back(self, operation: Operation) -> None:
         """Take back a receive that nobody waits for any more. Its message goes to the next one."""
-        claim, tag = operation.noted, operation.tag
+        match, tag = operation.noted, operation.tag
         self.post_waiting(tag)
         if operation.work.done():  # and nobody was given the result
-            self._restore(claim)
+            self._restore(match)
             return
-        if claim is not None:
-            self._leave(claim)  # also where no progress is made any more
+        if match is not None:
+            self._leave(match)  # also where no progress is made any more
         if self._dead:
             return
-        if claim is None:
+        if match is None:
             self._remove(operation)
             self._leave_gap(ANY, tag)
         else:
-            claim.receiver = None
-            self._leave_gap(claim.source, tag)
+            match.receiver = None
+            self._leave_gap(match.source, tag)
 
     def drop(self, operation: Operation) -> None:
         """Take back a receive for which nothing has come, since the group closes. Its message goes to no
         other one, and the others keep theirs."""
-        claim = operation.noted
-        if claim is None:
+        match = operation.noted
+        if match is None:
             self._remove(operation)
         else:
-            self._leave(claim)
-            claim.receiver = None
+            self._leave(match)
+            match.receiver = None
 
     def given_up(self, operation: Operation) -> None:
         """Take back a receive whose await was cancelled."""
@@ -652,32 +652,32 @@ class Messages:
         if not queue:
             del self._queues[operation.tag]
 
-    def _restore(self, claim: Claim) -> None:
+    def _restore(self, match: Match) -> None:
         """Keep a message that was delivered, for the next receive."""
-        self.post_waiting(claim.tag)
-        claim.receiver = None
+        self.post_waiting(match.tag)
+        match.receiver = None
         if self._dead:
             return
-        claim.sever()
-        self._claims.restore(claim)
-        self._leave_gap(claim.source, claim.tag)
+        match.sever()
+        self._matches.restore(match)
+        self._leave_gap(match.source, match.tag)
 
-    def _leave(self, claim: Claim) -> None:
+    def _leave(self, match: Match) -> None:
         """Have a message go on in memory of its own, wherever it is: it does not go to its receiver, whose
         tensor is touched no more."""
-        if claim.waits >= 0:
-            claim.place, claim.users, claim.made = _NO_PLACE, False, None
-        elif claim.users or claim.copy is not None:
-            moves = claim.users and claim.made is None
-            own = Into(claim.sever())
-            if not claim.complete:
-                self._channel(claim).redirect(self._key(claim), own, moves)
+        if match.waits >= 0:
+            match.place, match.users, match.made = _NO_PLACE, False, None
+        elif match.users or match.copy is not None:
+            moves = match.users and match.made is None
+            own = Into(match.sever())
+            if not match.complete:
+                self._channel(match).redirect(self._key(match), own, moves)
 
     def _leave_gap(self, source: int, tag: int) -> None:
         """Have the receives behind one that was given up move up in the next turn. Others may be given up in
         this step, too: a message must not go to one of them, which it may not fit."""
         if source != ANY:
-            self._claims.count(source, tag)
+            self._matches.count(source, tag)
         first = not self._gaps
         self._gaps[source, tag] = None
         if first:
@@ -693,62 +693,62 @@ class Messages:
 
     def _move_up(self, source: int, tag: int) -> None:
         """Have the receives of a source and tag move up, now that one of them is gone."""
-        claims = self._claims.of(source, tag)
-        moved = move_up(claims)
-        for claim, _ in moved:
-            self._leave(claim)
-        for claim, receiver in moved:
+        matches = self._matches.of(source, tag)
+        moved = move_up(matches)
+        for match, _ in moved:
+            self._leave(match)
+        for match, receiver in moved:
             if receiver is None:
-                claim.receiver = None
+                match.receiver = None
             else:
-                self._adopt(claim, receiver)
-        for claim in reversed(claims):
-            if claim.receiver is not None or claim.signature is not None:
+                self._adopt(match, receiver)
+        for match in reversed(matches):
+            if match.receiver is not None or match.signature is not None:
                 break
-            if claim.number + 1 != self._claims.next(source, tag):
+            if match.number + 1 != self._matches.next(source, tag):
                 break  # a later message has overtaken it, and is gone
-            if not self._channel(claim).withdraw(self._key(claim)):
+            if not self._channel(match).withdraw(self._key(match)):
                 break  # the sender knows that there is a place
-            self._claims.give_back(claim)
-        self._claims.count(source, tag)
-        for claim, receiver in moved:
-            if receiver is not None and claim.receiver is receiver and not self._dead:
-                self._resume(claim)
+            self._matches.give_back(match)
+        self._matches.count(source, tag)
+        for match, receiver in moved:
+            if receiver is not None and match.receiver is receiver and not self._dead:
+                self._resume(match)
         if not self._dead:
             self._match(source, tag)
 
-    def _channel(self, claim: Claim) -> Incoming:
-        return self._channels.incoming(claim.source)
+    def _channel(self, match: Match) -> Incoming:
+        return self._channels.incoming(match.source)
 
-    def _key(self, claim: Claim) -> Key:
-        return Key(self._channels.context, 1 + claim.tag, claim.number, 0)
+    def _key(self, match: Match) -> Key:
+        return Key(self._channels.context, 1 + match.tag, match.number, 0)
 
-    def _fits(self, claim: Claim) -> bool:
+    def _fits(self, match: Match) -> bool:
         """Compare a message with its receiver. One that it does not fit breaks the group, some turns later:
         a cancel may be on its way to the receiver by now, through tasks inside each other, or the end of a
         block. Then the message is another's."""
-        receiver, theirs = claim.receiver, claim.signature
+        receiver, theirs = match.receiver, match.signature
         assert receiver is not None
         assert theirs is not None
         target = receiver.target
         assert isinstance(target, np.ndarray)
-        mine = message_signature(target.dtype, target.size, claim.number)
+        mine = message_signature(target.dtype, target.size, match.number)
         if agree(mine, theirs):
             receiver.happened(FIRST)
             return True
-        claim.unfit = receiver
+        match.unfit = receiver
         self._break_later(
-            claim, receiver, partial(self._channels.unfit, claim.source, claim.number, mine, theirs)
+            match, receiver, partial(self._channels.unfit, match.source, match.number, mine, theirs)
         )
         return False
 
     def _break_later(
-        self, claim: Claim, receiver: Operation, unfit: Callable[[Operation], None], turns: int = _SURE
+        self, match: Match, receiver: Operation, unfit: Callable[[Operation], None], turns: int = _SURE
     ) -> None:
-        if self._dead or claim.receiver is not receiver:
+        if self._dead or match.receiver is not receiver:
             return
         if turns:
-            self._channels.loop.call_soon(self._break_later, claim, receiver, unfit, turns - 1)
+            self._channels.loop.call_soon(self._break_later, match, receiver, unfit, turns - 1)
         else:
             self._channels.guard(unfit, receiver)
 
@@ -761,5 +761,5 @@ class Messages:
             done()
 
 
-def _order(head: Arrival | Claim) -> int:
+def _order(head: Arrival | Match) -> int:
     return head.order

@@ -144,7 +144,7 @@ class Bench:
         self.messages.arrived(source, tag, number, signature, items * 8)
 
     def deliver(self, source: int, number: int, tag: int = 0) -> None:
-        """The bytes of a claimed message are in."""
+        """The bytes of a matched message are in."""
         place, done = self.posted.pop((source, Key(self.context, 1 + tag, number, 0)))
         place.cast("d")[:] = array("d", [100 * source + number] * (len(place) // 8))
         done()
@@ -475,7 +475,7 @@ def test_later_receives_move_up(ready: tuple[int, ...], announced: int) -> None:
         bench.deliver(1, number)
     assert bench.results == {names[1]: 11, names[2]: 11, last: 11}
     assert [bench.targets[name][0] for name in (*names, last)] == [0, 100, 101, 102]
-    assert not bench.messages._claims._open and not bench.messages._claims.unowned_counts
+    assert not bench.messages._matches._open and not bench.messages._matches.unowned_counts
 
 
 @pytest.mark.parametrize("peer", [1, ANY])

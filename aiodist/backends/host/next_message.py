@@ -1,7 +1,7 @@
-"""A receive of a small message that has claimed none.
+"""A receive of the next small message, which has matched none yet.
 
 It waits for the next message of its source and tag, and gets it whole when it comes. As long as it is the
-only one with its tag that does, nothing has to be remembered of it but itself: no claim, no place in the
+only one with its tag that does, nothing has to be remembered of it but itself: no match, no place in the
 channel, no entry in flight. So most messages of services and of round trips cost a look at a table. As soon
 as anything else happens to its tag it is posted as any other receive (`messages.Messages.post_waiting`).
 """
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, complete, contents, flat
-from aiodist.backends.host.claims import Claim
 from aiodist.backends.host.driving import Poller
+from aiodist.backends.host.matches import Match
 from aiodist.backends.work import Work
 from aiodist.base.types import message_signature
 from aiodist.transport import Incoming
@@ -23,7 +23,7 @@ from aiodist.transport import Incoming
 _BYTE = np.dtype(np.uint8)
 
 
-class Unclaimed:
+class NextMessage:
     """The receive. The driver of its Work, where it has a source (`work.Driver`).
 
     Args:
@@ -67,7 +67,7 @@ class Unclaimed:
         tag: int,
         target: Array | None,
         convert: Callable[[Any], Any] | None,
-        post: Callable[[Unclaimed], None],
+        post: Callable[[NextMessage], None],
     ) -> None:
         self.work = work
         self.source = source
@@ -109,10 +109,10 @@ class Unclaimed:
             self._place = self.target
             self.work._finish(source)
 
-    def claim(self) -> Claim:
+    def match(self) -> Match:
         """The message that it has, as one that is here and belongs to nobody: its await was cancelled in the
         very turn of the loop in which it came."""
         place = np.frombuffer(self._place, np.uint8) if isinstance(self._place, bytes) else flat(self._place)
         signature = message_signature(place.dtype, place.size, self._number)
         users = self.target is not None
-        return Claim(self.got, self.tag, self._number, None, place, users, None, signature, complete=True)
+        return Match(self.got, self.tag, self._number, None, place, users, None, signature, complete=True)

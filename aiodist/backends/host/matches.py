@@ -1,11 +1,11 @@
-"""The messages that receives have claimed, and which receive gets which.
+"""Which receive gets which message: the matches of a group.
 
-Message k of a source and tag goes to the k-th receive that claims one of them. A receive that is taken back
+Message k of a source and tag goes to the k-th receive that matches one of them. A receive that is taken back
 (the await of it was cancelled) leaves its message to the next one, and so on: the receives move up, in their
 order. What no receive is left for stays, and the next receive of that source and tag gets it.
 
-A message is claimed until its receive has ended: also while a thread copies it to the receive's tensor, or
-decodes it. So a receive that is posted meanwhile claims the next message, and one that is taken back leaves
+A message is matched until its receive has ended: also while a thread copies it to the receive's tensor, or
+decodes it. So a receive that is posted meanwhile matches the next message, and one that is taken back leaves
 this one.
 """
 
@@ -33,8 +33,8 @@ class Decoded(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
-    """One message that was claimed.
+class Match:
+    """A message and the receive that it was matched with.
 
     Args:
         source: group rank of the sender.
@@ -52,7 +52,7 @@ class Claim:
         decoded: the object that a thread makes of them. It stays when the receive is taken back.
         unfit: the receiver that the message does not fit, if it does not fit the last one.
         waits: its bytes, where it stays with its sender or in the channel, since it fits no receive; else -1.
-        order: -1: it came before all that nobody has claimed (`messages.Arrival`).
+        order: -1: it came before all that nobody has matched (`messages.Arrival`).
     """
 
     source: int
@@ -87,81 +87,81 @@ class Claim:
         return as_bytes(self.place)
 
 
-def move_up(claims: Iterable[Claim]) -> list[tuple[Claim, Operation | None]]:
-    """Which claims of one source and tag, given in order, get another receiver, and whom: the receivers keep
+def move_up(matches: Iterable[Match]) -> list[tuple[Match, Operation | None]]:
+    """Which matches of one source and tag, given in order, get another receiver, and whom: the receivers keep
     their order, and the first ones have the first messages. Nothing is changed."""
-    all_claims = list(claims)
-    receivers = [claim.receiver for claim in all_claims if claim.receiver is not None]
-    nobody = repeat(None, len(all_claims) - len(receivers))
+    all_matches = list(matches)
+    receivers = [match.receiver for match in all_matches if match.receiver is not None]
+    nobody = repeat(None, len(all_matches) - len(receivers))
     return [
-        (claim, receiver)
-        for claim, receiver in zip(all_claims, chain(receivers, nobody), strict=True)
-        if claim.receiver is not receiver
+        (match, receiver)
+        for match, receiver in zip(all_matches, chain(receivers, nobody), strict=True)
+        if match.receiver is not receiver
     ]
 
 
-class Claims:
-    """The claims of one group on one rank that are not fulfilled, by source and tag.
+class Matches:
+    """The matches of one group on one rank that are not fulfilled, by source and tag.
 
     Attributes:
-        unowned_counts: by source and tag, how many claims have no receiver; nothing where all have.
+        unowned_counts: by source and tag, how many matches have no receiver; nothing where all have.
     """
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, int], int] = {}
-        self._open: dict[tuple[int, int], dict[int, Claim]] = {}
+        self._open: dict[tuple[int, int], dict[int, Match]] = {}
         self.unowned_counts: dict[tuple[int, int], int] = {}
 
     def next(self, source: int, tag: int) -> int:
-        """The number of the message that is claimed next."""
+        """The number of the message that is matched next."""
         return self._next.get((source, tag), 0)
 
-    def find(self, source: int, tag: int, number: int) -> Claim | None:
-        """The claim of a message."""
-        claims = self._open.get((source, tag))
-        return None if claims is None else claims.get(number)
+    def find(self, source: int, tag: int, number: int) -> Match | None:
+        """The match of a message."""
+        matches = self._open.get((source, tag))
+        return None if matches is None else matches.get(number)
 
-    def enter(self, claim: Claim) -> None:
-        """Enter the claim of the next message."""
-        stream = claim.source, claim.tag
-        self._next[stream] = claim.number + 1
-        claims = self._open.get(stream)
-        if claims is None:
-            claims = self._open[stream] = {}
-        claims[claim.number] = claim
+    def enter(self, match: Match) -> None:
+        """Enter the match of the next message."""
+        stream = match.source, match.tag
+        self._next[stream] = match.number + 1
+        matches = self._open.get(stream)
+        if matches is None:
+            matches = self._open[stream] = {}
+        matches[match.number] = match
 
     def pass_over(self, source: int, tag: int) -> None:
-        """Count a message that was received without a claim."""
+        """Count a message that was received without a match."""
         self._next[source, tag] = self._next.get((source, tag), 0) + 1
 
-    def remove(self, claim: Claim) -> None:
-        """Take out a claim that is fulfilled."""
-        stream = claim.source, claim.tag
-        claims = self._open[stream]
-        del claims[claim.number]
-        if not claims:
+    def remove(self, match: Match) -> None:
+        """Take out a match that is fulfilled."""
+        stream = match.source, match.tag
+        matches = self._open[stream]
+        del matches[match.number]
+        if not matches:
             del self._open[stream]
 
-    def restore(self, claim: Claim) -> None:
-        """Enter a claim again that was fulfilled: its receive was taken back all the same."""
-        stream = claim.source, claim.tag
-        claims = {**self._open.get(stream, {}), claim.number: claim}
-        self._open[stream] = dict(sorted(claims.items()))
+    def restore(self, match: Match) -> None:
+        """Enter a match again that was fulfilled: its receive was taken back all the same."""
+        stream = match.source, match.tag
+        matches = {**self._open.get(stream, {}), match.number: match}
+        self._open[stream] = dict(sorted(matches.items()))
 
-    def give_back(self, claim: Claim) -> None:
-        """Take out the last claim, which its source knows nothing of: its number is the next again."""
-        self.remove(claim)
-        self._next[claim.source, claim.tag] = claim.number
+    def give_back(self, match: Match) -> None:
+        """Take out the last match, which its source knows nothing of: its number is the next again."""
+        self.remove(match)
+        self._next[match.source, match.tag] = match.number
 
-    def of(self, source: int, tag: int) -> list[Claim]:
-        """All open claims of a source and tag, in order."""
+    def of(self, source: int, tag: int) -> list[Match]:
+        """All open matches of a source and tag, in order."""
         return list(self._open.get((source, tag), {}).values())
 
-    def unowned(self, source: int, tag: int) -> Claim | None:
+    def unowned(self, source: int, tag: int) -> Match | None:
         """The first message of a source and tag that has no receiver."""
         if not self.unowned_counts or (source, tag) not in self.unowned_counts:
             return None
-        return next(claim for claim in self._open[source, tag].values() if claim.receiver is None)
+        return next(match for match in self._open[source, tag].values() if match.receiver is None)
 
     def unowned_sources(self, tag: int) -> list[int]:
         """Sources that have messages without a receiver."""
@@ -169,7 +169,7 @@ class Claims:
 
     def count(self, source: int, tag: int) -> None:
         """Count again those without a receiver, after one has changed."""
-        unowned = sum(claim.receiver is None for claim in self._open.get((source, tag), {}).values())
+        unowned = sum(match.receiver is None for match in self._open.get((source, tag), {}).values())
         if unowned:
             self.unowned_counts[source, tag] = unowned
         else:
@@ -178,19 +178,19 @@ class Claims:
     def waiting(self) -> list[Operation]:
         """The receives whose messages are not known yet."""
         return [
-            claim.receiver
-            for claims in self._open.values()
-            for claim in claims.values()
-            if claim.receiver is not None and claim.signature is None and not claim.complete
+            match.receiver
+            for matches in self._open.values()
+            for match in matches.values()
+            if match.receiver is not None and match.signature is None and not match.complete
         ]
 
     def unfinished(self, source: int) -> list[Operation]:
         """The receives whose messages have come from a member in part, or were only offered."""
         return [
-            claim.receiver
-            for (sender, _), claims in self._open.items()
-            for claim in claims.values()
-            if sender == source and claim.receiver is not None and claim.signature and not claim.complete
+            match.receiver
+            for (sender, _), matches in self._open.items()
+            for match in matches.values()
+            if sender == source and match.receiver is not None and match.signature and not match.complete
         ]
 
     def forget(self) -> None:

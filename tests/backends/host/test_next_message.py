@@ -1,4 +1,4 @@
-"""Receives that have claimed nothing, among others of their tag: nothing is lost, and the order is kept."""
+"""Receives that have matched nothing, among others of their tag: nothing is lost, and the order is kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import aiodist as dist
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
-from aiodist.backends.host.unclaimed import Unclaimed
+from aiodist.backends.host.next_message import NextMessage
 from aiodist.base.errors import WireError
 from aiodist.base.types import message_signature
 from aiodist.group import ProcessGroup
@@ -35,7 +35,7 @@ class Group:
     def __init__(self) -> None:
         self.let_go: list[tuple[int, int]] = []
         self.results: list[Any] = []
-        self.posted: list[Unclaimed] = []
+        self.posted: list[NextMessage] = []
         channels: Any = SimpleNamespace(
             loop=SimpleNamespace(call_soon=lambda call: call()),
             context=7,
@@ -49,11 +49,11 @@ class Group:
         )
         self.messages = Messages(channels)
 
-    def receive(self, source: int, items: int = 3, tag: int = 5) -> tuple[Unclaimed, Any]:
+    def receive(self, source: int, items: int = 3, tag: int = 5) -> tuple[NextMessage, Any]:
         """A receive of some floats, or of bytes (0 items) → it, and where they go."""
         work: Any = SimpleNamespace(_finish=self.results.append, _fail=self.results.append)
         place = np.zeros(items) if items else None
-        return Unclaimed(work, source, tag, place, lambda got: got, self.posted.append), place
+        return NextMessage(work, source, tag, place, lambda got: got, self.posted.append), place
 
     def take(self, source: int, number: int, data: Any, tag: int = 5) -> int:
         """A message comes."""
@@ -179,10 +179,10 @@ def test_a_message_whose_receive_was_taken_back_in_its_turn_goes_to_the_next() -
     group.messages.abandon(receive)
     assert not group.messages.nothing_waits(5)
     assert not group.messages.receive_here(group.receive(2)[0])  # what is posted gets it
-    claim = group.messages._claims.unowned(2, 5)
-    assert claim is not None
-    assert (claim.complete, claim.number, claim.signature) == (True, 0, message_signature(FLOATS, 3, 0))
-    assert claim.place.view(FLOATS).tolist() == [0, 1, 2]
+    match = group.messages._matches.unowned(2, 5)
+    assert match is not None
+    assert (match.complete, match.number, match.signature) == (True, 0, message_signature(FLOATS, 3, 0))
+    assert match.place.view(FLOATS).tolist() == [0, 1, 2]
 
 
 def test_strangers_and_broken_groups_are_left_to_the_channel() -> None:
@@ -363,17 +363,17 @@ async def test_what_is_handed_back_by_a_thread_goes_to_the_next(
             await pg.recv_object(1)
         return
     backend: Any = pg._core.host
-    open_claims = backend._messages._claims._open
+    open_matches = backend._messages._matches._open
 
     async def receive() -> None:
         await pg.recv(np.zeros((4_000_000, 2))[:, 0], 0)
 
     task = asyncio.create_task(receive())
-    while not open_claims:  # noqa: ASYNC110
+    while not open_matches:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    (claims,) = open_claims.values()
-    (claim,) = claims.values()
-    while not claim.complete:  # noqa: ASYNC110
+    (matches,) = open_matches.values()
+    (match,) = matches.values()
+    while not match.complete:  # noqa: ASYNC110
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.sleep(0)
