@@ -16,7 +16,7 @@ from aiodist.base.types import AS, Call, Kind
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
 from aiodist.group.family import Regrouping
-from aiodist.group.membership.motions import Ready
+from aiodist.group.membership.messages import Ready
 from aiodist.group.requests import internal
 
 _PENDING_JOINS = f"{AS}pending_joins()"

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.backends.forgotten import Forgotten, never_closed
 from aiodist.backends.work import Failures
-from aiodist.group.membership.motions import Ready
+from aiodist.group.membership.messages import Ready
 from aiodist.group.services.switchboard import Switchboard
 
 G = TypeVar("G")

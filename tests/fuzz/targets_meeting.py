@@ -17,7 +17,7 @@ from aiodist.backends.nccl.engine import NcclEngine
 from aiodist.backends.nccl.sharing import Told
 from aiodist.base.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
-from aiodist.group.membership import motions
+from aiodist.group.membership import messages as member_messages
 from aiodist.group.membership.record import Record, decode_record
 from aiodist.launch.json_records import read
 from aiodist.launch.nodes.admission import Answer, Card
@@ -109,11 +109,11 @@ RECORD = Record(3, (1, 2), (b"a" * 8, b"b" * 8), "127.0.0.1:2345", b"a" * 8)
 
 
 def said() -> list[bytes]:
-    """Every motion."""
-    M = motions  # noqa: N806
+    """Every message of members."""
+    M = member_messages  # noqa: N806
     return [
-        M.encode(motion)
-        for motion in (
+        M.encode(message)
+        for message in (
             M.Ready(1, 2, True, 0, (b"a" * 8,)),
             M.Draft(1, RECORD),
             M.Dropped(1, (1, 2), (b"b" * 8,), "it did not come"),
@@ -133,10 +133,10 @@ def said() -> list[bytes]:
     ]
 
 
-def _motion(data: bytes) -> None:
-    motion = motions.decode(data)
-    if motions.decode(motions.encode(motion)) != motion:
-        raise Judgement(f"{motion} is another when it is passed on")
+def _member_message(data: bytes) -> None:
+    message = member_messages.decode(data)
+    if member_messages.decode(member_messages.encode(message)) != message:
+        raise Judgement(f"{message} is another when it is passed on")
 
 
 def _record(data: bytes) -> None:
@@ -274,7 +274,9 @@ TARGETS = [
         raw,
         packed,
     ),
-    _target("motion", "what members say of the next epoch", said, _motion, WireError, raw, packed),
+    _target(
+        "membership", "what members say of the next epoch", said, _member_message, WireError, raw, packed
+    ),
     _target("record", "an epoch on record", lambda: [RECORD.encode()], _record, WireError, raw, packed),
     _target(
         "store-card",

@@ -25,7 +25,7 @@ from aiodist.group.breakage import pack as pack_verdict
 from aiodist.group.breakage import unpack as unpack_verdict
 from aiodist.group.control import messages as control
 from aiodist.group.control.messages import EVERYBODY, MAX_BYTES, Message, Say
-from aiodist.group.membership import motions
+from aiodist.group.membership import messages as member_messages
 from aiodist.group.membership.record import decode_record
 from aiodist.net.wire import bounded, messages, objects
 from aiodist.net.wire.frame import Type, parse
@@ -75,7 +75,8 @@ def _object(data: bytes) -> object:
 
 @pytest.mark.parametrize("nbytes", [900, 1024, 1025, 60_000])
 @pytest.mark.parametrize(
-    "parse", [_request, messages.split_response, _object, control.decode, motions.decode, decode_record]
+    "parse",
+    [_request, messages.split_response, _object, control.decode, member_messages.decode, decode_record],
 )
 def test_lists_that_claim_more_than_there_is_take_no_memory(
     parse: Callable[[bytes], object], nbytes: int
@@ -225,7 +226,7 @@ def test_a_goodbye_that_is_a_nest(status: Status) -> None:
         store._finish(closed_error())
 
 
-@pytest.mark.parametrize("parse", [motions.decode, decode_record])
+@pytest.mark.parametrize("parse", [member_messages.decode, decode_record])
 @pytest.mark.parametrize("depth", [990, 1000, 1015])
 def test_a_nest_that_nobody_can_print(parse: Callable[[bytes], object], depth: int) -> None:
     with pytest.raises(WireError, match="not a"):

@@ -36,7 +36,7 @@ class Say(enum.IntEnum):
     missing = 6  # leader to members: these have not arrived, or not answered · (context, seq, ranks, ranks)
     left = 7  # flood: a member closed its group, having issued so many collectives, and sent so many messages
     # to each member · (context, rank, issued, `Carriers.sent`; that is long in large groups: to each its own)
-    motion = 8  # flood, or to one: members of an epoch on the next · (context, bytes)
+    membership = 8  # flood, or to one: members of an epoch on the next · (context, bytes)
     blocked = 9  # flood: a loop does not turn, or turns again · (rank, `liveness.State`, ms, where)
 
 
@@ -49,7 +49,7 @@ _BODIES: dict[Say, tuple[type, ...]] = {
     Say.here: (int, int, bool, bytes, str),
     Say.missing: (int, int, tuple, tuple),
     Say.left: (int, int, int, tuple),
-    Say.motion: (int, bytes),
+    Say.membership: (int, bytes),
     Say.blocked: (int, int, int, str),
 }
 

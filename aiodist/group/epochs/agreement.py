@@ -23,7 +23,7 @@ from aiodist.base.errors import CollectiveMismatch, CollectiveTimeout, Evicted, 
 from aiodist.base.types import AS, Kind, ReduceOp
 from aiodist.group.core import GroupCore
 from aiodist.group.membership.arbiter import Arbiter
-from aiodist.group.membership.motions import Answer, Ask, Motion
+from aiodist.group.membership.messages import Answer, Ask, MemberMessage
 from aiodist.group.requests import internal
 from aiodist.net.within import within
 
@@ -39,7 +39,7 @@ class Agreements:
 
     Args:
         groups: all groups of this process in this epoch.
-        say: tells a motion to a rank, or to all others (None).
+        say: tells a message to a rank, or to all others (None).
         reachable: ranks that are not known to be gone, this process's included.
         arbiter: the epoch's.
     """
@@ -47,7 +47,7 @@ class Agreements:
     def __init__(
         self,
         groups: Iterable[GroupCore],
-        say: Callable[[int | None, Motion], None],
+        say: Callable[[int | None, MemberMessage], None],
         reachable: Callable[[], set[int]],
         arbiter: Arbiter,
     ) -> None:
@@ -104,9 +104,9 @@ class Agreements:
         self._answers.pop(topic, None)
         return ruled
 
-    def hear(self, origin: int, motion: Motion) -> None:
+    def hear(self, origin: int, message: MemberMessage) -> None:
         """Take a question, or an answer."""
-        match motion:
+        match message:
             case Ask(topic):
                 self._asked(origin, topic)
             case Answer(topic, value):

@@ -19,7 +19,7 @@ from aiodist.group.epochs.world import World
 from aiodist.group.membership import newcomers
 from aiodist.group.membership.arbiter import Arbiter, MajorityArbiter
 from aiodist.group.membership.assembly import Assembly, Invite
-from aiodist.group.membership.motions import Decided, Draft, Motion, Void, decode, encode
+from aiodist.group.membership.messages import Decided, Draft, MemberMessage, Void, decode, encode
 from aiodist.group.membership.record import Number, Record
 from aiodist.rendezvous import Store
 
@@ -39,7 +39,7 @@ class Convening:
         job: what outlives the epoch.
         world: the epoch's.
         arbiter: likewise.
-        say: tells a motion to all others.
+        say: tells a message to all others.
         changed: called when an assembly has learned something.
         store_of: of a draft that is being formed here, where its members meet.
     """
@@ -49,7 +49,7 @@ class Convening:
         job: Job,
         world: World,
         arbiter: Arbiter,
-        say: Callable[[int | None, Motion], None],
+        say: Callable[[int | None, MemberMessage], None],
         changed: Callable[[], None],
         store_of: Callable[[Number], Store | None],
     ) -> None:
@@ -153,7 +153,7 @@ class Convening:
         finally:
             self._changed()
 
-    async def _decide(self, assembly: Assembly, motion: Decided | Void) -> None:
+    async def _decide(self, assembly: Assembly, message: Decided | Void) -> None:
         """Have the call decided, this way or as it was before.
 
         Raises:
@@ -162,21 +162,21 @@ class Convening:
         """
         epoch = assembly.epoch + 1
         earlier = [call for call in range(1, assembly.call) if call not in self._voided]
-        for proposed in (*(Void(call, "a later call was made", False) for call in earlier), motion):
+        for proposed in (*(Void(call, "a later call was made", False) for call in earlier), message):
             found = await self._ruled(epoch, proposed)
             logger.debug("call %d for epoch %d is decided: %s", proposed.call, epoch, found)
             if isinstance(found, Decided):
                 await self._publish(epoch, found)
                 assembly.decide(found.record)
                 return
-            if proposed is motion:
+            if proposed is message:
                 self._tell(assembly, found)
 
-    async def _ruled(self, epoch: int, motion: Decided | Void) -> Decided | Void:
-        value = await self._arbiter.rule(topic_of(epoch) + str(motion.call), encode(motion), ASKING)
+    async def _ruled(self, epoch: int, message: Decided | Void) -> Decided | Void:
+        value = await self._arbiter.rule(topic_of(epoch) + str(message.call), encode(message), ASKING)
         found = decode(value)
-        if not isinstance(found, Decided | Void) or found.call != motion.call:
-            raise WireError(f"no decision on call {motion.call}: {str(found)[:100]}")
+        if not isinstance(found, Decided | Void) or found.call != message.call:
+            raise WireError(f"no decision on call {message.call}: {str(found)[:100]}")
         if isinstance(found, Void):
             self._voided.add(found.call)
         return found
@@ -189,10 +189,10 @@ class Convening:
                 async with asyncio.timeout(ASKING):
                     await store.set(f"ruling/{topic_of(epoch)}{decided.call}", encode(decided))
 
-    def _tell(self, assembly: Assembly, motion: Void) -> None:
-        logger.debug("call %d for epoch %d is void: %s", motion.call, assembly.epoch + 1, motion.why)
-        self._say(None, motion)
-        assembly.hear(assembly.rank, motion, self._loop.time())
+    def _tell(self, assembly: Assembly, message: Void) -> None:
+        logger.debug("call %d for epoch %d is void: %s", message.call, assembly.epoch + 1, message.why)
+        self._say(None, message)
+        assembly.hear(assembly.rank, message, self._loop.time())
 
 
 def topic_of(epoch: int) -> str:

@@ -19,14 +19,14 @@ from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.world import World
 from aiodist.group.membership.arbiter import Arbiter, MajorityArbiter, StoreArbiter
 from aiodist.group.membership.assembly import Assembly
-from aiodist.group.membership.motions import (
+from aiodist.group.membership.messages import (
     Answer,
     Ask,
     Decided,
     Draft,
     Dropped,
     Leave,
-    Motion,
+    MemberMessage,
     Ready,
     Void,
     decode,
@@ -101,14 +101,14 @@ class Listener:
 
     # ── what is said ─────────────────────────────────────────────────────────────────────────────────
 
-    def say(self, target: int | None, motion: Motion) -> None:
-        """Tell a motion to a rank, or to all others (None)."""
+    def say(self, target: int | None, message: MemberMessage) -> None:
+        """Tell a message to a rank, or to all others (None)."""
         if self.over:
             return
         if target is None:
-            self._control.flood(Say.motion, self._context, encode(motion))
+            self._control.flood(Say.membership, self._context, encode(message))
         else:
-            self._control.tell([target], Say.motion, self._context, encode(motion))
+            self._control.tell([target], Say.membership, self._context, encode(message))
 
     def confirm(self, decided: Decided) -> None:
         """Tell on this world's own links, for newcomers, that its own epoch was decided."""
@@ -153,34 +153,34 @@ class Listener:
         """Do nothing: no member is excluded because of that."""
 
     def said(self, message: Message) -> None:
-        """Take a motion. A member that sends an invalid one counts as lost."""
-        if message.say is not Say.motion:
+        """Take a message. A member that sends an invalid one counts as lost."""
+        if message.say is not Say.membership:
             return
         try:
             self.hear(message.origin, decode(message.body[1]))
         except WireError as error:
             self._control.lose(message.origin, f"sent an invalid message about membership ({error})")
 
-    def hear(self, origin: int, motion: Motion) -> None:
-        """Take a member's motion."""
-        match motion:
+    def hear(self, origin: int, message: MemberMessage) -> None:
+        """Take a member's message."""
+        match message:
             case Ready() | Draft() | Dropped() | Void():
-                self.assembly(motion.call).hear(origin, motion, self._loop.time())
+                self.assembly(message.call).hear(origin, message, self._loop.time())
             case Decided(_, record):
-                self.confirm(motion)
-                self.assembly(motion.call)
+                self.confirm(message)
+                self.assembly(message.call)
                 for assembly in self._calls.values():  # also of a call that the others know nothing of
-                    assembly.hear(origin, motion, self._loop.time())
+                    assembly.hear(origin, message, self._loop.time())
                 self._evicted_by(record)
             case Ask() | Answer():
-                self.agreements.hear(origin, motion)
+                self.agreements.hear(origin, message)
             case Leave():
                 self._left.add(origin)
                 self._out(origin)
                 self._control.part(origin)
             case _:  # of a ballot
                 if isinstance(self.arbiter, MajorityArbiter):
-                    self.arbiter.hear(origin, motion)
+                    self.arbiter.hear(origin, message)
         self.changed.set()
 
     def _evicted_by(self, record: Record) -> None:

@@ -16,7 +16,7 @@ from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.regroup import Regroup
 from aiodist.group.epochs.world import World
 from aiodist.group.membership.assembly import FORMING
-from aiodist.group.membership.motions import Ready
+from aiodist.group.membership.messages import Ready
 from aiodist.group.membership.newcomers import OVER, AdmissionRequest, invitation
 from aiodist.group.membership.record import Record
 from aiodist.group.process_group import ProcessGroup

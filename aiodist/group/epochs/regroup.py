@@ -63,7 +63,7 @@ from aiodist.group.epochs.listening import EVICTED_HINT, Listener
 from aiodist.group.epochs.world import World
 from aiodist.group.membership.assembly import FORMING, Adopt, Assembly, Fail, Form, Invite, Rule, Wait
 from aiodist.group.membership.drafts import State
-from aiodist.group.membership.motions import Decided, Dropped, Ready
+from aiodist.group.membership.messages import Decided, Dropped, Ready
 from aiodist.group.membership.newcomers import WaitingList
 from aiodist.group.membership.presence import LATEST
 from aiodist.group.membership.record import Number, Record

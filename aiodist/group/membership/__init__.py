@@ -1,6 +1,6 @@
 """Membership of the job, epoch by epoch: how the living agree on the next group.
 
-    record ─▶ motions ─▶ assembly (who convenes, whom to invite, when it is decided)   pure
+    record ─▶ messages ─▶ assembly (who convenes, whom to invite, when it is decided)   pure
                       │     └─ drafts (the states of a draft, a table)                   pure
                       └▶ ballot   (one value a topic, by majority)                       pure
     arbiter: what makes a decision final, the store or a majority                       shell

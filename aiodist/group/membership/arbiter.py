@@ -13,7 +13,7 @@ from typing import Protocol
 
 from aiodist.base.errors import QuorumLost, RendezvousError, name_ranks
 from aiodist.group.membership.ballot import Ballots, Told
-from aiodist.group.membership.motions import Motion
+from aiodist.group.membership.messages import MemberMessage
 from aiodist.rendezvous.store import Store
 
 logger = logging.getLogger("aiodist.group.membership")
@@ -65,22 +65,22 @@ class MajorityArbiter:
     Args:
         rank: this process's.
         size: of the epoch.
-        send: tells a motion to a rank, or to all others (None).
+        send: tells a message to a rank, or to all others (None).
         dead: ranks that this process knows to vote no more.
     """
 
     rank: int
     size: int
-    send: Callable[[int | None, Motion], None]
+    send: Callable[[int | None, MemberMessage], None]
     dead: Callable[[], Collection[int]]
 
     def __post_init__(self) -> None:
         self._ballots = Ballots(self.rank, self.size)
         self._news = asyncio.Event()
 
-    def hear(self, origin: int, motion: Motion) -> None:
+    def hear(self, origin: int, message: MemberMessage) -> None:
         """Take a member's vote, or question."""
-        self._tell(self._ballots.hear(origin, motion, self.dead()))
+        self._tell(self._ballots.hear(origin, message, self.dead()))
         self._news.set()
 
     def recount(self) -> None:
@@ -115,5 +115,5 @@ class MajorityArbiter:
         return ballots.chosen[topic]
 
     def _tell(self, told: list[Told]) -> None:
-        for target, motion in told:
-            self.send(target, motion)
+        for target, message in told:
+            self.send(target, message)

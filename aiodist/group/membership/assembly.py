@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from aiodist.base.errors import name_ranks
 from aiodist.base.sanitize import says
 from aiodist.group.membership.drafts import Event, State, after
-from aiodist.group.membership.motions import Decided, Draft, Dropped, Motion, Ready, Void
+from aiodist.group.membership.messages import Decided, Draft, Dropped, MemberMessage, Ready, Void
 from aiodist.group.membership.record import Number, Record
 
 GRACE = 1.0
@@ -136,7 +136,7 @@ class Assembly:
 
     # ── what happened ────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, ready: Ready, deadline: float) -> Motion:
+    def begin(self, ready: Ready, deadline: float) -> MemberMessage:
         """Begin this process's call; returns what to tell everybody."""
         self.ready[self.rank] = ready
         self._deadline = deadline
@@ -147,11 +147,11 @@ class Assembly:
         """Note that a member is lost, or has left."""
         self.gone.add(rank)
 
-    def hear(self, rank: int, motion: Motion, now: float) -> None:
+    def hear(self, rank: int, message: MemberMessage, now: float) -> None:
         """Take what a member said about this call."""
-        match motion:
+        match message:
             case Ready():
-                self.ready.setdefault(rank, motion)
+                self.ready.setdefault(rank, message)
             case Draft(_, record):
                 if record.epoch == self.epoch + 1 and record.number not in self._drafts:
                     self._drafts[record.number] = record
@@ -166,7 +166,7 @@ class Assembly:
                 self.decide(record)
             case Void():
                 if self._void is None:
-                    self._void = motion
+                    self._void = message
 
     def drop(self, number: Number, culprits: Collection[bytes] = (), why: str = "") -> None:
         """Drop a draft that could not be formed; `why` is for the error, if no other can be formed."""

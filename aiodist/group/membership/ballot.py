@@ -16,10 +16,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from aiodist.group.membership.motions import Accept, Accepted, Ballot, Motion, Outbid, Prepare, Promise
+from aiodist.group.membership.messages import (
+    Accept,
+    Accepted,
+    Ballot,
+    MemberMessage,
+    Outbid,
+    Prepare,
+    Promise,
+)
 
-Told = tuple[int | None, Motion]
-"""The receiver (None: everybody else), and the motion."""
+Told = tuple[int | None, MemberMessage]
+"""The receiver (None: everybody else), and the message."""
 
 _NONE: Ballot = (-1, -1)
 
@@ -74,13 +82,13 @@ class Ballots:
         proposal = self._proposals.get(topic)
         return [] if proposal is None else self._count(topic, proposal, dead)
 
-    def hear(self, origin: int, motion: Motion, dead: Collection[int]) -> list[Told]:
+    def hear(self, origin: int, message: MemberMessage, dead: Collection[int]) -> list[Told]:
         """Take what a member said.
 
         Args:
             dead: members that this process knows to vote no more, by its own proof.
         """
-        match motion:
+        match message:
             case Prepare(topic, ballot):
                 return self._prepare(origin, topic, ballot, dead)
             case Accept(topic, ballot, value):
@@ -121,8 +129,8 @@ class Ballots:
         told = Accepted(topic, ballot, value)
         return [(None, told), *self.hear(self.rank, told, dead)]
 
-    def _answer(self, origin: int, motion: Motion, dead: Collection[int]) -> list[Told]:
-        return self.hear(self.rank, motion, dead) if origin == self.rank else [(origin, motion)]
+    def _answer(self, origin: int, message: MemberMessage, dead: Collection[int]) -> list[Told]:
+        return self.hear(self.rank, message, dead) if origin == self.rank else [(origin, message)]
 
     def _count(self, topic: str, proposal: _Proposal, dead: Collection[int]) -> list[Told]:
         living = self.size - len(set(dead) - {self.rank})

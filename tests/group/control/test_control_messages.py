@@ -26,7 +26,7 @@ BODIES: dict[Say, st.SearchStrategy[tuple[Any, ...]]] = {
     Say.here: st.tuples(WORD, WORD, st.booleans(), st.binary(max_size=32), TEXT),
     Say.missing: st.tuples(WORD, WORD, *[st.lists(RANK, max_size=20).map(tuple)] * 2),
     Say.left: st.tuples(WORD, RANK, WORD, st.lists(COUNTS, max_size=3).map(tuple)),
-    Say.motion: st.tuples(WORD, st.binary(max_size=50)),
+    Say.membership: st.tuples(WORD, st.binary(max_size=50)),
     Say.blocked: st.tuples(RANK, st.sampled_from(State).map(int), st.integers(0, 2**40), TEXT),
 }
 MESSAGES = st.sampled_from(Say).flatmap(

@@ -18,7 +18,7 @@ from aiodist.group.epochs.convening import Convening
 from aiodist.group.epochs.regroup import regroup_of
 from aiodist.group.epochs.world import Settings, World
 from aiodist.group.membership.assembly import Adopt, Assembly, Fail
-from aiodist.group.membership.motions import Decided, Motion, Ready, Void, decode, encode
+from aiodist.group.membership.messages import Decided, MemberMessage, Ready, Void, decode, encode
 from aiodist.group.membership.record import UID_BYTES, Record
 from aiodist.testing import run_cluster
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
@@ -56,26 +56,26 @@ class Decisions:
     """An arbiter that has decided some calls already."""
 
     def __init__(self, *decided: Decided | Void) -> None:
-        self.known = {f"epoch/1/{motion.call}": motion for motion in decided}
+        self.known = {f"epoch/1/{message.call}": message for message in decided}
 
     async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
-        motion = decode(value)
-        assert isinstance(motion, Decided | Void)
-        return encode(self.known.setdefault(topic, motion))
+        message = decode(value)
+        assert isinstance(message, Decided | Void)
+        return encode(self.known.setdefault(topic, message))
 
 
-async def decided(arbiter: Decisions, call: int, motion: Decided | Void) -> tuple[Any, list[Motion]]:
+async def decided(arbiter: Decisions, call: int, message: Decided | Void) -> tuple[Any, list[MemberMessage]]:
     """What becomes of a call → its next step, and what was told."""
-    told: list[Motion] = []
+    told: list[MemberMessage] = []
     convening = Convening(
         *(cast("Any", SimpleNamespace()), cast("Any", SimpleNamespace()), arbiter),
-        say=lambda target, motion: told.append(motion),
+        say=lambda target, message: told.append(message),
         changed=lambda: None,
         store_of=lambda number: None,
     )
     assembly = Assembly(call, 0, 0, UIDS)
     assembly.begin(Ready(call, 1, True, 0, ()), 10.0)
-    await convening._decide(assembly, motion)
+    await convening._decide(assembly, message)
     return assembly.next(0.0), told
 
 
@@ -170,7 +170,7 @@ async def test_convening_leaves_no_task_behind_when_stopping_is_cancelled() -> N
     nothing = cast("Any", SimpleNamespace())
     convening = Convening(
         *(nothing, nothing, Decisions()),
-        say=lambda target, motion: None,
+        say=lambda target, message: None,
         changed=lambda: None,
         store_of=lambda number: None,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from aiodist.base.errors import QuorumLost, RendezvousError
 from aiodist.group.membership.arbiter import MajorityArbiter, StoreArbiter
-from aiodist.group.membership.motions import Motion, Prepare
+from aiodist.group.membership.messages import MemberMessage, Prepare
 from aiodist.rendezvous import HashStore
 from aiodist.testing import run_virtual
 
@@ -26,10 +26,10 @@ class Epoch:
         self.members = [self._member(rank, size) for rank in range(size)]
 
     def _member(self, rank: int, size: int) -> MajorityArbiter:
-        def send(target: int | None, motion: Motion) -> None:
+        def send(target: int | None, message: MemberMessage) -> None:
             for other in range(size) if target is None else [target]:
                 if other != rank and not {rank, other} & self.deaf:
-                    asyncio.get_running_loop().call_soon(self.members[other].hear, rank, motion)
+                    asyncio.get_running_loop().call_soon(self.members[other].hear, rank, message)
 
         return MajorityArbiter(rank, size, send, lambda: self.dead)
 

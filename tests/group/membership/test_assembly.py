@@ -20,7 +20,7 @@ from aiodist.group.membership.assembly import (
     Rule,
     Wait,
 )
-from aiodist.group.membership.motions import Decided, Draft, Dropped, Motion, Ready, Void
+from aiodist.group.membership.messages import Decided, Draft, Dropped, MemberMessage, Ready, Void
 from aiodist.group.membership.record import UID_BYTES, Record
 
 UIDS = [bytes([rank]) * UID_BYTES for rank in range(6)]
@@ -273,7 +273,7 @@ def test_a_void_call_ends(quorum: bool) -> None:
 # ── whatever is said ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def some_motion(draw: random.Random, size: int) -> Motion:
+def some_motion(draw: random.Random, size: int) -> MemberMessage:
     numbers = [(attempt, rank) for attempt in (1, 2, 3) for rank in range(size)]
     members = draw.sample([*UIDS[:size], NEWCOMER], draw.randint(1, size))
     drawn = Record(draw.choice((1, 1, 1, 2)), draw.choice(numbers), tuple(members))

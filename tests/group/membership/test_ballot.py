@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.group.membership.ballot import Ballots, Told
-from aiodist.group.membership.motions import Accept, Accepted, Motion, Outbid, Prepare, Promise
+from aiodist.group.membership.messages import Accept, Accepted, MemberMessage, Outbid, Prepare, Promise
 from tests.levels import COSTLY
 
 TOPIC = "epoch/1"
@@ -28,14 +28,14 @@ class Members:
         self.members = [Ballots(rank, len(hosts)) for rank in range(len(hosts))]
         self.alive = set(range(len(hosts)))
         self.dead: list[set[int]] = [set() for _ in hosts]  # by member: whose end it has seen
-        self.network: list[tuple[int, int, Motion]] = []
+        self.network: list[tuple[int, int, MemberMessage]] = []
         self.chosen: dict[int, bytes] = {}
 
     def send(self, src: int, told: list[Told]) -> None:
-        for target, motion in told:
+        for target, message in told:
             for dst in range(len(self.hosts)) if target is None else [target]:
                 if dst != src:
-                    self.network.append((src, dst, motion))
+                    self.network.append((src, dst, message))
         self.note(src)
 
     def note(self, rank: int) -> None:
@@ -49,9 +49,9 @@ class Members:
             self.send(rank, self.members[rank].propose(TOPIC, value, self.dead[rank]))
 
     def deliver(self, index: int) -> None:
-        src, dst, motion = self.network.pop(index)
+        src, dst, message = self.network.pop(index)
         if dst in self.alive:
-            self.send(dst, self.members[dst].hear(src, motion, self.dead[dst]))
+            self.send(dst, self.members[dst].hear(src, message, self.dead[dst]))
 
     def lose(self, index: int) -> None:
         src, dst, _ = self.network[index]
@@ -133,16 +133,16 @@ def test_never_two_values_and_an_end_once_messages_flow(hosts: list[int], seed: 
 def test_the_model_finds_a_ballot_that_forgets_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     hear = Ballots.hear
 
-    def forgetful(self: Ballots, origin: int, motion: Motion, dead: set[int]) -> list[Told]:
-        if isinstance(motion, Promise):
-            motion = Promise(motion.topic, motion.ballot, None)
-        if isinstance(motion, Accepted) and origin != self.rank:
-            vote = self._votes.get(motion.topic)
+    def forgetful(self: Ballots, origin: int, message: MemberMessage, dead: set[int]) -> list[Told]:
+        if isinstance(message, Promise):
+            message = Promise(message.topic, message.ballot, None)
+        if isinstance(message, Accepted) and origin != self.rank:
+            vote = self._votes.get(message.topic)
             seen = vote.seen if vote else None
-            told = hear(self, origin, motion, dead)
-            self._votes[motion.topic].seen = seen
+            told = hear(self, origin, message, dead)
+            self._votes[message.topic].seen = seen
             return told
-        return hear(self, origin, motion, dead)
+        return hear(self, origin, message, dead)
 
     monkeypatch.setattr(Ballots, "hear", forgetful)
     assert any(_splits([0, 1, 2], seed) for seed in range(300))

@@ -1,4 +1,4 @@
-"""Motions and records: what goes in comes out, and anything else is a WireError."""
+"""Messages and records: what goes in comes out, and anything else is a WireError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.base.errors import WireError
-from aiodist.group.membership.motions import (
+from aiodist.group.membership.messages import (
     Accept,
     Accepted,
     Answer,
@@ -19,7 +19,7 @@ from aiodist.group.membership.motions import (
     Draft,
     Dropped,
     Leave,
-    Motion,
+    MemberMessage,
     Outbid,
     Prepare,
     Promise,
@@ -38,7 +38,7 @@ BALLOT = st.tuples(NUMBER, NUMBER)
 WORDS = st.text(max_size=60)
 VALUE = st.binary(max_size=80)
 RECORDS = st.builds(Record, NUMBER, BALLOT, UIDS, WORDS, UID | st.just(b""))
-MOTIONS: st.SearchStrategy[Motion] = st.one_of(
+MOTIONS: st.SearchStrategy[MemberMessage] = st.one_of(
     st.builds(Ready, NUMBER, NUMBER, st.booleans(), NUMBER, st.lists(UID, max_size=4).map(tuple)),
     st.builds(Draft, NUMBER, RECORDS),
     st.builds(Dropped, NUMBER, BALLOT, st.lists(UID, max_size=4).map(tuple), WORDS),
@@ -61,8 +61,8 @@ PLAIN: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(MOTIONS)
-def test_motions_come_out_as_they_went_in(motion: Motion) -> None:
-    assert decode(encode(motion)) == motion
+def test_messages_come_out_as_they_went_in(message: MemberMessage) -> None:
+    assert decode(encode(message)) == message
 
 
 @given(RECORDS)
@@ -92,8 +92,8 @@ def test_other_values_are_a_wire_error_or_a_motion(code: int, body: list[Any]) -
 
 
 @given(MOTIONS, st.data())
-def test_a_changed_motion_is_a_wire_error_or_a_motion(motion: Motion, data: st.DataObject) -> None:
-    raw = bytearray(encode(motion))
+def test_a_changed_message_is_a_wire_error_or_a_message(message: MemberMessage, data: st.DataObject) -> None:
+    raw = bytearray(encode(message))
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] = data.draw(st.integers(0, 255))
     try:

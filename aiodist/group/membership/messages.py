@@ -1,6 +1,6 @@
 """Messages of the members of one epoch about the next. Pure, with its msgpack coding.
 
-Motions travel on the control links of the old epoch, as the bytes of one kind of control message. A
+Messages travel on the control links of the old epoch, as the bytes of one kind of control message. A
 record of many members is cut: it has to fit a control message of 64 KiB, so an epoch that the old one's
 members talk about has at most some 6,000.
 """
@@ -139,9 +139,9 @@ class Leave:
 
 
 Election = Prepare | Promise | Accept | Accepted | Outbid
-"""The motions of `ballot`."""
+"""The messages of `ballot`."""
 
-Motion = Ready | Draft | Dropped | Decided | Void | Election | Ask | Answer | Leave
+MemberMessage = Ready | Draft | Dropped | Decided | Void | Election | Ask | Answer | Leave
 
 
 def _is(*kinds: type[Any]) -> Callable[[Any], bool]:
@@ -186,21 +186,21 @@ _KINDS = dict(enumerate(_PARTS, 1))
 _CODES = {kind: code for code, kind in _KINDS.items()}
 
 
-def encode(motion: Motion) -> bytes:
-    """A motion as bytes: its code and its fields, a record as those of its own."""
-    data: bytes = msgpack.packb((_CODES[type(motion)], astuple(motion)))
+def encode(message: MemberMessage) -> bytes:
+    """A message as bytes: its code and its fields, a record as those of its own."""
+    data: bytes = msgpack.packb((_CODES[type(message)], astuple(message)))
     return data
 
 
-def decode(data: bytes) -> Motion:
-    """A motion from bytes; `WireError` for anything that is none."""
-    values = unpacked(data, "a motion")
+def decode(data: bytes) -> MemberMessage:
+    """A message from bytes; `WireError` for anything that is none."""
+    values = unpacked(data, "a message")
     match values:
         case (int(code), tuple(parts)) if code in _KINDS and len(parts) == len(_PARTS[_KINDS[code]]):
             kind = _KINDS[code]
             if kind in (Draft, Decided):
                 parts = (parts[0], record_of(parts[1]))
             if all(fits(part) for fits, part in zip(_PARTS[kind], parts, strict=True)):
-                motion: Motion = kind(*parts)
-                return motion
-    raise WireError(f"not a motion: {short(values)[:100]}")
+                message: MemberMessage = kind(*parts)
+                return message
+    raise WireError(f"not a message: {short(values)[:100]}")
