@@ -296,7 +296,7 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
         hint: str = "",
     ) -> None:
         known = _known(missing, unheard, trouble) or ["all had arrived"]
-        message = f"no completion within {timeout:g} s: {'; '.join(known)}"
+        message = f"the operation did not complete within {timeout:g} s: {'; '.join(known)}"
         if not hint:
             at_fault = missing or unheard or trouble not in ("", "all had arrived")
             hint = _SLOW_RANK if at_fault else _SLOW_PATH
@@ -315,7 +315,7 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
             return self
         missing, unheard = ([one for one in named if one != rank] for named in (self.missing, self.unheard))
         told = CollectiveTimeout(self.timeout, self.missing, self.unheard, self.trouble, hint=_OWN)
-        first = f"rank {by} gave up after {self.timeout:g} s: it waited for rank {rank}, this process"
+        first = f"rank {by} gave up after {self.timeout:g} s of waiting for rank {rank}, this process"
         told.message = "; ".join([first, *_known(missing, unheard, self.trouble)])
         told.args = (told.message,)
         return told
@@ -513,12 +513,12 @@ class Tampered(GroupBroken, WireError):
 
     def __init__(
         self,
-        message: str = "somebody on the path altered what was sent",
+        message: str = "the data were altered on the network path",
         *,
         op: str = "",
         seq: int | None = None,
         group: str = "",
-        hint: str = "Find out who is on the network between the two; a proxy that rewrites does the same",
+        hint: str = "Check the network between the two for an attacker, or for a proxy that rewrites data",
     ) -> None:
         super().__init__(message, op=op, seq=seq, group=group, hint=hint)
 

@@ -693,7 +693,7 @@ class GroupCore:
     def _dropped(self, work: Work[Any]) -> None:
         """Break the group: the others wait for the steps that nobody submits now."""
         error = GroupAborted(
-            self.roster.me, f"its task for an {work.op} was cancelled: all tasks of its loop were"
+            self.roster.me, f"its {work.op} was cancelled with all other tasks of its event loop"
         )
         self.break_group(error)
         work._fail(error)

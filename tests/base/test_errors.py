@@ -108,7 +108,7 @@ BROKEN: list[tuple[GroupBroken, dict[str, Any], str]] = [
     (GroupAborted(2, "no disk"), {"rank": 2, "reason": "no disk"}, "rank 2 aborted the group: no disk"),
     (Evicted("they went on", hint="Join again"), {}, "they went on"),
     (QuorumLost("two of five are left"), {}, "two of five"),
-    (Tampered(), {}, "somebody on the path altered what was sent"),
+    (Tampered(), {}, "the data were altered on the network path"),
     (GroupBroken("because", hint="Try again"), {}, "because"),
 ]
 
@@ -144,7 +144,7 @@ def test_nobody_is_told_of_itself_that_it_had_not_arrived() -> None:
         told = error.as_told(rank, 0)
         assert (told.missing, told.unheard, told.trouble) == ((4,), (1,), "rank 1 (b) is busy")
         named = told.during("recv", 0, "world")
-        words = f"rank 0 gave up after 2.5 s: it waited for rank {rank}, this process; {others}; rank 1 (b)"
+        words = f"rank 0 gave up after 2.5 s of waiting for rank {rank}, this process; {others}; rank 1 (b)"
         assert str(named).startswith(words) and "that rank" not in str(named)
     alone = str(CollectiveTimeout(2.5, [1]).as_told(1, 0))
     assert "had not arrived" not in alone and "all had arrived" not in alone

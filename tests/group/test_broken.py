@@ -159,7 +159,7 @@ def test_timeout_of_a_message_says_of_the_other_side_what_is_known() -> None:
         error = await error_of(call)
         assert isinstance(error, dist.CollectiveTimeout)
         assert (error.missing, error.unheard) == (((), (1,)) if quiet else ((1,), ()))
-        assert ("it waited for rank 1, this process" if pg.rank else f"rank 1 {known}") in str(error)
+        assert ("of waiting for rank 1, this process" if pg.rank else f"rank 1 {known}") in str(error)
         assert not pg.rank or "had not arrived" not in str(error)
 
     run_virtual(run_cluster(2, partial(main, quiet=False, known="had not arrived")))

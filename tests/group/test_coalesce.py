@@ -987,7 +987,7 @@ async def test_who_holds_an_operation_back_has_not_arrived() -> None:
                 await broken(pg)
         else:
             work = pg.all_reduce(mine(pg), timeout=0.5)
-        told = "it waited for rank 1, this process" if pg.rank else "rank 1 had not arrived"
+        told = "of waiting for rank 1, this process" if pg.rank else "rank 1 had not arrived"
         with pytest.raises(dist.CollectiveTimeout, match=told) as caught:
             await work
         assert caught.value.missing == (1,)

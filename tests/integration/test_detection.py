@@ -276,7 +276,7 @@ async def test_an_operations_own_deadline_holds_and_says_whose_loop_does_not_tur
     await pg.barrier()
     if pg.rank == 0:
         evaluate(LONG)
-        with pytest.raises(dist.CollectiveTimeout, match="it waited for rank 0, this process"):
+        with pytest.raises(dist.CollectiveTimeout, match="of waiting for rank 0, this process"):
             while True:  # who is late finds what the others had said in time
                 await pg.barrier()
         return

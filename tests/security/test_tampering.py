@@ -37,7 +37,7 @@ from tests.security.relay import HOST, Relay
 from tests.support.channel_pair import turn_until
 
 SECRET = b"a secret that nobody will ever guess"
-ALTERED = "somebody on the path altered what was sent"
+ALTERED = "the data were altered on the network path"
 
 
 class Once:

@@ -433,7 +433,7 @@ async def test_who_finds_a_message_altered_says_so(sockets: Sockets) -> None:
     record = bytearray(sealer.seal(struct.pack("<I", 4) + b"evil"))
     record[5] ^= 1
     sockets[1].send(record + sealer.seal(struct.pack("<I", 4) + b"good"))
-    assert "somebody on the path altered what was sent" in str(await tampered)
+    assert "the data were altered on the network path" in str(await tampered)
     assert end.messages == [] and not end.closed.done() and end.forgotten == [end.link]
     assert opener.feed(sockets[1].recv(1000)) == struct.pack("<I", 0xFFFFFFFF)
 

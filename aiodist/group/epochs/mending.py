@@ -56,7 +56,7 @@ class Mending:
             return
         times = self._times[rank] = self._times.get(rank, 0) + 1
         if times > OFTEN:
-            self._give_up(rank, f"somebody on the path altered its control link {times} times")
+            self._give_up(rank, f"its control link was altered on the network path {times} times")
         else:
             self._waiting[rank] = asyncio.Event()
             task = asyncio.ensure_future(self._mend(rank))
@@ -94,7 +94,7 @@ class Mending:
             if lack is not None and isinstance(error, TimeoutError):
                 self._unable(rank, lack)
             else:
-                cause = "somebody on the path altered its control link, and it could not be made anew"
+                cause = "its control link was altered on the network path and could not be made again"
                 self._give_up(rank, cause)
         finally:
             self._waiting.pop(rank, None)

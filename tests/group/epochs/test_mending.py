@@ -114,7 +114,7 @@ async def test_a_link_that_is_torn_again_and_again() -> None:
         await turns()
     assert len(world.attached) == OFTEN and not world.given_up
     world.mending.torn(1)
-    assert world.given_up == [(1, "somebody on the path altered its control link 4 times")]
+    assert world.given_up == [(1, "its control link was altered on the network path 4 times")]
 
 
 async def test_closing_ends_it() -> None:

@@ -90,7 +90,7 @@ def test_records_have_one_order(items: list[bytes], data: st.DataObject) -> None
 
 def test_another_key_opens_nothing() -> None:
     for record in (Sealer(bytes(32)).seal(b"x"), Sealer(bytes(32)).announce(5)):
-        with pytest.raises(Tampered, match="somebody on the path altered what was sent"):
+        with pytest.raises(Tampered, match="the data were altered on the network path"):
             opened(record)
     assert issubclass(Tampered, WireError)
 
