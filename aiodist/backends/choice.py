@@ -200,7 +200,7 @@ def _misfit(engine: type[Engine], told: Sequence[bytes]) -> str:
         return engine.fits(told)
     except Exception as error:  # it reads what other processes sent
         raise RendezvousError(
-            f"what ranks tell of backend {engine.name!r} cannot be read ({type(error).__name__})",
+            f"what ranks sent about backend {engine.name!r} cannot be read ({type(error).__name__})",
             hint="Install the same version of it, and of aiodist, on every host",
         ) from error
 

@@ -78,13 +78,13 @@ class Announcement:
         address, _, instance = line.rpartition(" ")
         if len(instance) != 2 * INSTANCE_BYTES or len(proof) != 2 * _PROOF_BYTES or not text.isascii():
             raise AuthenticationError(
-                f"what was told as {about.what} is none: {one_line(text, 80)!r}",
-                hint="Install the same aiodist on every host, and see who else may write there",
+                f"the text that was published as {about.what} is not valid:  {one_line(text, 80)!r}",
+                hint="Install the same aiodist on every host, and check which other programs can write there",
             )
         if not hmac.compare_digest(proof, about.proof(line)):
             raise AuthenticationError(
-                f"{about.what} was told with another secret than this process has, or by somebody who is not "
-                "of this job",
+                f"{about.what} was published with another secret than this process has, or by a process of "
+                "another job",
                 hint=SAME_SECRET,
             )
         return Announcement(*split_address(address, about.what), bytes.fromhex(instance))

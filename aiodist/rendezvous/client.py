@@ -355,7 +355,9 @@ class TcpStore(Store):
         except StoreReplaced as error:
             self._finish(error)
         except RendezvousError as error:
-            self._finish(RendezvousError(f"lost the store: {error.message}", hint=error.hint))
+            self._finish(
+                RendezvousError(f"lost the connection to the store: {error.message}", hint=error.hint)
+            )
 
     def _where(self) -> str:
         return join_address(self.host, self.port)
@@ -465,7 +467,7 @@ class TcpStore(Store):
         if isinstance(error, Tampered) and self._vain <= _ALTERED:
             _log.warning("the connection with the store at %s has ended: %s", self._where(), error)
         elif isinstance(error, WireError):
-            lost = f"lost the store at {self._where()}: {error.message}"
+            lost = f"lost the connection to the store at {self._where()}: {error.message}"
             self._finish(RendezvousError(lost, hint=error.hint))
         if self._closed is None and (self._pending or self._watches):
             self._reconnect()

@@ -282,12 +282,12 @@ def _check_alone(asked: Invitation, place: Placement) -> None:
         return
     if company.certain:
         raise UsageError(
-            f"{company.said}, but nothing says where this process meets the others: each would be a job of "
-            "its own",
+            f"{company.said}, but no setting says where this process meets the others: each would be a job "
+            "of its own",
             hint=company.hint,
         )
     _log.warning(
-        "%s, but nothing says which process of how many this is: it is a job of its own. %s",
+        "%s, but no setting says which process of how many this is: it is a job of its own. %s",
         company.said,
         company.hint,
     )

@@ -82,7 +82,7 @@ def nobody_set(keys: Sequence[str], places: Sequence[int], timeout: float) -> Re
     absent = list(dict.fromkeys(keys[place] for place in places))
     listed = ", ".join(f"'{key}'" for key in absent[:5])
     listed += f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-    message = f"nobody set {listed} within {spoken(timeout)}"
+    message = f"no process set {listed} within {spoken(timeout)}"
     hint = "See whether the process that sets it runs"
     return RefusedError(message, hint, "timeout", tuple(places[:MAX_MISSING]))
 

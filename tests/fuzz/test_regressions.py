@@ -168,7 +168,7 @@ def test_a_failure_that_names_a_key_of_eight_mebibytes_fits_into_a_frame(method:
         serving.loop.advance(1.0)  # used to raise, and nobody's time was up any more
     serving._read()
     assert [(id, status) for id, status, _ in serving.answers] == [(1, Status.failure), (2, Status.failure)]
-    said = "a store's keys have at most" if method == "gather" else "nobody set 'kkk"
+    said = "a store's keys have at most" if method == "gather" else "no process set 'kkk"
     assert serving.answers[0][2][1].startswith(said)
     serving.works()
 

@@ -115,7 +115,7 @@ async def kill(processes: list[Process]) -> None:
         await process.communicate()
 
 
-DESERTED = "RendezvousError no member of the job's last run is left, so nobody can admit this process. Start"
+DESERTED = "RendezvousError no member of the job's last run is left that could admit this process. Start"
 
 
 @pytest.mark.slow("two runs of a job, one after the other")

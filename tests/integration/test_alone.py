@@ -171,7 +171,7 @@ def test_plain_script_that_nobody_tells_its_rank_is_refused(
 ) -> None:
     ended = run([sys.executable, job], **environ)
     assert ended.returncode == 1
-    assert f"UsageError: {said}, but nothing says where this process meets the others" in ended.stderr
+    assert f"UsageError: {said}, but no setting says where this process meets the others" in ended.stderr
     assert met(run([sys.executable, job, "1"], **environ)) == ["0 of 1: 1"]
     assert met(run([sys.executable, job], **environ, AIODIST_ALONE="1")) == ["0 of 1: 1"]
     shown = run([sys.executable, "-m", "aiodist", "env"], **environ)

@@ -75,7 +75,7 @@ HOROVOD = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}
 
 async def test_one_of_several_separate_jobs_is_refused() -> None:
     for variables in (HOROVOD, {"PET_NNODES": "2"}):
-        with pytest.raises(UsageError, match=r"=2, but nothing says where this process meets the others"):
+        with pytest.raises(UsageError, match=r"=2, but no setting says where this process meets the others"):
             await rendezvous("env://", environ=variables)
 
 
@@ -100,7 +100,7 @@ async def test_job_of_one_where_a_variable_speaks_of_more_is_warned_of(
 ) -> None:
     async with await rendezvous("env://", environ={"SLURM_NTASKS": "4"}) as meeting:
         assert meeting.world_size == 1
-    assert "SLURM_NTASKS=4, but nothing says which process of how many this is" in caplog.text
+    assert "SLURM_NTASKS=4, but no setting says which process of how many this is" in caplog.text
     assert "AIODIST_ALONE=1" in caplog.text
 
 

@@ -68,7 +68,7 @@ def test_a_deadline_names_what_is_missing() -> None:
     assert bench.wait(4.9) == []
     [failure] = bench.wait(0.2)
     assert isinstance(failure, Failure)
-    assert (failure.kind, failure.message) == ("timeout", "nobody set 'x', 'y' within 5 s")
+    assert (failure.kind, failure.message) == ("timeout", "no process set 'x', 'y' within 5 s")
     assert failure.missing == (1, 2)
     bench.ask(A, 3, "wait", [f"k{n}" for n in range(9)], 1.0)
     [failure] = bench.wait(2)

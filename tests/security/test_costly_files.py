@@ -242,7 +242,9 @@ async def test_no_redirect_is_followed(status: bytes) -> None:
     async with Etcd(b"HTTP/1.1 200 OK\r\n") as thief:
         head = b"HTTP/1.1 %b\r\nLocation: http://127.0.0.1:%d/v3/auth/authenticate\r\n" % (status, thief.port)
         async with Etcd(head) as server:
-            with pytest.raises(RendezvousError, match="sends elsewhere, which is not followed"):
+            with pytest.raises(
+                RendezvousError, match="redirects to another address, which aiodist does not follow"
+            ):
                 await ask(server)
             assert b"sesame" in server.told
         assert thief.told == b""

@@ -21,7 +21,7 @@ def test_a_key_that_everybody_may_read_is_none(tmp_path: Path) -> None:
     for mode in (0o644, 0o604):
         key.chmod(mode)
         with pytest.raises(
-            UsageError, match=f"the key for etcd, {key}, can be read by everybody. chmod 600 "
+            UsageError, match=f"the key for etcd, {key}, can be read by other users. chmod 600 "
         ):
             Place((("h", 1),), tls=True, cert="cert.pem", key=str(key)).ssl_context()
 

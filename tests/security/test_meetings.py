@@ -212,7 +212,9 @@ async def test_without_a_secret_only_the_loopback_is_believed(
     monkeypatch.setattr(told, "listens", listens)
     with closing(OpenStore(kind)) as store:
         store.write(Announcement("192.0.2.7", 29500, b"of the stranger.").text(about(b"")))
-        with pytest.raises(AuthenticationError, match=r"^rank 0 is told to be at 192\.0\.2\.7.*no secret"):
+        with pytest.raises(
+            AuthenticationError, match=r"^rank 0 is published to be at 192\.0\.2\.7.*no secret"
+        ):
             await rendezvous("env://", timeout=30, environ=store.environ(1))
 
 

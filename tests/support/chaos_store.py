@@ -73,9 +73,9 @@ class _ChaosStore(Store):
             await asyncio.sleep(min(delay, UNREACHED_AFTER))
             if shelf.down is not None:
                 await asyncio.sleep(max(shelf.down + REFUSED_AFTER - loop.time(), 0.0))
-                raise RendezvousError("lost the store: its host is gone")
+                raise RendezvousError("lost the connection to the store: its host is gone")
             if loop.time() - began >= UNREACHED_AFTER:
-                raise RendezvousError("lost the store: it does not answer")
+                raise RendezvousError("lost the connection to the store: it does not answer")
             if loop.time() >= shelf.away_until:
                 return
             delay = 0.0

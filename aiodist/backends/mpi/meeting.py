@@ -138,7 +138,7 @@ async def _talk(library: Library, timeout: float) -> AsyncIterator[Talk]:
     """
     if this.gave_up:
         raise RendezvousError(
-            "this process gave up meeting the MPI job before, and MPI takes back nothing that has begun",
+            "an earlier meeting of this process with the MPI job timed out, and MPI cannot cancel that one",
             hint="Start the job anew, or set MASTER_ADDR and MASTER_PORT on every rank",
         )
     owner, progress, loop = object(), this.hold(library), asyncio.get_running_loop()

@@ -51,7 +51,7 @@ def check_place(mine: int, size: int, rank: int, world_size: int, environ: Envir
     if size == 1 and not started and tasks not in ("", "1"):
         raise UsageError(
             f"srun has started {tasks} processes, but the MPI library has this one alone",
-            hint="srun and the library do not speak the same: try --mpi=pmix (Open MPI) or --mpi=pmi2 "
+            hint="srun and the library use different protocols: try --mpi=pmix (Open MPI) or --mpi=pmi2 "
             "(MPICH); `srun --mpi=list` says what there is. Or use mpirun, or backend 'host'",
         )
     for value, known, names in (

@@ -102,7 +102,7 @@ def check_private(handle: int, what: str, path: str | os.PathLike[str], *, share
     if not shared and facts.st_mode & 0o077:
         raise UsageError(f"{what} is open to others", hint=f"chmod 600 {path}")
     if facts.st_mode & stat.S_IROTH:
-        raise UsageError(f"{what} can be read by everybody", hint=f"chmod 600 {path}")
+        raise UsageError(f"{what} can be read by other users", hint=f"chmod 600 {path}")
     if others_may_write(facts, handle):
         raise UsageError(f"{what} can be written by others", hint=f"chmod 600 {path}")
 

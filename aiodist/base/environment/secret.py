@@ -45,8 +45,8 @@ def given_secret(environ: Mapping[str, str]) -> bytes:
     """AIODIST_SECRET, or the contents of the file that AIODIST_SECRET_FILE names; b'' where neither is set.
 
     Raises:
-        UsageError: the file cannot be read, is empty, can be read by everybody, or others than this user and
-            root may have written it.
+        UsageError: the file cannot be read, is empty, can be read by other users, or others than this user
+            and root may have written it.
     """
     key, path = os.fsencode(environ.get("AIODIST_SECRET", "")), environ.get("AIODIST_SECRET_FILE", "")
     if key:
@@ -130,7 +130,7 @@ def check_open_port(host: str, key: bytes, allow_insecure: bool) -> None:
     """
     if not (key or allow_insecure or is_loopback(host)):
         raise UsageError(
-            f"refused to serve {host} without a secret: everybody who reaches it could join",
+            f"refused to serve {host} without a secret: any process that reaches it could join",
             hint="Set AIODIST_SECRET (or AIODIST_SECRET_FILE) to the same on every host, or use "
             "MASTER_ADDR=127.0.0.1; AIODIST_ALLOW_INSECURE=1 allows it without",
         )

@@ -61,7 +61,7 @@ def tls(environ: Mapping[str, str]) -> Tls | None:
 
     Raises:
         UsageError: a file is missing or is not what it should be; the key does not belong to the certificate,
-            can be read by everybody, or is, as the CA's certificate, one that others may have written.
+            can be read by other users, or is, as the CA's certificate, one that others may have written.
     """
     files = tls_files(environ)
     if files is None:

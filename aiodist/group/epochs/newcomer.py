@@ -39,7 +39,7 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
     try:
         late = partial(
             RendezvousTimeout,
-            f"nobody admitted this process within {timeout:g} s",
+            f"no member admitted this process within {timeout:g} s",
             hint="Members admit newcomers in rebuild() and grow(): see that they call one, at every step",
         )
         async with within(timeout, late):

@@ -183,7 +183,7 @@ async def _until_it_runs(run: _Run, store: Store, group_name: str, limit: float)
     """Wait for others to begin; not for those who begin anew what has failed, since perhaps nobody will."""
     if run is _Run.DESERTED:
         raise RendezvousError(
-            "no member of the job's last run is left, so nobody can admit this process",
+            "no member of the job's last run is left that could admit this process",
             hint="Start all ranks again, each with its RANK: that begins the job anew",
         )
     await _named(store, group_name).wait([LATEST], limit)

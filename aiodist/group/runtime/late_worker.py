@@ -84,7 +84,7 @@ class Late:
                 ranks = [int(key) for key in keys if key.isdecimal() and int(key) < self.world_size]
                 if ranks:
                     return sorted(ranks)
-        raise RendezvousError("the store tells nothing more")
+        raise RendezvousError("the store has ended the watch")
 
 
 async def unless(

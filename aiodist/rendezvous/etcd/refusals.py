@@ -115,7 +115,8 @@ def _from_another_server(status: int, body: str) -> Exception:
         )
     if 300 <= status < 400:
         return RendezvousError(
-            "what answers there sends elsewhere, which is not followed: it would be told the password",
+            "the server redirects to another address, which aiodist does not follow: that one would get the "
+            "password",
             hint="Name the members of etcd themselves",
         )
     return Away(f"it answered with HTTP status {status}")

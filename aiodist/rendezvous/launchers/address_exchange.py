@@ -111,8 +111,8 @@ async def _join(invitation: Invitation, store: Announcement, place: MeetingPlace
     is believed, where the kernel says whose process listens."""
     if not (invitation.secret or invitation.tuning.allow_insecure or is_loopback(store.host)):
         raise AuthenticationError(
-            f"rank 0 is told to be at {one_line(store.host)}, and this process has no secret by which it "
-            "could tell it from others",
+            f"rank 0 is published to be at {one_line(store.host)}, and this process has no secret to verify "
+            "that",
             hint="Set AIODIST_SECRET (or AIODIST_SECRET_FILE) to the same on every host; "
             "AIODIST_ALLOW_INSECURE=1 allows it without",
         )
@@ -155,7 +155,7 @@ async def _told(texts: Texts, where: str, key: str, limit: float, about: About) 
                 await asyncio.sleep(_AGAIN)
     except TimeoutError:
         shown = one_line(said)
-        silent = f"nobody listened on {shown}, which rank 0 named," if said else "rank 0 named no address"
+        silent = f"no process listened on {shown}, which rank 0 named," if said else "rank 0 named no address"
         raise RendezvousTimeout(
             f"{silent} within {spoken(limit)}",
             hint=f"See rank 0's output: it leaves its address in {where} as soon as it listens. Every "

@@ -140,7 +140,7 @@ class AgentStore:
                 return (await self._reader.readexactly(length)).decode()
         except TimeoutError:
             raise RendezvousTimeout(
-                f"nobody left '{key}' in torchrun's store at {self._where} within {spoken(patience)}",
+                f"rank 0 left no '{key}' in torchrun's store at {self._where} within {spoken(patience)}",
                 hint="See rank 0's output: it leaves its address there as soon as it listens",
             ) from None
         except UnicodeDecodeError:

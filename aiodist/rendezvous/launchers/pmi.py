@@ -82,13 +82,12 @@ class Process:
                 "the process that this one was forked from is the one that speaks to mpirun"
             )
         if not self._lock.acquire(blocking=False):
-            raise RendezvousError(
-                "this process exchanges something with mpirun already, in another task or thread"
-            )
+            raise RendezvousError("another task or thread of this process is exchanging a text with mpirun")
         try:
             if self._gave_up:
                 raise RendezvousError(
-                    "this process gave up an exchange with mpirun before: the next answer may be that one's",
+                    "an earlier exchange of this process with mpirun timed out: the next answer may belong "
+                    "to that one",
                     hint=_HINT,
                 )
             with _opened(fd) as sock:
@@ -147,7 +146,7 @@ class Pmi:
                 named = await _ask(sock, "cmd=get_my_kvsname", "my_kvsname")
         longest, self._space = maxes.get("vallen_max", ""), named.get("kvsname", "")
         if not self._space or not longest.isdecimal() or int(longest[:9]) < len(_encode("x" * MAX_TEXT)):
-            raise RendezvousError("mpirun offers no place for texts by PMI", hint=_HINT)
+            raise RendezvousError("mpirun's PMI stores no texts", hint=_HINT)
         return self
 
     async def tell(self, text: str) -> None:
@@ -195,12 +194,12 @@ async def _ask(sock: socket.socket, request: str, name: str) -> dict[str, str]:
         while not answer.endswith(b"\n"):
             data = await loop.sock_recv(sock, _MAX_LINE + 1 - len(answer))
             if not data:
-                raise RendezvousError("mpirun has ended the conversation with this process", hint=_HINT)
+                raise RendezvousError("mpirun has closed its PMI connection to this process", hint=_HINT)
             answer += data
             if len(answer) > _MAX_LINE:
                 raise RendezvousError(f"mpirun answers with more than {_MAX_LINE} bytes", hint=_HINT)
     except OSError as error:
-        raise RendezvousError(f"the conversation with mpirun broke: {describe(error)}", hint=_HINT) from None
+        raise RendezvousError(f"the PMI connection to mpirun failed: {describe(error)}", hint=_HINT) from None
     said = dict(part.partition("=")[::2] for part in answer.decode(errors="replace").split())
     if said.get("cmd") != name or said.get("rc", "0") != "0" or answer.count(b"\n") != 1:
         request = request.split()[0]
@@ -223,7 +222,7 @@ def _decode(value: str) -> str:
         return urlsafe_b64decode(value + "=" * (-len(value) % 4)).decode()
     except ValueError:
         raise RendezvousError(
-            f"what mpirun has for {value[:40]!r} is not what was told", hint=_HINT
+            f"mpirun returned a text that no rank has put: {value[:40]!r}", hint=_HINT
         ) from None
 
 
@@ -255,7 +254,7 @@ def _opened(fd: int) -> Iterator[socket.socket]:
         try:
             fcntl.lockf(sock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until a descriptor of it is closed
         except (BlockingIOError, PermissionError):
-            raise RendezvousError("another process speaks to mpirun by the same descriptor") from None
+            raise RendezvousError("another process uses the same PMI connection to mpirun") from None
         except OSError:
             pass  # no locks on sockets here
         blocking = os.get_blocking(fd)

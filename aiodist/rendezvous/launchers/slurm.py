@@ -112,7 +112,7 @@ def host_of_rank_0(environ: Mapping[str, str]) -> str:
     step = environ.get("SLURM_STEP_NODELIST", "")
     if (order := environ.get("SLURM_DISTRIBUTION", "")).startswith("arbitrary"):
         raise UsageError(
-            f"nothing says on which of {step[:80]} rank 0 is: SLURM_DISTRIBUTION={order[:40]}",
+            f"rank 0's host, one of {step[:80]}, is not known: SLURM_DISTRIBUTION={order[:40]}",
             hint="Set MASTER_ADDR to rank 0's host, for all tasks",
         )
     if (first := environ.get("SLURM_JOB_NODELIST_HET_GROUP_0", "")) and environ.get("SLURM_HET_SIZE"):

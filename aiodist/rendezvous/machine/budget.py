@@ -37,7 +37,7 @@ class Budget:
         if needed > 0 and self.size + needed > self.limit:
             raise RefusedError(
                 f"the store is full: this takes {needed} bytes more, it keeps {self.size} of {self.limit}",
-                "Delete what nobody needs, or serve it with a larger --limit",
+                "Delete keys that no process needs, or serve it with a larger --limit",
                 "full",
             )
         self.size += growth

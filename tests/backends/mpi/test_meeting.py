@@ -63,7 +63,10 @@ async def test_process_that_gave_up_makes_no_more_calls_that_others_would_take_f
     with pytest.raises(RendezvousTimeout, match="not all 2 processes"):
         async with meeting._talk(library, 0) as talk:
             await talk(lambda comm: None)
-    with pytest.raises(RendezvousError, match=r"gave up meeting the MPI job before.*Start the job anew"):
+    with pytest.raises(
+        RendezvousError,
+        match=r"an earlier meeting of this process with the MPI job timed out.*Start the job anew",
+    ):
         async with meeting._talk(library, 60):
             raise AssertionError
 

@@ -46,7 +46,7 @@ def test_what_is_given_comes_first(tmp_path: Path) -> None:
         ("\n", 0o600, "is empty"),
         ("\0", 0o600, "holds zero bytes"),
         ("a secret of which a part is lost\0\0\n", 0o600, "holds zero bytes"),
-        ("x", 0o604, "can be read by everybody"),
+        ("x", 0o604, "can be read by other users"),
         ("x", 0o602, "can be written by others"),
         ("x", 0o660, "can be written by others"),
     ],

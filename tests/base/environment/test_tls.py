@@ -82,7 +82,7 @@ def test_keys(certificates: Certificates, tmp_path: Path) -> None:
     key = tmp_path / "key"
     shutil.copy(ours["AIODIST_TLS_KEY"], key)
     key.chmod(0o644)
-    with pytest.raises(UsageError, match="can be read by everybody"):
+    with pytest.raises(UsageError, match="can be read by other users"):
         tls(ours | {"AIODIST_TLS_KEY": str(key)})
     subprocess.run(
         ["openssl", "ec", "-in", ours["AIODIST_TLS_KEY"], "-aes256", "-passout", "pass:x", "-out", str(key)],

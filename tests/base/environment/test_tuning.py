@@ -98,7 +98,7 @@ def test_the_secret_may_be_in_a_file(tmp_path: Path) -> None:
     assert secret(environ) == b"hush"
     assert secret({**environ, "AIODIST_SECRET": "louder"}) == b"louder"
     file.chmod(0o644)
-    with pytest.raises(UsageError, match="read by everybody"):
+    with pytest.raises(UsageError, match="read by other users"):
         secret(environ)
 
 

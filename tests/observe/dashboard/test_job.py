@@ -371,7 +371,7 @@ def test_the_file_of_the_metrics_token_is_for_its_user_alone(tmp_path: Path) -> 
     assert len(made) > 40 and metrics_token(str(file)) == made
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
-    with pytest.raises(UsageError, match="read by everybody"):
+    with pytest.raises(UsageError, match="read by other users"):
         metrics_token(str(file))
     file.chmod(0o600)
     file.write_text("short\n")

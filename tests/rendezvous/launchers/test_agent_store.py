@@ -152,7 +152,7 @@ async def test_calls_at_once_take_turns(start_torch: Callable[..., Any]) -> None
 async def test_what_never_comes_is_a_timeout_and_ends_the_connection(start_torch: Callable[..., Any]) -> None:
     torch_store = start_torch()
     async with contextlib.aclosing(await dial(torch_store)) as store:
-        said = rf"^nobody left 'a/b' in torchrun's store at {HOST}:\d+ within 0.05 s\. See rank 0's output"
+        said = rf"^rank 0 left no 'a/b' in torchrun's store at {HOST}:\d+ within 0.05 s\. See rank 0's output"
         with pytest.raises(RendezvousTimeout, match=said):
             await store.get("a/b", timedelta(milliseconds=50))
         with pytest.raises(RendezvousError, match=r"is over\. Connect again$"):
@@ -182,7 +182,7 @@ async def test_who_waits_for_a_turn_ends_nothing(start_torch: Callable[..., Any]
     async with contextlib.aclosing(await dial(torch_store)) as store:
         getting = asyncio.ensure_future(store.get("late", 60))
         await asyncio.sleep(0)
-        with pytest.raises(RendezvousTimeout, match="nobody left 'other'"):
+        with pytest.raises(RendezvousTimeout, match="rank 0 left no 'other'"):
             await store.get("other", 0.01)
         torch_store.set("late", "in time")
         assert await getting == "in time"

@@ -222,7 +222,7 @@ async def test_no_conversation(fake: Fake, at: str, answer: bytes, said: str) ->
 async def test_conversation_that_ends(fake: Fake) -> None:
     async with fake.serving(barrier_in=lambda: fake.theirs.shutdown(socket.SHUT_RDWR)):
         talk = await Pmi.connect(fake.environ, 60)
-        with pytest.raises(RendezvousError, match="mpirun has ended the conversation"):
+        with pytest.raises(RendezvousError, match="mpirun has closed its PMI connection"):
             await talk.ask()
 
 
@@ -230,14 +230,14 @@ async def test_conversation_that_has_ended(fake: Fake) -> None:
     async with fake.serving():
         talk = await Pmi.connect(fake.environ, 60)
     fake.theirs.close()
-    with pytest.raises(RendezvousError, match=r"the conversation with mpirun broke: Broken pipe\."):
+    with pytest.raises(RendezvousError, match=r"the PMI connection to mpirun failed: Broken pipe\."):
         await talk.tell("x")
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (b"value=unknown", "'unknown' is not what was told"),
+        (b"value=unknown", "a text that no rank has put: 'unknown'"),
         (b"value=x/w", "'/w'"),
         (b"value=x_w", "'_w'"),
         (b"", "''"),
@@ -273,7 +273,9 @@ async def test_not_all_come(fake: Fake) -> None:
             await talk.tell("x")
         # The answer may come yet, and would be taken for another one.
         for again in (talk.tell("x"), talk.ask(), Pmi.connect(fake.environ, 60)):
-            with pytest.raises(RendezvousError, match="gave up an exchange with mpirun before"):
+            with pytest.raises(
+                RendezvousError, match="an earlier exchange of this process with mpirun timed out"
+            ):
                 await again
         assert fake.heard.count("cmd=barrier_in\n") == 1
 
