@@ -21,7 +21,7 @@ THERE = [a_rank(rank, [a_record(number=number) for number in range(5)], host="ho
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[RankView]:
     """What is seen on the other host."""
     shown = list(THERE)
-    monkeypatch.setattr(exchange, "look", lambda key: shown)
+    monkeypatch.setattr(exchange, "read_ranks", lambda key: shown)
     monkeypatch.setattr(exchange, "host_name", lambda: "host-b")
     return shown
 

@@ -41,8 +41,8 @@ async def other(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     """Another host, which shows ranks 1 and 2 for whoever asks."""
     job = job_at(f"127.0.0.1:{server.port}", 0, 1, 2)
     here, *there = job.ranks
-    monkeypatch.setattr(source, "look", lambda key: [here])
-    monkeypatch.setattr(exchange, "look", lambda key: [replace(view, host="there") for view in there])
+    monkeypatch.setattr(source, "read_ranks", lambda key: [here])
+    monkeypatch.setattr(exchange, "read_ranks", lambda key: [replace(view, host="there") for view in there])
     store = await TcpStore.connect("127.0.0.1", server.port, "j", SECRET.encode(), 10.0)
     loop = asyncio.get_running_loop()
     shows = Exchange(loop, lambda: PrefixStore("aiodist/world", store), "cafe", lambda views: views)
@@ -98,7 +98,7 @@ async def test_who_has_another_secret_sees_this_host_and_why(server: StoreServer
 
 async def test_a_store_that_has_gone(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "PATIENCE", 0.05)
-    monkeypatch.setattr(source, "look", lambda key: [])
+    monkeypatch.setattr(source, "read_ranks", lambda key: [])
     asked = StoreSource(job_at(f"127.0.0.1:{server.port}", 0), ENVIRON)
     assert await asked.read() == []
     await server.aclose()
@@ -120,7 +120,7 @@ async def test_a_job_that_is_seen_whole_or_has_died_needs_no_store() -> None:
 )
 async def test_a_job_whose_store_cannot_be_asked(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = job_at(address, 0)
-    monkeypatch.setattr(source, "look", lambda key: list(seen.ranks))
+    monkeypatch.setattr(source, "read_ranks", lambda key: list(seen.ranks))
     found, note = await whole(seen, ENVIRON)
     assert found == seen
     assert note.startswith("only the ranks of this host are shown: ")

@@ -261,7 +261,7 @@ def test_what_goes_wrong_while_it_judges_disturbs_nobody(
     waiting = make(0)
     waiting.wait()
     watching = watch(waiting)
-    monkeypatch.setattr(watcher, "beat", lambda key: 1 / 0)
+    monkeypatch.setattr(watcher, "read_ranks", lambda key: 1 / 0)
     beat(watching)  # an exception of a thread would fail the test
     assert watching._judging is not None
     assert boxes(caplog) == []
