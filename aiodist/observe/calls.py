@@ -100,7 +100,7 @@ def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
 
 
 def crowds(ranks: dict[int, RankView], after: float) -> dict[tuple[int, str], list[tuple[int, Pending]]]:
-    """By rank and handler which runs there as often as it may, who has waited for that long, and in what."""
+    """By rank and handler which runs as often as it may there, who has waited for that long, and in what."""
     found: dict[tuple[int, str], list[tuple[int, Pending]]] = {}
     for rank, call in _late(ranks, after, within=False):
         if call.full:

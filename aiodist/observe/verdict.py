@@ -32,18 +32,18 @@ _KINDS = {
 }
 _ADVICE = {
     "blocked": "Move the call off the loop: await asyncio.to_thread(…), or an async library.",
-    "held": "A call in C holds the interpreter: it has to release it, or to run in another process.",
-    "stopped": "Let it go on: kill -CONT {pid}; a debugger that is attached stops it too.",
+    "held": "A call in C holds the interpreter: it must release it, or run in another process.",
+    "stopped": "Resume it: kill -CONT {pid}; a debugger that is attached stops it too.",
     "dead": "Its last output is in its log; 'aiodist explain' reads its record.",
-    "left": "It has ended before the others: all ranks must call the same operations as often.",
-    "late": "It has not reached this call yet: look at what it does instead.",
+    "left": "It has ended before the others: all ranks must call the same number of operations.",
+    "late": "It has not reached this call yet: see what it does instead.",
     "branched": "All members of a group must issue the same operations in the same order.",
     "deadlock": "Issue the operations in the same order on all ranks, or await none before all are issued.",
     "unreceived": "Post the matching recv (same peer, tag and group), or drop the send.",
     "unsent": "Post the matching send (same peer, tag and group), or drop the recv.",
-    "moving": "All are there and data moves: the network between them is slow, or a peer reads slowly.",
-    "unseen": "Look on its host, by 'aiodist stacks'. On this host, its log says why it keeps no record.",
-    "calls": "A handler that waits for a call keeps its place: raise its limit=, or do not call back.",
+    "moving": "All ranks have joined, and data moves: the network or a receiving peer is slow.",
+    "unseen": "Run 'aiodist stacks' on its host. On this host, its log says why it keeps no record.",
+    "calls": "A handler that waits for a call counts in its limit=: raise that, or do not call back.",
     "crowded": "See what these handlers do for so long, or raise their limit=.",
     "unanswered": "Give calls a shorter timeout=, ask fewer at once, or see what the handlers wait for.",
     "slow link": "Look at the network between the two hosts: its rate, its losses, other traffic.",
@@ -130,7 +130,7 @@ def _on_calls(ranks: dict[int, RankView], after: float) -> Iterator[Verdict]:
         how = " for each other's answers" if len(names) > 1 else ""
         rest = [
             f"{call.by!r} of rank {caller} waits for {call.name!r} of rank {call.rank}"
-            f"{', which runs there as often as it may' if call.full else ''}"
+            f"{', which runs there as often as its limit allows' if call.full else ''}"
             for caller, call in zip([circle[-1].rank, *(one.rank for one in circle)], circle, strict=False)
         ]
         about = f"calls {names} {sorted(call.name for call in circle)}"
@@ -143,7 +143,7 @@ def _on_calls(ranks: dict[int, RankView], after: float) -> Iterator[Verdict]:
         who = name_ranks(sorted(caller for caller, _ in those))
         title = (
             f"{who} {'wait' if len(those) > 1 else 'waits'} for {name!r} of rank {rank}, "
-            f"which runs there as often as it may, and slowly, for {span(seconds)}"
+            f"which runs there as often as its limit allows, and slowly, for {span(seconds)}"
         )
         about = f"crowded {rank} {name}"
         found = _verdict("crowded", [rank], title, "", ranks)
@@ -173,7 +173,7 @@ def _on_speed(job: JobView, ranks: dict[int, RankView]) -> tuple[Verdict, ...]:
         return ()
     title = (
         f"rank {slow.rank} came last in {slow.last} of the last {slow.seen} operations; "
-        f"the others waited {span(slow.lost)} in sum for it ({slow.share:.0%} of their time)"
+        f"the others waited {span(slow.lost)} in total for it ({slow.share:.0%} of their time)"
     )
     rest = "" if slow.line is None else f"it comes late to {words.place(slow.line)}"
     return (_verdict("straggler", [slow.rank], title, rest, ranks),)
@@ -197,10 +197,10 @@ def _on_link(link: SlowLink, ranks: dict[int, RankView]) -> Verdict:
     title = (
         f"the connection from rank {link.rank} ({words.told(ranks[link.rank].host)}) to rank {link.peer}"
         f"{f' ({words.told(there.host)})' if there else ''} is slow: {size(link.rate)}/s, "
-        f"where others make {size(link.usual)}/s"
+        f"while other connections reach {size(link.usual)}/s"
     )
     rows = [
-        f"it was at work in {link.busy:.0%} of the time; there and back takes {span(link.rtt)}",
+        f"it was at work in {link.busy:.0%} of the time; a round trip takes {span(link.rtt)}",
         f"→ {_ADVICE['slow link']}",
     ]
     pair = (link.rank, link.peer)
@@ -267,7 +267,7 @@ def _on_moving(wait: Wait, ranks: dict[int, RankView]) -> Verdict:
 
 
 def _pending(wait: Wait) -> str:
-    return f"{_what(wait)} has been pending for {span(wait.seconds)} though all have come to it"
+    return f"{_what(wait)} has been pending for {span(wait.seconds)} although all ranks have joined it"
 
 
 def _sides(wait: Wait) -> tuple[int, ...]:
@@ -301,7 +301,7 @@ def _on_circle(circle: list[Wait], waits: Waits, ranks: dict[int, RankView]) -> 
     apart = [rank for rank in names if _key(first[rank]) != most]
     if len(apart) == 1 and 2 * count > len(first):
         others = [wait for wait in first.values() if _key(wait) == most]
-        title = f"rank {apart[0]} takes another branch than most others, for {since}"
+        title = f"rank {apart[0]} takes another branch than most other ranks, for {since}"
         who = name_ranks(sorted(one.rank for one in others))
         verb = "wait" if len(others) > 1 else "waits"
         rest = f"{who} {verb} in {words.operation(others[0].record)}{_at(others[0])}"
@@ -329,7 +329,7 @@ def _verdict(
     for number in causes[:MOST]:
         rank = ranks.get(number)
         if rank is None:
-            lines.append(f"rank {number}: nothing is seen of it")
+            lines.append(f"rank {number}: its state is not visible from here")
         elif kind != "moving":
             lines.append(f"rank {number} ({words.where(rank)}): {words.doing(rank)}")
             lines += _stacks(rank)

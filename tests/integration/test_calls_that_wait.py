@@ -48,7 +48,7 @@ dist.run(main())
 @pytest.mark.parametrize("limited", [2, 1])
 def test_a_circle_of_calls_is_told_while_it_stands(tmp_path: Path, limited: int) -> None:
     told = boxes(tmp_path, JOB, "wait for each other's answers", str(limited))
-    full = ", which runs there as often as it may"
+    full = ", which runs there as often as its limit allows"
     assert "ranks 0 and 1 wait for each other's answers" in told
     assert f"'back' of rank 1 waits for 'back' of rank 0{full}" in told
     assert f"'back' of rank 0 waits for 'back' of rank 1{full if limited == 2 else ''}\n" in told

@@ -110,7 +110,7 @@ def test_what_keeps_a_rank_after_it_has_come_is_told_and_not_the_network(
     verdict = one(*(seen(rank, waits=waits) for rank in (0, 1, 3)), came)
     assert (verdict.kind, verdict.ranks) == (kind, (2,))
     what = "all_reduce #1 of world (float32, 12 B)"
-    assert verdict.title == f"{what} has been pending for 40 s though all have come to it"
+    assert verdict.title == f"{what} has been pending for 40 s although all ranks have joined it"
     assert not any("network" in line for line in verdict.lines)
 
 
@@ -253,7 +253,7 @@ def test_a_slow_connection() -> None:
 
     (verdict,) = judge(a_job(linked(0, 1.0), linked(1, 1.0), linked(2, 80.0), linked(3, 1.0)))
     assert (verdict.kind, verdict.ranks) == ("slow link", (2, 3))
-    assert "is slow: 1.3 MB/s, where others make 105 MB/s" in verdict.title
+    assert "is slow: 1.3 MB/s, while other connections reach 105 MB/s" in verdict.title
     quick = linked(2, 80.0, rate=9e7)  # it counts as busy while acknowledgements of small messages are late
     assert judge(a_job(linked(0, 1.0), linked(1, 1.0), quick, linked(3, 1.0))) == ()
     assert judge(a_job(*(linked(rank, 80.0) for rank in range(4)))) == ()
@@ -283,8 +283,14 @@ def test_calls_that_wait_for_each_other_and_calls_beyond_the_most() -> None:
     verdict = one(zero, seen(1, about=told([[0, "down", 61.0, 1]], [["up", 60.0, 3]], [])))
     assert (verdict.kind, verdict.ranks) == ("calls", (0, 1))
     assert verdict.title == "ranks 0 and 1 wait for each other's answers, for 39 s"
-    assert "'down' of rank 0 waits for 'up' of rank 1, which runs there as often as it may" in verdict.lines
-    assert "'up' of rank 1 waits for 'down' of rank 0, which runs there as often as it may" in verdict.lines
+    assert (
+        "'down' of rank 0 waits for 'up' of rank 1, which runs there as often as its limit allows"
+        in verdict.lines
+    )
+    assert (
+        "'up' of rank 1 waits for 'down' of rank 0, which runs there as often as its limit allows"
+        in verdict.lines
+    )
     zero = seen(0, about=told([[1, "up", 60.0, 3]], [["down", 60.0, 1]], [], []))
     one_too = seen(1, about=told([[0, "down", 61.0, 1]], [["up", 60.0, 3]], [], []))
     slow = judge(a_job(zero, one_too))  # no handler calls: they are only slow
@@ -292,8 +298,8 @@ def test_calls_that_wait_for_each_other_and_calls_beyond_the_most() -> None:
         (
             "crowded",
             (called,),
-            f"rank {1 - called} waits for {name!r} of rank {called}, which runs there as often as it may, "
-            f"and slowly, for {seconds} s",
+            f"rank {1 - called} waits for {name!r} of rank {called}, which runs there as often as its "
+            f"limit allows, and slowly, for {seconds} s",
         )
         for called, name, seconds in ((1, "up", 40), (0, "down", 39))
     ]
