@@ -195,9 +195,9 @@ def parse(backend: str | None, gpu: bool | None = None) -> BackendChoice:
     return BackendChoice(name, routes.get(CPU) in HOST, engines, staged)
 
 
-def _misfit(engine: type[Engine], told: Sequence[bytes]) -> str:
+def _misfit(engine: type[Engine], sent: Sequence[bytes]) -> str:
     try:
-        return engine.fits(told)
+        return engine.fits(sent)
     except Exception as error:  # it reads what other processes sent
         raise RendezvousError(
             f"what ranks sent about backend {engine.name!r} cannot be read ({type(error).__name__})",

@@ -370,7 +370,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             return (yield from self._as_step())
         except BaseException:
             if self._error is not None:
-                self._told()
+                self._take_error()
             raise
 
     def _suspend(self, as_step: bool = False) -> Generator[Any, None, None]:
@@ -498,7 +498,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if self._state == _DONE:
             self._awaited = True
             return cast("T", self._result)
-        raise self._told().with_traceback(None)
+        raise self._take_error().with_traceback(None)
 
     def exception(self) -> BaseException | None:
         """The error that a Work that is done failed with, or None.
@@ -510,12 +510,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
         self._awaited = True
         self._take_back = None
-        return None if self._state == _DONE else self._told()
+        return None if self._state == _DONE else self._take_error()
 
     def _outcome(self) -> tuple[T | None, BaseException | None]:
         """The result or the error of a Work that is done, for a caller that may give a receive up."""
         self._awaited = True
-        return (self._result, None) if self._state == _DONE else (None, self._told())
+        return (self._result, None) if self._state == _DONE else (None, self._take_error())
 
     def _peek(self) -> tuple[T | None, BaseException | None]:
         """The result or the error of a Work that is done, without noting that a caller has it."""
@@ -529,9 +529,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Note that a caller has the outcome of a Work that is done."""
         self._awaited, self._take_back = True, None
         if self._state == _FAILED:
-            self._told()
+            self._take_error()
 
-    def _told(self) -> BaseException:
+    def _take_error(self) -> BaseException:
         """The error, for a caller that asked."""
         assert self._error is not None
         self._awaited, self._untold = True, False
@@ -582,7 +582,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise self._not_begun("Call synchronize()")
         self._awaited = True
         if self._state == _FAILED:
-            raise self._told().with_traceback(None)
+            raise self._take_error().with_traceback(None)
         if self._completion is None:
             raise UsageError(f"{self.op} runs on the host and has no stream", hint="Write `await work`")
         if self._state == _PENDING:
@@ -690,7 +690,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             return
         take_back, self._take_back = self._take_back, None
         if isinstance(self._error, GroupClosed):
-            self._told()  # nobody wants to know that nothing came
+            self._take_error()  # nobody wants to know that nothing came
         if take_back is None or self._state == _FAILED or issuer.loop.is_closed():
             return
         function, receive = take_back

@@ -306,7 +306,7 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
         self.trouble = trouble
         self.timeout = timeout
 
-    def as_told(self, rank: int, by: int) -> CollectiveTimeout:
+    def as_read_by(self, rank: int, by: int) -> CollectiveTimeout:
         """The error for a rank that is told of it by another, whose operation ran out of time.
 
         What it says of the reader is about that operation, not about the one that the reader waits for.
@@ -314,11 +314,11 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
         if rank not in self.missing + self.unheard:
             return self
         missing, unheard = ([one for one in named if one != rank] for named in (self.missing, self.unheard))
-        told = CollectiveTimeout(self.timeout, self.missing, self.unheard, self.trouble, hint=_OWN)
+        copy = CollectiveTimeout(self.timeout, self.missing, self.unheard, self.trouble, hint=_OWN)
         first = f"rank {by} gave up after {self.timeout:g} s of waiting for rank {rank}, this process"
-        told.message = "; ".join([first, *_known(missing, unheard, self.trouble)])
-        told.args = (told.message,)
-        return told
+        copy.message = "; ".join([first, *_known(missing, unheard, self.trouble)])
+        copy.args = (copy.message,)
+        return copy
 
     def during(self, op: str, seq: int | None, group: str, epoch: int = 0) -> GroupBroken:
         """As `GroupBroken.during`. A receive that others waited for has itself waited for a message."""

@@ -357,8 +357,8 @@ class DiLoCo:
 
     def _digest(self) -> int:
         """Of the common values of all fragments."""
-        told = b"".join(one.digest.to_bytes(8, "little") for one in self._commons)
-        return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+        digests = b"".join(one.digest.to_bytes(8, "little") for one in self._commons)
+        return int.from_bytes(hashlib.blake2b(digests, digest_size=8).digest(), "little")
 
     def _check_plans(self, rows: Sequence[tuple[int, ...]]) -> bool:
         """Whether all members have this rank's plan.
@@ -465,14 +465,14 @@ class DiLoCo:
         if self._under_way is not None:
             raise UsageError("an exchange is under way", hint="Load before the first `await diloco`")
         kept = [array for one in self._commons for array in (one.values, one.velocity)]
-        told = [array for pair in zip(saved["values"], saved["velocity"], strict=True) for array in pair]
-        shapes = [np.shape(array) for array in told]
+        given = [array for pair in zip(saved["values"], saved["velocity"], strict=True) for array in pair]
+        shapes = [np.shape(array) for array in given]
         errors = [None] * len(self._feedback) if saved["feedback"] is None else list(saved["feedback"])
         if shapes != [array.shape for array in kept] or len(errors) != len(self._feedback):
             raise CheckpointError(
                 "what was saved is of other arrays, or other fragments", hint="Pass the arguments of then"
             )
-        for array, values in zip(kept, told, strict=True):
+        for array, values in zip(kept, given, strict=True):
             array[...] = values
         for common in self._commons:
             common.sign()

@@ -95,17 +95,17 @@ class Changes:
         self, asking: asyncio.Task[int] | None, number: int, found: Array, limit: float
     ) -> int:
         """Give the store's answer from rank 0 to the others; -1 where there is none."""
-        told: int | BaseException = -1
+        answer: int | BaseException = -1
         if asking is not None:
             await asyncio.wait([asking], timeout=limit)
             asking.cancel()
-            [told] = await asyncio.gather(asking, return_exceptions=True)
-            found[...] = told if isinstance(told, int) else -1
+            [answer] = await asyncio.gather(asking, return_exceptions=True)
+            found[...] = answer if isinstance(answer, int) else -1
         asked = internal(Kind.broadcast, found, root=0, detail=_PENDING_JOINS)
         work = self._core.issue(asked, limit, True, reserved=number)
         await work._as_step()
-        if isinstance(told, Exception):
-            raise told
+        if isinstance(answer, Exception):
+            raise answer
         if found < 0:
             raise RendezvousError(
                 f"rank {self._roster.ranks[0]} could not ask the store which newcomers wait",

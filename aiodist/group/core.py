@@ -449,9 +449,9 @@ class GroupCore:
             await asyncio.sleep(_ON_THE_WAY)
             disagrees = self._watch.suspects
         if disagrees:
-            told = self.loop.create_task(asyncio.sleep(_VERDICT))
-            self.cancel_on_break(told)
-            await asyncio.wait([told])
+            verdict = self.loop.create_task(asyncio.sleep(_VERDICT))
+            self.cancel_on_break(verdict)
+            await asyncio.wait([verdict])
         if isinstance(self.error, CollectiveMismatch):
             self.failures.note(self.error)
 

@@ -78,14 +78,14 @@ class Objects:
         root = check.group_rank(src, self._size, "src")
         data = _encoded(obj, allow_pickle) if root == self._rank else np.empty(0, np.uint8)
 
-        async def second_step(told: Work[Array], number: int, limit: float) -> Any:
-            count = int((await told._as_step())[0])
+        async def second_step(shared: Work[Array], number: int, limit: float) -> Any:
+            count = int((await shared._as_step())[0])
             into = data if root == self._rank else self._room([count])
             await self._bytes(Kind.broadcast, number, limit, into, into, root=root)
             return obj if root == self._rank else await _read(into.data, allow_pickle)
 
         size = np.array([data.size], np.int64)
-        return self._two_steps(_told(Kind.broadcast, root, size), second_step, timeout, async_op)
+        return self._two_steps(_share_sizes(Kind.broadcast, root, size), second_step, timeout, async_op)
 
     def scatter(
         self, objs: Sequence[Any] | None, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -102,13 +102,13 @@ class Objects:
             sizes[:] = [part.size for part in parts]
             joined = np.concatenate(parts)
 
-        async def second_step(told: Work[Array], number: int, limit: float) -> Any:
-            counts = (await told._as_step()).tolist()
+        async def second_step(shared: Work[Array], number: int, limit: float) -> Any:
+            counts = (await shared._as_step()).tolist()
             into = self._room([counts[self._rank]])
             await self._bytes(Kind.scatter, number, limit, joined, into, root=root, sizes=counts)
             return await _read(into.data, allow_pickle)
 
-        return self._two_steps(_told(Kind.scatter, root, sizes), second_step, timeout, async_op)
+        return self._two_steps(_share_sizes(Kind.scatter, root, sizes), second_step, timeout, async_op)
 
     def send(
         self, obj: Any, dst: int, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -264,7 +264,7 @@ def _named(kind: Kind, root: int) -> str:
     return f"{AS}{kind.name}_object({f'{roles.root_name}={root}' if roles.rooted else ''})"
 
 
-def _told(kind: Kind, root: int, sizes: Array) -> Request:
+def _share_sizes(kind: Kind, root: int, sizes: Array) -> Request:
     """The first step where one rank has objects: all get their sizes, int64."""
     return internal(Kind.broadcast, sizes, root=root, detail=_named(kind, root))
 

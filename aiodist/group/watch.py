@@ -340,7 +340,7 @@ class Watch:
             case Say.broken:
                 error = unpack(message.body[1], message.body[2:])
                 if isinstance(error, CollectiveTimeout):
-                    error = error.as_told(self._control.rank, message.origin)
+                    error = error.as_read_by(self._control.rank, message.origin)
                 logger.debug("group '%s': rank %d says that it is broken", self._roster.name, message.origin)
                 self._breaks(error, tell=message.target == self._control.rank)
             case Say.left:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from aiodist.base.environment import tls, tuning
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import StoreServer
-from aiodist.rendezvous.hosting import told_address
+from aiodist.rendezvous.hosting import announced_address
 
 _LINGER = 2.0  # seconds for the ranks to leave
 
@@ -88,7 +88,7 @@ class Host:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         job, secret = secrets.token_hex(4), secrets.token_hex(32)
-        host = told_address(tuning(os.environ), outward() or "127.0.0.1")
+        host = announced_address(tuning(os.environ), outward() or "127.0.0.1")
         server = await StoreServer.start(host, 0, job, secret.encode(), tls=tls(os.environ))
         self.place = Place(join_address(server.host, server.port), job, secret)
         self._ready.set()

@@ -84,9 +84,9 @@ class _Asked:
         if self._answer is None:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 if put_before(self._folder, self._name) != self._question:
-                    told = json.loads(self._read(STACKS))
-                    if list(self._question) in told["questions"]:
-                        self._answer = Stacks.from_json({**told, "by_signal": False})
+                    answer = json.loads(self._read(STACKS))
+                    if list(self._question) in answer["questions"]:
+                        self._answer = Stacks.from_json({**answer, "by_signal": False})
         return self._answer is not None
 
     def signal(self) -> bool:

@@ -54,17 +54,17 @@ class Calls:
 
 def calls_of(view: RankView) -> Calls:
     """The calls that a rank tells of; none where it tells nothing, or nothing that can be read."""
-    told = view.recording.about.get("calls")
+    found = view.recording.about.get("calls")
     try:
-        if not isinstance(told, dict):
+        if not isinstance(found, dict):
             return Calls()
         return Calls(
-            _count(told["asked"]),
-            _count(told["served"]),
-            tuple(_pending(*one) for one in told["to"]),
-            tuple(_pending(rank, "", *rest) for rank, *rest in told["room"]),
-            tuple(_pending(view.rank, *one) for one in told["full"]),
-            tuple(replace(_pending(*one), by=one_line(str(by))) for by, *one in told["within"]),
+            _count(found["asked"]),
+            _count(found["served"]),
+            tuple(_pending(*one) for one in found["to"]),
+            tuple(_pending(rank, "", *rest) for rank, *rest in found["room"]),
+            tuple(_pending(view.rank, *one) for one in found["full"]),
+            tuple(replace(_pending(*one), by=one_line(str(by))) for by, *one in found["within"]),
         )
     except (KeyError, TypeError, ValueError):
         return Calls()
@@ -115,10 +115,10 @@ _Handler = tuple[int, str]
 def _late(ranks: dict[int, RankView], after: float, *, within: bool) -> Iterator[tuple[int, Pending]]:
     """The calls that have waited for that long, with the rank that waits: all, or those that handlers have
     asked."""
-    told = {rank: calls_of(view) for rank, view in ranks.items()}
-    for rank, calls in told.items():
+    by_rank = {rank: calls_of(view) for rank, view in ranks.items()}
+    for rank, calls in by_rank.items():
         for call in calls.within if within else calls.to:
-            full = told[call.rank].full if call.rank in told else ()
+            full = by_rank[call.rank].full if call.rank in by_rank else ()
             if ranks[rank].now - call.since >= after:
                 yield rank, replace(call, full=any(one.name == call.name for one in full))
 

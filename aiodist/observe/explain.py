@@ -19,7 +19,7 @@ from aiodist.observe.outcome import Outcome
 from aiodist.observe.recorder.reading import Record
 from aiodist.observe.verdict import Verdict
 from aiodist.observe.view import Doing, JobView, RankView
-from aiodist.observe.words import operation, place, told, where
+from aiodist.observe.words import operation, place, reported, where
 
 LINES = 10
 FRESH = 0.5
@@ -58,10 +58,10 @@ def explain(
     lines = [_title(job, first, len(dead), accused, over)]
     lines += [_last_of(rank) for rank in first[:2]]
     errors = _errors(job, dead)
-    lines += [_told(error) for error in errors[:2]]
+    lines += [_described(error) for error in errors[:2]]
     end = [_advice(first, errors, verdicts, accused, over), f"see what led to it: {trace}"]
     room = LINES - len(lines) - len(end)
-    judged = [told(verdict.title) for verdict in verdicts[: max(1, room - _WAITS)]]
+    judged = [reported(verdict.title) for verdict in verdicts[: max(1, room - _WAITS)]]
     live = [rank for rank in job.ranks if rank.doing not in (Doing.left, Doing.dead)]
     return [*lines, *judged, *_waits(live or dead, min(_WAITS, room - len(judged))), *end]
 
@@ -123,8 +123,8 @@ def _accused(job: JobView) -> set[int]:
 
 def _lost(rank: RankView) -> set[int]:
     """The ranks that a rank says it has lost."""
-    told = rank.recording.about.get("lost")
-    return {one for one in told if type(one) is int} if isinstance(told, list) else set()
+    lost = rank.recording.about.get("lost")
+    return {one for one in lost if type(one) is int} if isinstance(lost, list) else set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class _Error:
     at: str  # in which operation and at which line the first was, where that has failed
 
 
-def _told(error: _Error) -> str:
+def _described(error: _Error) -> str:
     """Of a long text the middle is left out: an error that ended the program has its line at the end."""
     text = error.text if len(error.text) <= _LONG else f"{error.text[:_HEAD]} … {error.text[_HEAD - _LONG :]}"
     return f"{name_ranks(list(error.ranks))} told {_clock(error.wall)}{error.at}: {one_line(text)}"
@@ -144,7 +144,7 @@ def _told(error: _Error) -> str:
 def _head(name: str, size: int, hosts: int = 0) -> str:
     """'train.py, 4 ranks on 1 host'."""
     on = f" on {hosts} host{'s'[: hosts > 1]}" if hosts else ""
-    return f"{told(name)}, {size} rank{'s'[: size != 1]}{on}"
+    return f"{reported(name)}, {size} rank{'s'[: size != 1]}{on}"
 
 
 def _unseen(job: JobView, size: int) -> str:
@@ -251,7 +251,7 @@ def _advice(
             f"to do: see where rank {rank.rank} leaves its group: every rank has to issue the same operations"
         )
     return (
-        f"to do: rank {rank.rank} reported no error: its log, or on {told(rank.host)} 'dmesg' "
+        f"to do: rank {rank.rank} reported no error: its log, or on {reported(rank.host)} 'dmesg' "
         f"(out of memory?), says what ended it"
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 from aiodist.observe.recorder.reading import Group
 from aiodist.observe.spans import Span, present, spans
 from aiodist.observe.view import Doing, JobView, RankView
-from aiodist.observe.words import told
+from aiodist.observe.words import reported
 
 VERSION = "2.10"
 """Of the dumps, as torch 2.13 writes them."""
@@ -59,7 +59,7 @@ def flight(job: JobView) -> dict[int, Json]:
 
 
 def _chosen(group: Group, found: Mapping[int, _Numbered], ranks: Mapping[int, RankView], end: float) -> range:
-    """The numbers of a group's operations that are told."""
+    """The numbers of a group's operations that are reported."""
     seen = [ranks[rank] for rank in group.ranks if rank in ranks]
     start = 0
     for rank in seen:
@@ -128,7 +128,7 @@ def _dump(
         "version": VERSION,
         "comm_lib_version": "aiodist",
         "pg_config": {
-            _uid(group): {"name": _uid(group), "desc": told(group.name), "ranks": str(list(group.ranks))}
+            _uid(group): {"name": _uid(group), "desc": reported(group.name), "ranks": str(list(group.ranks))}
             for group in groups
         },
         "pg_status": status,
@@ -138,7 +138,7 @@ def _dump(
 
 def _uid(group: Group) -> str:
     """The name of a group that no other group of the job has."""
-    return f"{told(group.name)}.{group.epoch}.{zlib.crc32(repr(list(group.ranks)).encode()):08x}"
+    return f"{reported(group.name)}.{group.epoch}.{zlib.crc32(repr(list(group.ranks)).encode()):08x}"
 
 
 def _entry(record_id: int, span: Span, wall: float) -> Json:
@@ -152,7 +152,7 @@ def _entry(record_id: int, span: Span, wall: float) -> Json:
     return {
         "record_id": record_id,
         "pg_id": 0,
-        "process_group": (_uid(group), told(group.name)),
+        "process_group": (_uid(group), reported(group.name)),
         "collective_seq_id": record.number,
         "p2p_seq_id": 0,
         "op_id": record_id,

@@ -44,7 +44,7 @@ class History:
     def __init__(self) -> None:
         self._members: dict[tuple[str, int, float], _Member] = {}
         self._entries: deque[Entry] = deque(maxlen=MOST)
-        self._told: dict[tuple[str, int, float], int] = {}  # how many events of each process
+        self._events_of: dict[tuple[str, int, float], int] = {}  # how many events of each process
         self._epoch = -1
 
     @property
@@ -96,9 +96,9 @@ class History:
     def _events(self, views: Iterable[RankView]) -> Iterable[Entry]:
         for view in views:
             events = view.recording.events
-            known = self._told.get(_identity(view), 0)
+            known = self._events_of.get(_identity(view), 0)
             if len(events) > known:
-                self._told[_identity(view)] = len(events)
+                self._events_of[_identity(view)] = len(events)
                 before = self._members.get(_identity(view))
                 who = f"rank {view.rank}"
                 if before is not None and before.rank != view.rank:  # the event may be why

@@ -20,14 +20,14 @@ _ESCAPES = re.compile(
 
 def lines(data: bytes) -> list[str]:
     """The lines of some output, whole ones; of one that was written over and over what was written last."""
-    told = data.decode("utf-8", "replace").split("\n")
-    if told and not told[-1]:
-        told.pop()
-    return [_line(one) for one in told]
+    rows = data.decode("utf-8", "replace").split("\n")
+    if rows and not rows[-1]:
+        rows.pop()
+    return [_line(row) for row in rows]
 
 
-def _line(told: str) -> str:
-    bare = _ESCAPES.sub("", told.rstrip("\r")).rpartition("\r")[2]
+def _line(line: str) -> str:
+    bare = _ESCAPES.sub("", line.rstrip("\r")).rpartition("\r")[2]
     bare = bare.expandtabs(8)
     space = len(bare) - len(bare.lstrip(" "))
     return " " * min(space, 80) + one_line(bare, LONGEST)

@@ -12,7 +12,7 @@ from typing import Any
 from aiodist.base.callers import Whose, whose
 from aiodist.observe.recorder import Recorder
 from aiodist.observe.recorder.layout import RING_PLACES
-from aiodist.observe.words import told
+from aiodist.observe.words import reported
 
 
 class Overheard:
@@ -46,7 +46,7 @@ class Overheard:
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        what = told(context.get("message") or "an error in a callback")
+        what = reported(context.get("message") or "an error in a callback")
         self._recorder.event(f"{what}: {describe(error)}" if isinstance(error, BaseException) else what)
         if self._before is not None:
             self._before(loop, context)

@@ -113,9 +113,9 @@ def apply(shown: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(8192)  # most ranks say the same
-def text(told: str) -> str:
+def text(words: str) -> str:
     """What a rank told, as a short line."""
-    return one_line(told, _LONGEST)
+    return one_line(words, _LONGEST)
 
 
 def _differing(rank: int, old: tuple[Cell, ...], new: tuple[Cell, ...]) -> list[Cell]:
@@ -164,8 +164,8 @@ def indented(line: str) -> str:
 
 def _news(news: News) -> dict[str, Any]:
     ago = _round(news.ago) if news.ago < 60 else _round(news.ago / 60) * 60
-    told = {"rank": news.rank, "ago": ago, "text": one_line(news.text, _LINE), "failure": news.failure}
-    return told | {"past": news.past}
+    event = {"rank": news.rank, "ago": ago, "text": one_line(news.text, _LINE), "failure": news.failure}
+    return event | {"past": news.past}
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def pack(views: Iterable[RankView], most: int) -> bytes:
     lines = []
     for view in views:
         cut = replace(view.recording, last=view.recording.last[-most:])
-        told = replace(view, recording=cut).to_json()
-        lines.append(json.dumps(told, separators=(",", ":")).encode() + b"\n")
+        cut_view = replace(view, recording=cut).to_json()
+        lines.append(json.dumps(cut_view, separators=(",", ":")).encode() + b"\n")
     return zlib.compress(b"".join(lines), 1)
 
 

@@ -243,8 +243,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _news(view: RankView) -> Iterator[News]:
     recording = view.recording
-    told = recording.about.get("entered")
-    entered = told if isinstance(told, float) else 0.0
+    found = recording.about.get("entered")
+    entered = found if isinstance(found, float) else 0.0
     for record in recording.last:
         if record.failed:
             where = f" at {placed(record.line)}" if record.line is not None else ""

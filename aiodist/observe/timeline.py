@@ -113,5 +113,5 @@ def _ago(time: float, end: float) -> float:
     return round(min(0.0, time - end), 6)
 
 
-def _place(told: str, texts: dict[str, int]) -> int:
-    return texts.setdefault(text(told), len(texts))
+def _place(name: str, texts: dict[str, int]) -> int:
+    return texts.setdefault(text(name), len(texts))

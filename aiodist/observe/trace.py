@@ -16,7 +16,7 @@ from aiodist.observe.arrows import Arrow, collectives, corrections, drawn_out, m
 from aiodist.observe.clocks import UNKNOWN, clock_of
 from aiodist.observe.spans import Span, present, spans
 from aiodist.observe.view import Doing, JobView, RankView
-from aiodist.observe.words import message, nth, peer, place, told
+from aiodist.observe.words import message, nth, peer, place, reported
 
 _TICKS = 8  # in a microsecond
 _EVENTS = 0  # the lane of what happened
@@ -63,7 +63,7 @@ def trace(job: JobView, seconds: float = math.inf) -> Json:
         "distributedInfo": _distributed(job),
         "baseTimeNanoseconds": _wall(ranks, base),
         "otherData": {
-            "job": told(job.key),
+            "job": reported(job.key),
             "clock error in seconds, at most": None if len(known) < len(ranks) else max(known, default=0.0),
             "clocks": [_clock(rank, moved[clocks[rank.rank]]) for rank in ranks],
             "arrows": len(flows) // 2,
@@ -104,7 +104,7 @@ def _event(ph: str, name: str, rank: int, tid: int, ticks: int = 0, **more: Any)
 
 
 def _names(rank: RankView, lanes: int) -> Iterator[Json]:
-    name = f"rank {rank.rank} {told(rank.host)}:{rank.recording.pid}"
+    name = f"rank {rank.rank} {reported(rank.host)}:{rank.recording.pid}"
     yield _event("M", "process_name", rank.rank, 0, args={"name": name})
     yield _event("M", "process_sort_index", rank.rank, 0, args={"sort_index": rank.rank})
     for lane in range(lanes):
@@ -117,21 +117,21 @@ def _slices(span: Span, lane: int, base: float) -> Iterator[Json]:
     start, end = _ends(span, base)
     record = span.record
     is_message = record.op in ("send", "recv")
-    name, (op, tag) = told(record.called or record.op), message(record)
+    name, (op, tag) = reported(record.called or record.op), message(record)
     if is_message:
         there = "anybody" if record.root < 0 else f"rank {peer(record)}"
         name = f"{op} {'to' if record.op == 'send' else 'from'} {there}"
     args: Json = {
-        "group": told(record.group.name) if record.group is not None else None,
+        "group": reported(record.group.name) if record.group is not None else None,
         "epoch": record.group.epoch if record.group is not None else None,
         "number": nth(record),
         "bytes": record.nbytes,
-        "dtype": told(record.dtype),
+        "dtype": reported(record.dtype),
         "shape": list(record.shape),
         "line": place(record.line),
         "state": _STATES[span.state],
     }
-    args |= {"reduce": told(record.reduce)} if record.reduce else {}
+    args |= {"reduce": reported(record.reduce)} if record.reduce else {}
     args |= {"tag": tag} if is_message else {"root": record.root} if record.root >= 0 else {}
     length = (end - start) / _TICKS
     yield _event(
@@ -174,7 +174,7 @@ def _flows(arrows: Sequence[Arrow], lanes: dict[int, int], base: float) -> Itera
 def _happened(rank: RankView, base: float, moved: float, since: float) -> Iterator[Json]:
     """What a rank told, and what it is seen to do that is no operation, as instants."""
     vitals = rank.recording.vitals
-    moments = [(event.at, told(event.text)) for event in rank.recording.events]
+    moments = [(event.at, reported(event.text)) for event in rank.recording.events]
     if rank.doing is Doing.dead:
         moments.append((present(rank), "last sign: its process has ended without leaving"))
     elif rank.doing in (Doing.blocked, Doing.stopped) and vitals.turned:
@@ -202,9 +202,9 @@ def _distributed(job: JobView) -> Json:
     """What torch's profiler says of a job: tools that read its traces look for it."""
     about = job.ranks[0].recording.about if job.ranks else {}
     groups = list(dict.fromkeys(group for rank in job.ranks for group in rank.recording.groups))
-    config = [{"pg_name": told(group.name), "pg_size": len(group.ranks)} for group in groups]
+    config = [{"pg_name": reported(group.name), "pg_size": len(group.ranks)} for group in groups]
     return {
-        "backend": told(about.get("backend", "aiodist")),
+        "backend": reported(about.get("backend", "aiodist")),
         "rank": job.ranks[0].rank if job.ranks else 0,
         "world_size": job.size if job.ranks else 0,
         "pg_count": len(groups),

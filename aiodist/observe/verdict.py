@@ -85,31 +85,31 @@ def judge(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
     """
     ranks = {rank.rank: rank for rank in job.ranks}
     waits = Waits(job.ranks)
-    told: dict[tuple[str, tuple[int, ...]], Verdict] = {}
+    found: dict[tuple[str, tuple[int, ...]], Verdict] = {}
     blamed: set[int] = set()
     for wait in waits.all:
-        told_of = wait.absent or wait.complete
-        if told_of and wait.seconds >= after and wait.rank not in blamed:
+        waits_for = wait.absent or wait.complete
+        if waits_for and wait.seconds >= after and wait.rank not in blamed:
             verdict = _on_wait(wait, waits, ranks)
-            told.setdefault((verdict.kind, verdict.ranks), verdict)
+            found.setdefault((verdict.kind, verdict.ranks), verdict)
             if verdict.kind != "moving":  # who waits there may be who keeps all waiting since it has come
                 blamed.update(verdict.ranks)
-    moving = any(kind == "moving" for kind, _ in told)
+    moving = any(kind == "moving" for kind, _ in found)
     least = after / 2 if moving else after  # all have come, and one may have stopped since
     for rank in job.ranks:
         stuck = rank.doing in (Doing.blocked, Doing.held, Doing.stopped) and rank.since >= least
         gone = moving and rank.doing is Doing.dead
         if (stuck or gone) and rank.rank not in blamed:
             verdict = _on_stuck(rank, waits, ranks)
-            told.setdefault((verdict.kind, verdict.ranks), verdict)
-    keys = [key for key in told if key[0] == "moving"]
-    for key in keys if len(keys) < len(told) else keys[1:]:
-        del told[key]  # what others say is more
-    if told and all(kind == "moving" for kind, _ in told):
+            found.setdefault((verdict.kind, verdict.ranks), verdict)
+    keys = [key for key in found if key[0] == "moving"]
+    for key in keys if len(keys) < len(found) else keys[1:]:
+        del found[key]  # what others say is more
+    if found and all(kind == "moving" for kind, _ in found):
         link = find_slow_link(job)
         if link is not None:
             return (_on_link(link, ranks),)
-    return (*_on_calls(ranks, after), *told.values()) or _on_speed(job, ranks)
+    return (*_on_calls(ranks, after), *found.values()) or _on_speed(job, ranks)
 
 
 def judge_quickly(job: JobView, after: float = AFTER) -> tuple[Verdict, ...]:
@@ -195,8 +195,8 @@ def _on_stuck(rank: RankView, waits: Waits, ranks: dict[int, RankView]) -> Verdi
 def _on_link(link: SlowLink, ranks: dict[int, RankView]) -> Verdict:
     there = ranks.get(link.peer)
     title = (
-        f"the connection from rank {link.rank} ({words.told(ranks[link.rank].host)}) to rank {link.peer}"
-        f"{f' ({words.told(there.host)})' if there else ''} is slow: {size(link.rate)}/s, "
+        f"the connection from rank {link.rank} ({words.reported(ranks[link.rank].host)}) to rank {link.peer}"
+        f"{f' ({words.reported(there.host)})' if there else ''} is slow: {size(link.rate)}/s, "
         f"while other connections reach {size(link.usual)}/s"
     )
     rows = [
@@ -434,7 +434,7 @@ def _branch(record: Record, rank: int, ranks: dict[int, RankView]) -> str:
         own_op = mine.called or mine.op
         if 2 * count > len(others) and (own_op, mine.line) != (op, where):
             return (
-                f"it differs from the others from #{words.nth(mine)}: it issued {words.told(own_op)} at "
+                f"it differs from the others from #{words.nth(mine)}: it issued {words.reported(own_op)} at "
                 f"{words.place(mine.line) or '?'}, {count} of the others {op} at {words.place(where) or '?'}"
             )
     return ""

@@ -120,8 +120,8 @@ class RankView:
     @property
     def _heartbeat(self) -> float:
         """Seconds from beat to beat of its loop; 0.0: it does not say."""
-        told = self.recording.about.get("heartbeat")
-        return told if isinstance(told, float) and sound(told) else 0.0
+        found = self.recording.about.get("heartbeat")
+        return found if isinstance(found, float) and sound(found) else 0.0
 
     @property
     def since(self) -> float:
@@ -153,9 +153,9 @@ class RankView:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        told = None if self.stacks is None else asdict(self.stacks)
+        stacks = None if self.stacks is None else asdict(self.stacks)
         plain = {name: getattr(self, name) for name in _PLAIN}
-        return {**plain, "stacks": told, "recording": to_json(self.recording)}
+        return {**plain, "stacks": stacks, "recording": to_json(self.recording)}
 
     @classmethod
     def from_json(cls, data: Any) -> RankView:
@@ -165,8 +165,7 @@ class RankView:
             WireError: this is none.
         """
         try:
-            told = data["stacks"]
-            stacks = None if told is None else Stacks.from_json(told)
+            stacks = None if data["stacks"] is None else Stacks.from_json(data["stacks"])
             plain = {name: kind(data[name]) for name, kind in _PLAIN.items()}
             if not sound(*(plain[name] for name in ("now", "cpu", "shift", "error"))):
                 raise ValueError("a time is none")
@@ -224,8 +223,8 @@ class JobView:
     @property
     def run(self) -> str:
         """The number of the launcher's run that it is of; '': its ranks tell of none."""
-        told = self.ranks[0].recording.about.get("run")
-        return told if isinstance(told, str) else ""
+        found = self.ranks[0].recording.about.get("run")
+        return found if isinstance(found, str) else ""
 
     @property
     def hosts(self) -> tuple[str, ...]:

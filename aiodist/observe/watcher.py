@@ -34,7 +34,7 @@ EVERY = 1.0  # seconds from look to look at the others
 SLOWLY = 60.0  # seconds from look to look for a rank that is always late, and for other ranks' calls
 SOME = 512  # places of each recorder that are read for it; all, once there is something to say
 
-MOST_TOLD = 1000
+MOST_SAID = 1000
 """Verdicts that are remembered so as not to be given again, the last ones."""
 
 _log = logging.getLogger("aiodist.observe")
@@ -73,9 +73,9 @@ class Watcher:
         self._answer = answer
         self._exchange = exchange
         self._calls = calls
-        self._told_of_calls: dict[str, Any] | None = None
+        self._calls_written: dict[str, Any] | None = None
         self._due = self._judge_due = self._slow_due = 0.0
-        self._told: dict[str, str] = {}  # the kinds of what has been said, by what it is about
+        self._said: dict[str, str] = {}  # the kinds of what has been said, by what it is about
         self._patience: dict[str, float] = {}  # by the place of a verdict: for how long it has to hold
         self._judging: threading.Thread | None = None
 
@@ -101,12 +101,12 @@ class Watcher:
 
     def _tell_of_calls(self, now: float) -> None:
         with contextlib.suppress(RuntimeError):  # something has changed meanwhile
-            told = self._calls(now)
-            if told is None or (self._told_of_calls is None and not any(told.values())):
+            calls = self._calls(now)
+            if calls is None or (self._calls_written is None and not any(calls.values())):
                 return  # most programs call nobody
-            if told != self._told_of_calls:
-                self._recorder.tell(calls=told)
-                self._told_of_calls = told
+            if calls != self._calls_written:
+                self._recorder.tell(calls=calls)
+                self._calls_written = calls
 
     def _watch_others(self, now: float) -> None:
         me = glance(self._memory.buffer)
@@ -123,7 +123,7 @@ class Watcher:
         oldest = min(
             time for one in seen.values() for time in (one.flushed, one.turned, one.oldest, now) if time
         )
-        for _, _, since, *_ in (self._told_of_calls or {}).get("to", ()):
+        for _, _, since, *_ in (self._calls_written or {}).get("to", ()):
             oldest = min(oldest, since)
         stands = now - oldest >= self._after and now >= self._judge_due
         if self._after and (stands or now >= self._slow_due):
@@ -167,7 +167,7 @@ class Watcher:
         views = read_ranks(self._key)
         found = self._verdicts(views)
         if not found:  # what is over may come again; a straggler comes and goes
-            self._told = {about: kind for about, kind in self._told.items() if kind == "straggler"}
+            self._said = {about: kind for about, kind in self._said.items() if kind == "straggler"}
         if not self._fresh(found):
             return
         if _has_others(views):
@@ -179,12 +179,12 @@ class Watcher:
     def _tell(self, verdicts: list[Verdict], speaks: bool) -> None:
         """Remember verdicts, and give them where this host `speaks` for all."""
         for verdict in verdicts:
-            self._told[verdict.about] = verdict.kind
-            if len(self._told) > MOST_TOLD:
-                del self._told[next(iter(self._told))]
+            self._said[verdict.about] = verdict.kind
+            if len(self._said) > MOST_SAID:
+                del self._said[next(iter(self._said))]
             if verdict.place:
                 self._patience[verdict.place] = 2 * max(verdict.seconds, self._after)
-                if len(self._patience) > MOST_TOLD:
+                if len(self._patience) > MOST_SAID:
                     del self._patience[next(iter(self._patience))]
             if speaks:
                 _log.warning("%s", render(verdict))
@@ -202,7 +202,7 @@ class Watcher:
         return [
             verdict
             for verdict in verdicts
-            if verdict.about not in self._told and verdict.seconds >= self._patience.get(verdict.place, 0.0)
+            if verdict.about not in self._said and verdict.seconds >= self._patience.get(verdict.place, 0.0)
         ]
 
 

@@ -8,7 +8,7 @@ from aiodist.base.errors import name_ranks
 from aiodist.observe.figures import rate, share, size, span
 from aiodist.observe.rates import Row, age, rows, totals
 from aiodist.observe.view import JobView, RankView
-from aiodist.observe.words import operation, place, told
+from aiodist.observe.words import operation, place, reported
 
 _APART = 0.05
 """Of their time, by which ranks have to differ in how long they wait before one is called slower."""
@@ -27,7 +27,7 @@ def well(before: JobView | None, now: JobView) -> list[str]:
     states = ", ".join(f"{count} {doing}" for doing, count in all.doing.items())
     since = span(age(now))
     lines = [
-        f"{told(now.name)}, {now.size} ranks{unseen} on {hosts}, since {since}: nothing stands still",
+        f"{reported(now.name)}, {now.size} ranks{unseen} on {hosts}, since {since}: nothing stands still",
         f"{states}; {rate(all.ops)} operations/s, {size(all.nbytes)}/s; {all.issued} operations so far, "
         f"{all.failed} failed",
     ]

@@ -17,7 +17,7 @@ _LONGEST_PATH = 60  # of a file, and of a function
 def operation(record: Record) -> str:
     """'all_reduce #12 of world', 'recv #3 from rank 2 with tag 7 in world'; peers by their global rank."""
     group = record.group
-    name = "an unknown group" if group is None else told(group.name)
+    name = "an unknown group" if group is None else reported(group.name)
     if record.op not in ("send", "recv"):
         return f"{call(record)} of {name}"
     there = "anybody" if record.root < 0 else f"rank {peer(record)}"
@@ -28,7 +28,7 @@ def operation(record: Record) -> str:
 
 def call(record: Record) -> str:
     """A collective as the user has called it, with its number among the user's: 'all_gather_object #12'."""
-    return f"{told(record.called or record.op)} #{nth(record)}"
+    return f"{reported(record.called or record.op)} #{nth(record)}"
 
 
 def nth(record: Record) -> int:
@@ -45,7 +45,7 @@ def message(record: Record) -> tuple[str, int]:
 
 def payload(record: Record) -> str:
     """'float32, 4.2 MB'; '' of an operation without data."""
-    return f"{told(record.dtype)}, {size(record.nbytes)}" if record.nbytes else ""
+    return f"{reported(record.dtype)}, {size(record.nbytes)}" if record.nbytes else ""
 
 
 def peer(record: Record) -> int:
@@ -76,10 +76,10 @@ def _short(path: str) -> str:
 
 def where(rank: RankView) -> str:
     """'host-b, pid 4711'."""
-    return f"{told(rank.host)}, pid {rank.recording.pid}"
+    return f"{reported(rank.host)}, pid {rank.recording.pid}"
 
 
-def told(text: object) -> str:
+def reported(text: object) -> str:
     """What a rank told, as a short line."""
     return one_line(str(text), _LONGEST)
 

@@ -354,17 +354,17 @@ class Portal(LoopThread):
     def _wrap_up(self, reply: Reply, value: Any, error: BaseException | None = None) -> None:
         self.settle(reply, self._wrapped(value), error)
 
-    def _follow(self, work: Work[Any], reply: Reply, *, told: bool = True) -> None:
-        """Let a Work's end be a reply. `told`: the caller waits for that."""
+    def _follow(self, work: Work[Any], reply: Reply, *, awaited: bool = True) -> None:
+        """Let a Work's end be a reply. `awaited`: the caller waits for that."""
         if work.done():
-            self._work_ended(reply, told, work)
+            self._work_ended(reply, awaited, work)
         else:
             self.watch(reply)
-            work._when_done(functools.partial(self._work_ended, reply, told))
+            work._when_done(functools.partial(self._work_ended, reply, awaited))
 
-    def _work_ended(self, reply: Reply, told: bool, work: Work[Any]) -> None:
+    def _work_ended(self, reply: Reply, awaited: bool, work: Work[Any]) -> None:
         left = reply.left or reply in self._interrupted
-        self._wrap_up(reply, *(work._outcome() if told and not left else work._peek()))
+        self._wrap_up(reply, *(work._outcome() if awaited and not left else work._peek()))
 
     def note_asked(self, work: Work[Any]) -> None:
         """Note that a caller has the error of a Work, which it has not been told of before."""
@@ -496,7 +496,7 @@ class SyncWork(Generic[T]):
         self._asked = False
         self._of_block = not held  # which may take a receive back that has ended
         self.group: SyncProcessGroup = portal._wrapped(work.group)
-        portal._follow(work, self._reply, told=False)
+        portal._follow(work, self._reply, awaited=False)
 
     @property
     def op(self) -> str:

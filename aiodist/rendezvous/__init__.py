@@ -18,7 +18,7 @@ from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.handlers import meet, register_rendezvous_handler
 from aiodist.rendezvous.hash_store import HashStore
-from aiodist.rendezvous.hosting import told_address
+from aiodist.rendezvous.hosting import announced_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.lease import Lease
 from aiodist.rendezvous.prefix_store import PrefixStore
@@ -39,10 +39,10 @@ __all__ = [
     "TcpStore",
     "Watch",
     "WatchEvent",
+    "announced_address",
     "claim_rank",
     "meet",
     "register_rendezvous_handler",
     "release_rank",
     "this_process",
-    "told_address",
 ]

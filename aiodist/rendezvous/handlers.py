@@ -14,7 +14,7 @@ from aiodist.net.sockets import is_in_use
 from aiodist.net.wire.handshake import TORCH_TOO
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.hash_store import HashStore
-from aiodist.rendezvous.hosting import host_or_join, join, meet_by_file, told_address
+from aiodist.rendezvous.hosting import announced_address, host_or_join, join, meet_by_file
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.rendezvous.meeting_point import SCHEMES, MeetingPoint, Way, meeting_point
@@ -76,12 +76,12 @@ async def connect(asked: Invitation, point: MeetingPoint) -> Store:
 
 
 async def _alone(asked: Invitation, _point: MeetingPoint) -> Meeting:
-    return Meeting(HashStore(asked.timeout), 0, 1, None, told_address(asked.tuning, "127.0.0.1"))
+    return Meeting(HashStore(asked.timeout), 0, 1, None, announced_address(asked.tuning, "127.0.0.1"))
 
 
 async def _over_store(asked: Invitation, _point: MeetingPoint) -> Meeting:
     assert asked.store is not None
-    address = told_address(asked.tuning, asked.store.address)
+    address = announced_address(asked.tuning, asked.store.address)
     return Meeting(asked.store, asked.rank, asked.world_size, address=address, owns_store=False)
 
 

@@ -187,7 +187,7 @@ async def listens(address: tuple[str, int], patience: float) -> bool:
 async def meet_at(invitation: Invitation, store: Store) -> Meeting:
     """Meet at a store that is connected; closes it where there is no address to tell peers."""
     try:
-        address = told_address(invitation.tuning, store.address)
+        address = announced_address(invitation.tuning, store.address)
     except BaseException:
         await store.aclose()
         raise
@@ -197,7 +197,7 @@ async def meet_at(invitation: Invitation, store: Store) -> Meeting:
 
 async def meet_by_file(invitation: Invitation, path: str) -> Meeting:
     """Meet at the store that a file leads to; whoever comes first hosts it. Errors as of `FileStore.open`."""
-    address = told_address(invitation.tuning, "127.0.0.1")
+    address = announced_address(invitation.tuning, "127.0.0.1")
     await check_port(address, invitation)
     store = await FileStore.open(
         *(path, invitation.job, invitation.secret, invitation.timeout),
@@ -227,7 +227,7 @@ def _spans_hosts(place: Placement) -> bool:
     return place.local_world_size is not None and place.local_world_size < place.world_size
 
 
-def told_address(tuned: Tuning, address: str) -> str:
+def announced_address(tuned: Tuning, address: str) -> str:
     """The address that peers are told: what the user says, else the one that was found."""
     if tuned.interface:
         return interface_address(tuned.interface)
@@ -255,7 +255,7 @@ def own_address(invitation: Invitation, outwards: str) -> str:
     """
     place = invitation.placement()
     found = "127.0.0.1" if place.local_world_size == place.world_size else outwards
-    address = told_address(invitation.tuning, found)
+    address = announced_address(invitation.tuning, found)
     if not address:
         raise UsageError(
             "this host has no address towards others, by its routes",

@@ -54,7 +54,7 @@ class JobSecrets:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._told: set[str] = set()
+        self._warned_of: set[str] = set()
         self._kept: dict[str, _Kept[bytes]] = {}
         try:
             self._is_folder = self.path.is_dir()
@@ -93,8 +93,8 @@ class JobSecrets:
             self._kept.pop(job, None)
             return None
         except (PermissionError, UntrustedError, UsageError) as error:
-            if job not in self._told and len(self._told) < 1000:
-                self._told.add(job)
+            if job not in self._warned_of and len(self._warned_of) < 1000:
+                self._warned_of.add(job)
                 _log.error("no client of a job gets in: %s", error)
             return None
         except OSError as error:

@@ -31,12 +31,12 @@ class MeetingPlace:
     """A place where a job meets, as one process knows it.
 
     Args:
-        told: what it was told, 'host:port' or the name of a launcher's step; '' for nothing.
+        configured: what it was told, 'host:port' or the name of a launcher's step; '' for nothing.
         found: the numeric address that this is to it; '' where it cannot say. Of a name the name itself.
         apart: it is found on the loopback, and others of the job may be on hosts that call it otherwise.
     """
 
-    told: str = ""
+    configured: str = ""
     found: str = ""
     apart: bool = False
 
@@ -58,13 +58,13 @@ class MeetingPlace:
 
     def seen_at(self, numeric: str, port: int) -> MeetingPlace:
         """This place, found at a numeric address. All addresses ('0.0.0.0') are none."""
-        if not self.told or ipaddress.ip_address(numeric.partition("%")[0]).is_unspecified:
+        if not self.configured or ipaddress.ip_address(numeric.partition("%")[0]).is_unspecified:
             return self
         return replace(self, found=_label(numeric, port))
 
     def is_where(self, other: MeetingPlace) -> bool:
         """Whether both may be one place; False where they are known to be two."""
-        if not (self.told and other.told) or self.told == other.told:
+        if not (self.configured and other.configured) or self.configured == other.configured:
             return True
         if not (self.found and other.found) or self.found == other.found:
             return True
@@ -90,7 +90,7 @@ class MeetingPlace:
     @property
     def shown(self) -> str:
         """It, for people."""
-        return self.told.partition(_HOST)[0]
+        return self.configured.partition(_HOST)[0]
 
 
 NOWHERE = MeetingPlace()

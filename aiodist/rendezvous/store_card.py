@@ -32,8 +32,8 @@ class StoreCard:
     def encode(self) -> bytes:
         """The card's bytes, for a handshake."""
         where = self.place
-        said = (where.told, where.found, "apart" if where.apart else "")
-        place = "\n".join(said) if where.told else ""
+        said = (where.configured, where.found, "apart" if where.apart else "")
+        place = "\n".join(said) if where.configured else ""
         return _CARD.pack(self.instance, self.generation, self.durable) + place.encode()
 
     @staticmethod
@@ -41,10 +41,10 @@ class StoreCard:
         """Read one from the card of a handshake; `WireError` unless it is one."""
         try:
             instance, generation, durable = _CARD.unpack_from(card)
-            told, found, apart, *_ = [*card[_CARD.size :].decode().split("\n"), "", ""]
+            configured, found, apart, *_ = [*card[_CARD.size :].decode().split("\n"), "", ""]
         except (struct.error, UnicodeDecodeError):
             raise WireError("the server is no store of this version of aiodist") from None
-        return StoreCard(instance, generation, bool(durable), MeetingPlace(told, found, bool(apart)))
+        return StoreCard(instance, generation, bool(durable), MeetingPlace(configured, found, bool(apart)))
 
 
 def instance_of(key: bytes, job: str) -> bytes:

@@ -174,8 +174,8 @@ class Fabric:
         if self.network.cores:  # they take turns
             turns = self.network.turns(np.unique(np.concatenate((src, dst))).size)
             hop, wake = hop * turns, wake * turns
-        told = at[dst] + np.where(far, hop + travel, 0.0)
-        ready = np.where(large, np.maximum(at[src], told), at[src]) + hop
+        known = at[dst] + np.where(far, hop + travel, 0.0)
+        ready = np.where(large, np.maximum(at[src], known), at[src]) + hop
         after = at.copy()
         if not np.isfinite(ready).all():
             never = ~np.isfinite(ready)

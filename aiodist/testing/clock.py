@@ -62,21 +62,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in virtual time. `time()` begins at 0 and moves only when nothing else can happen.
 
     Attributes:
-        told_more: says what `SimulationStuck` tells besides the tasks, as lines.
+        more_lines: says what `SimulationStuck` tells besides the tasks, as lines.
     """
 
-    told_more: Callable[[], Sequence[str]] = tuple
+    more_lines: Callable[[], Sequence[str]] = tuple
 
     def __init__(self) -> None:
         self._clock = _JumpingSelector()
-        self._clock.tasks = self._told
+        self._clock.tasks = self._lines
         self._due: dict[float, _Due] = {}
         super().__init__(self._clock)
 
-    def _told(self) -> tuple[str, ...]:
+    def _lines(self) -> tuple[str, ...]:
         from aiodist.group.runtime.tasks import task_lines  # only for what is stuck
 
-        return (*task_lines(self), *self.told_more())
+        return (*task_lines(self), *self.more_lines())
 
     def time(self) -> float:
         """Virtual seconds."""

@@ -126,7 +126,7 @@ async def run_cluster(
     cluster.started(tasks, newcomer)
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualLoop):
-        loop.told_more = functools.partial(_ended, tasks)
+        loop.more_lines = functools.partial(_ended, tasks)
     try:
         results: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
         spared = await cluster.ended(results)

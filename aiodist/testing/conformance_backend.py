@@ -199,9 +199,9 @@ async def check_objects(pg: ProcessGroup) -> None:
 
     gathered = pg.all_gather_object(thing(me), async_op=True)
     between = pg.all_reduce(np.array([me]), async_op=True)
-    told = pg.broadcast_object(thing(me) if me == pg.size - 1 else None, pg.size - 1, async_op=True)
+    broadcast = pg.broadcast_object(thing(me) if me == pg.size - 1 else None, pg.size - 1, async_op=True)
     assert (await between)[0] == sum(everybody)
-    assert is_thing(dict(await told), pg.size - 1)
+    assert is_thing(dict(await broadcast), pg.size - 1)
     assert all(is_thing(obj, rank) for rank, obj in enumerate(await gathered))
     collected = await pg.gather_object(thing(me), 0)
     assert (collected is None) == (me != 0)

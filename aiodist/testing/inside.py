@@ -113,8 +113,10 @@ def _cut(info: Any) -> Any:
     """The traceback without the frames that say nothing to the author of a test."""
     entries = list(info.traceback)
     kept = visible([str(entry.path) for entry in entries])
-    told = {id(entry) for entry, keep in zip(entries, kept, strict=True) if keep and not entry.ishidden(info)}
-    return info.traceback.filter(lambda entry: id(entry) in told) or info.traceback
+    shown = {
+        id(entry) for entry, keep in zip(entries, kept, strict=True) if keep and not entry.ishidden(info)
+    }
+    return info.traceback.filter(lambda entry: id(entry) in shown) or info.traceback
 
 
 @contextlib.contextmanager

@@ -95,7 +95,7 @@ def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bo
         if first.rank in exits:
             what += f"; exits= expects that it {_left(exits[first.rank])}"
         cause = report.text if report and failed else _tail(first)
-        rest = same_lines([(one.rank, _told(one, reported)) for one in others])
+        rest = same_lines([(one.rank, _described(one, reported)) for one in others])
         if report and report.follows:  # no rank tells a cause: one that left early may be it
             rest += same_lines([(one.rank, "its function had returned") for one in outcomes if _passed(one)])
         raise RanksFailed(
@@ -152,7 +152,7 @@ def _left(code: int, be: str = "is", leave: str = "exits") -> str:
         return f"{be} killed by signal {-code}"
 
 
-def _told(outcome: Outcome, reported: bool) -> str:
+def _described(outcome: Outcome, reported: bool) -> str:
     report = outcome.report
     if report is None or report.kind != "failed":
         return _ended(outcome, reported)

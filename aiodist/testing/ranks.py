@@ -177,13 +177,13 @@ async def _ask(processes: list[Process]) -> tuple[list[str], list[str]]:
 
     Those that are not known yet print their stacks.
     """
-    from aiodist.testing.stuck import seen, told, why
+    from aiodist.testing.stuck import described, seen, why
 
     pids = {process.pid: rank for rank, process in enumerate(processes) if process.returncode is None}
     views = await asyncio.to_thread(seen, pids)
     known = {view.recording.pid for view in views}
     _signal([one for one in processes if one.pid not in known], signal.SIGUSR1)  # faulthandler prints all
-    return why(views), told(views) if len(known) == len(pids) else []
+    return why(views), described(views) if len(known) == len(pids) else []
 
 
 async def _doing_now(processes: list[Process], watches: list[asyncio.Task[Outcome]]) -> list[str]:

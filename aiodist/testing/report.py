@@ -134,15 +134,15 @@ def text_of(error: BaseException) -> str:
         ]
         shown = [f"{short_path(file)}:{line}\n    {text}" for file, line, text in lines]
         return "\n".join([*shown, f"{type(error).__name__}: {error}"])
-    told = traceback.TracebackException.from_exception(error)
-    for one in _chained(told):
+    trace = traceback.TracebackException.from_exception(error)
+    for one in _chained(trace):
         kept = zip(one.stack, visible([frame.filename for frame in one.stack]), strict=True)
         one.stack = traceback.StackSummary.from_list([frame for frame, keep in kept if keep])
-    return "".join(told.format()).rstrip()
+    return "".join(trace.format()).rstrip()
 
 
-def _chained(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    todo: list[traceback.TracebackException | None] = [told]
+def _chained(trace: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    todo: list[traceback.TracebackException | None] = [trace]
     while todo:
         one = todo.pop()
         if one is not None:
@@ -150,9 +150,9 @@ def _chained(told: traceback.TracebackException) -> Iterator[traceback.Traceback
             todo += [one.__cause__, one.__context__, *(one.exceptions or ())]
 
 
-def same_lines(told: list[tuple[int, str]]) -> list[str]:
+def same_lines(words_of: list[tuple[int, str]]) -> list[str]:
     """'ranks 0 and 2: …': ranks that say the same share a line."""
     found: dict[str, list[int]] = {}
-    for rank, words in told:
+    for rank, words in words_of:
         found.setdefault(words, []).append(rank)
     return [f"{name_ranks(ranks)}: {words}" for words, ranks in found.items()]

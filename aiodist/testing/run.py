@@ -105,7 +105,7 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
         finally:
             measuring.take_over(folder)
             screen.say_rest()
-        failed = warned.told(folder, options.world_size)
+        failed = warned.reported(folder, options.world_size)
         check(outcomes, options.exits, reported=True)
         if failed is not None:
             raise failed

@@ -33,7 +33,7 @@ def why(views: Sequence[RankView]) -> list[str]:
     return [f"{name_ranks(busy)} had not ended"] if busy else []
 
 
-def told(views: Sequence[RankView]) -> list[str]:
+def described(views: Sequence[RankView]) -> list[str]:
     """What each does, as lines."""
     lines: list[str] = []
     for view in sorted(views, key=lambda view: view.rank):

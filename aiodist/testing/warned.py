@@ -76,12 +76,12 @@ class Warnings:
             return
         kind = pytest.PytestUnraisableExceptionWarning
 
-        def unraisable(told: Any, /) -> None:
-            if isinstance(told.exc_value, Warning):  # filters make it an error, which nobody can catch
-                self._found.append(Warned(str(told.exc_value), type(told.exc_value), file, line))
+        def unraisable(args: Any, /) -> None:
+            if isinstance(args.exc_value, Warning):  # filters make it an error, which nobody can catch
+                self._found.append(Warned(str(args.exc_value), type(args.exc_value), file, line))
                 return
-            what = f"{told.err_msg or 'Exception ignored in'}: {told.object!r}"
-            trace = traceback.format_exception(told.exc_type, told.exc_value, told.exc_traceback)
+            what = f"{args.err_msg or 'Exception ignored in'}: {args.object!r}"
+            trace = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
             text = f"{what}\n\n{''.join(trace)}"
             self._found.append(Warned(text, kind, file, line))
 
@@ -105,7 +105,7 @@ class Warnings:
             self._path.write_bytes(pack(packed))
 
 
-def told(folder: Path, size: int) -> RanksFailed | None:
+def reported(folder: Path, size: int) -> RanksFailed | None:
     """Warn of what the ranks have warned of → the error where one is an error here, as of a finalizer's."""
     ranks: dict[Warned, list[int]] = {}
     for rank in range(size):

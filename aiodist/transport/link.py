@@ -43,7 +43,7 @@ class Message:
         sent: bytes that were given to the link.
         lent: fragments of it that are lent.
         address: of its bytes, once it was needed.
-        told: it was offered.
+        offered: the receiver knows of it.
     """
 
     key: Key
@@ -52,7 +52,7 @@ class Message:
     done: Done
     sealed: bool = False
     sent: int = 0
-    told: bool = False
+    offered: bool = False
     lent: int = 0
     address: int = 0
 

@@ -262,7 +262,7 @@ class Outgoing:
             del self._offered[key]
             self._active.append(message)
             self._pump()
-        elif frame.word & _AGAIN and message.told and self.link is not None:
+        elif frame.word & _AGAIN and message.offered and self.link is not None:
             # The peer sees by our offer that sizes differ. Both sides wait until somebody cancels.
             self._tell(self.link, message)
 
@@ -346,7 +346,7 @@ class Outgoing:
         for key in keys:
             message = self._offered.get(key)
             if message is not None and self.link is not None:
-                message.told = True
+                message.offered = True
                 self._tell(self.link, message)
 
     def _tell(self, link: Link, message: Message) -> None:

@@ -139,14 +139,14 @@ def test_during_gives_a_copy_that_names_the_operation(
 
 def test_nobody_is_told_of_itself_that_it_had_not_arrived() -> None:
     error = CollectiveTimeout(2.5, [4], [1], "rank 1 (b) is busy")
-    assert error.as_told(3, 0) is error
+    assert error.as_read_by(3, 0) is error
     for rank, others in ((4, "rank 1 did not answer"), (1, "rank 4 had not arrived")):
-        told = error.as_told(rank, 0)
-        assert (told.missing, told.unheard, told.trouble) == ((4,), (1,), "rank 1 (b) is busy")
-        named = told.during("recv", 0, "world")
+        read = error.as_read_by(rank, 0)
+        assert (read.missing, read.unheard, read.trouble) == ((4,), (1,), "rank 1 (b) is busy")
+        named = read.during("recv", 0, "world")
         words = f"rank 0 gave up after 2.5 s of waiting for rank {rank}, this process; {others}; rank 1 (b)"
         assert str(named).startswith(words) and "that rank" not in str(named)
-    alone = str(CollectiveTimeout(2.5, [1]).as_told(1, 0))
+    alone = str(CollectiveTimeout(2.5, [1]).as_read_by(1, 0))
     assert "had not arrived" not in alone and "all had arrived" not in alone
 
 
@@ -283,10 +283,10 @@ def test_they_come_out_of_a_pool_of_processes() -> None:
 
 
 def test_a_receive_that_others_waited_for_says_that_nothing_has_come() -> None:
-    told = CollectiveTimeout(2.5, [1]).as_told(1, 0)
-    assert "Nothing that fits has come" in str(told.during("recv_object", 0, "world"))
-    assert "Nothing that fits has come" not in str(told.during("all_reduce", 0, "world"))
-    assert "this process" in str(told.during("recv", 0, "world"))
+    read = CollectiveTimeout(2.5, [1]).as_read_by(1, 0)
+    assert "Nothing that fits has come" in str(read.during("recv_object", 0, "world"))
+    assert "Nothing that fits has come" not in str(read.during("all_reduce", 0, "world"))
+    assert "this process" in str(read.during("recv", 0, "world"))
 
 
 def test_a_traceback_names_an_error_as_programs_import_it() -> None:

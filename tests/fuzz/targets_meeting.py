@@ -14,7 +14,7 @@ import msgpack
 
 from aiodist.backends.choice import BackendChoice
 from aiodist.backends.nccl.engine import NcclEngine
-from aiodist.backends.nccl.sharing import Told
+from aiodist.backends.nccl.sharing import DeviceFacts
 from aiodist.base.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.group.membership import messages as member_messages
@@ -70,7 +70,7 @@ CARD: dict[str, Any] = {
     "backend": {
         "asked": "",
         "engines": {"cuda": "nccl"},
-        "told": {"cuda": Told("a GPU", 23203, splits=True, shares=True).encode()},
+        "told": {"cuda": DeviceFacts("a GPU", 23203, splits=True, shares=True).encode()},
     },
 }
 

@@ -276,9 +276,9 @@ async def wiretapped() -> None:
     heard: list[bytes] = []
     read = meeting._read
 
-    def listen(told: Any) -> tuple[str, str]:
-        heard.append(told.tobytes().rstrip(b"\0"))
-        return read(told)
+    def listen(announced: Any) -> tuple[str, str]:
+        heard.append(announced.tobytes().rstrip(b"\0"))
+        return read(announced)
 
     meeting._read = listen
     async with await dist.init_process_group("mpi", timeout=60) as pg:

@@ -173,7 +173,7 @@ def test_what_is_over_is_told_again_when_it_comes_again(make: Make, caplog: pyte
 
 
 def test_what_is_remembered_of_what_was_told_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "MOST_TOLD", 3)
+    monkeypatch.setattr(watcher, "MOST_SAID", 3)
     waiting, late = make(0), make(1)
     waiting.wait()
     watching = watch(waiting)
@@ -181,7 +181,7 @@ def test_what_is_remembered_of_what_was_told_is_bounded(make: Make, monkeypatch:
         late.recorder.pending.clear()
         late.wait(7 + number, seconds=50.0)
         watching.judge(0)
-    assert 0 < len(watching._told) <= 3
+    assert 0 < len(watching._said) <= 3
 
 
 @pytest.mark.parametrize(("after", "seconds"), [(0.0, 60.0), (30.0, 20.0)])

@@ -247,7 +247,7 @@ async def test_the_address_that_rank_0_left_in_torchruns_store(clock: Clock) -> 
         line = f"{said} {bytes(16).hex()}"
         for text in (said, f"{line} {about.proof(line)}"):  # a stranger's, and a rank 0's
             with pytest.raises(AiodistError) as caught:
-                await told._told(cast("Texts", Board(text)), "the store", "key", 30, about)
+                await told._announced(cast("Texts", Board(text)), "the store", "key", 30, about)
             assert is_one_line(str(caught.value))
 
 

@@ -146,6 +146,8 @@ def test_a_split_brain_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("two epochs" in words for words in simulate(split).ledger.violations)
 
 
-def _alone(self: ballot.Ballots, topic: str, proposal: ballot._Proposal, dead: object) -> list[ballot.Told]:
+def _alone(
+    self: ballot.Ballots, topic: str, proposal: ballot._Proposal, dead: object
+) -> list[ballot.Addressed]:
     self.chosen.setdefault(topic, proposal.value)
     return []

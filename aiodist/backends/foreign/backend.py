@@ -35,7 +35,7 @@ from aiodist.base.types import NO_ROOT, Call, Kind, agree
 _BYTE = np.dtype(np.uint8)
 _COUNT = np.dtype(np.int64)
 _JOINED = ", in one batch with the one before"
-_TOLD = 1020  # bytes that a member may tell the others while the engine opens
+_LONGEST = 1020  # bytes that a member may tell the others while the engine opens
 
 MakeEngine = Callable[[Setup], Engine]
 
@@ -48,7 +48,7 @@ class Entry:
         place: in the line, counted from the first.
         number: of the comparison.
         joins: it is in one batch with the one before it.
-        told: the call in the comparison.
+        compared: the call in the comparison.
         agreed, filled, moved: it was compared, the engine has what it reads, the engine has done its part.
         error: why the engine could not begin.
     """
@@ -56,7 +56,7 @@ class Entry:
     place: int
     number: int
     joins: bool = False
-    told: Call | None = None
+    compared: Call | None = None
     operation: Operation | None = None
     task: Task | None = None
     agreed: bool = False
@@ -227,12 +227,12 @@ class ForeignBackend(Carrier):
         if self.engine.fuses:
             self._fused[call.seq] = entry
             detail += _JOINED * entry.joins
-        entry.told = told = Call(kind, entry.number, dtype, shape, None, NO_ROOT, offer, detail)
+        entry.compared = compared = Call(kind, entry.number, dtype, shape, None, NO_ROOT, offer, detail)
         if own_sizes is None:
-            return InnerOperation(told, operation.work, then=partial(self._agreed, entry))
+            return InnerOperation(compared, operation.work, then=partial(self._agreed, entry))
         sent, coming = np.array(own_sizes, _COUNT), np.empty(size, _COUNT)
         then = partial(self._fits, entry, coming)
-        return InnerOperation(told, operation.work, sent, coming, then=then)
+        return InnerOperation(compared, operation.work, sent, coming, then=then)
 
     def _fits(self, entry: Entry, coming: Array) -> None:
         """Check that each member sends what is expected here, now that it is known."""
@@ -328,11 +328,11 @@ class ForeignBackend(Carrier):
     def _batched_otherwise(self, seq: int, peer: int, theirs: bytes) -> dict[int, str]:
         """Texts of a member and of this rank, where they disagree on their batches alone; else none."""
         entry = self._fused.get(seq)
-        if entry is None or entry.told is None or entry.operation is None:
+        if entry is None or entry.compared is None or entry.operation is None:
             return {}
-        detail = entry.told.detail
+        detail = entry.compared.detail
         detail = detail.removesuffix(_JOINED) if entry.joins else detail + _JOINED
-        if not agree(replace(entry.told, detail=detail).signature, theirs):
+        if not agree(replace(entry.compared, detail=detail).signature, theirs):
             return {}
         text = entry.operation.call.describe()
         joins, begins = (self._channels.rank, peer) if entry.joins else (peer, self._channels.rank)
@@ -340,20 +340,20 @@ class ForeignBackend(Carrier):
 
     # ── while the engine opens ───────────────────────────────────────────────────────────────────────
 
-    async def _gather(self, told: bytes) -> list[bytes]:
-        if len(told) > _TOLD:
-            raise ValueError(f"{len(told)} bytes to tell, at most {_TOLD} can be")
-        mine = np.zeros(_TOLD + 4, np.uint8)
-        mine[:4] = np.frombuffer(len(told).to_bytes(4, "little"), np.uint8)
-        mine[4 : 4 + len(told)] = np.frombuffer(told, np.uint8)
-        rows = np.empty((self._channels.size, _TOLD + 4), np.uint8)
-        told_all: asyncio.Future[None] = self._channels.loop.create_future()
+    async def _gather(self, data: bytes) -> list[bytes]:
+        if len(data) > _LONGEST:
+            raise ValueError(f"{len(data)} bytes to tell, at most {_LONGEST} can be")
+        mine = np.zeros(_LONGEST + 4, np.uint8)
+        mine[:4] = np.frombuffer(len(data).to_bytes(4, "little"), np.uint8)
+        mine[4 : 4 + len(data)] = np.frombuffer(data, np.uint8)
+        rows = np.empty((self._channels.size, _LONGEST + 4), np.uint8)
+        all_sent: asyncio.Future[None] = self._channels.loop.create_future()
         call = Call(
             Kind.all_gather, self._level.number(0), _BYTE, mine.shape, None, NO_ROOT, 0, f"{self.name} opens"
         )
-        work, then = cast("Any", Undriven()), partial(settle, told_all, None)
+        work, then = cast("Any", Undriven()), partial(settle, all_sent, None)
         self._level.backend.submit(InnerOperation(call, work, mine, rows, then=then))
-        await told_all
+        await all_sent
         lengths = [int.from_bytes(row[:4].tobytes(), "little") for row in rows]
         return [row[4 : 4 + length].tobytes() for row, length in zip(rows, lengths, strict=True)]
 

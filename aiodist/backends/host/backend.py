@@ -413,7 +413,7 @@ class HostBackend(HostEngine):
             collective.halt()
             self.channels.differ(call, peer, nbytes, expected)
             return False
-        collective.told(number)
+        collective.arriving(number)
         return True
 
     def tampered(self, rank: int, error: Tampered) -> None:

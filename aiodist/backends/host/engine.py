@@ -105,9 +105,9 @@ class HostEngine:
 
     def tampered(self, rank: int, error: Tampered) -> None:
         """Break the groups that hold a rank: what it sent was altered on the path. It is not lost."""
-        told = Tampered(f"between rank {self.rank} and rank {rank} {error.message}")
+        named = Tampered(f"between rank {self.rank} and rank {rank} {error.message}")
         for backend in list(self._backends.values()):
-            backend.tampered(rank, told)
+            backend.tampered(rank, named)
 
     def unable(self, rank: int | None, error: GroupBroken) -> None:
         """End the groups that hold a rank with which this process cannot connect, or all groups."""

@@ -89,7 +89,7 @@ class Collective:
         """Bytes of the message from `peer` in round `number`; None if there is none."""
         return self._layout.expected(peer, number)
 
-    def told(self, number: int) -> None:
+    def arriving(self, number: int) -> None:
         """Note that a message of a round has begun to come, or is offered."""
         if number == self._layout.heard and number == self._round and self._layout.due[number] == 1:
             self.operation.happened(ARRIVED)

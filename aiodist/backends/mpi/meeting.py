@@ -39,7 +39,7 @@ from aiodist.base.environment.process import host_key
 from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.base.sanitize import one_line
 from aiodist.net.sockets import join_address, outward
-from aiodist.rendezvous import Invitation, Meeting, StoreServer, told_address
+from aiodist.rendezvous import Invitation, Meeting, StoreServer, announced_address
 from aiodist.rendezvous import meet as meet_there
 from aiodist.rendezvous.announcement import About, Announcement
 
@@ -95,7 +95,7 @@ async def meet(asked: Invitation) -> Meeting:
             raise refusal
         return replace(await meet_there(place), secret=secret(environ))
     server: StoreServer | None = None
-    told, shown = np.zeros(_LONGEST, np.uint8), cards(size)
+    announced, shown = np.zeros(_LONGEST, np.uint8), cards(size)
     try:
         async with _talk(library, asked.timeout) as talk:
             await talk(lambda comm: comm.Iallgather(card(host_key().encode(), refusal, bool(given)), shown))
@@ -103,15 +103,15 @@ async def meet(asked: Invitation) -> Meeting:
             if another is None:
                 if mine == 0:
                     server, text = await _listen(environ, together(shown), given)
-                    told[: len(text)] = np.frombuffer(text, np.uint8)
-                await talk(lambda comm: comm.Ibcast(told, 0))
+                    announced[: len(text)] = np.frombuffer(text, np.uint8)
+                await talk(lambda comm: comm.Ibcast(announced, 0))
         if another is not None:
             raise another
-        line, fresh = _read(told)
+        line, fresh = _read(announced)
         key = fresh.encode() or given
         store = Announcement.read(line, _about(environ, key))
-        told_so = {**environ, "AIODIST_STORE": join_address(store.host, store.port)}
-        meeting = await meet_there(replace(place, environ=told_so, secret=key, instance=store.instance))
+        with_store = {**environ, "AIODIST_STORE": join_address(store.host, store.port)}
+        meeting = await meet_there(replace(place, environ=with_store, secret=key, instance=store.instance))
     except BaseException as error:
         if server is not None:
             await server.aclose()
@@ -183,7 +183,7 @@ async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[Store
             "everybody on their network can read it; set AIODIST_SECRET_FILE on every rank to prevent that"
         )
     try:
-        host = told_address(tuning(environ), _LOOPBACK if one_host else outward())
+        host = announced_address(tuning(environ), _LOOPBACK if one_host else outward())
         if not host:
             raise RendezvousError(
                 "this host has no address towards others",
@@ -198,9 +198,9 @@ async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[Store
     return server, f"{fresh} {line}".encode()
 
 
-def _read(told: Array) -> tuple[str, str]:
+def _read(announced: Array) -> tuple[str, str]:
     """The words on the store, and the fresh secret ('' where all have one), from what rank 0 tells."""
-    text = told.tobytes().rstrip(b"\0").decode(errors="replace")
+    text = announced.tobytes().rstrip(b"\0").decode(errors="replace")
     if text.startswith("!"):
         raise RendezvousError(f"rank 0 cannot host the store: {one_line(text[1:])}")
     fresh, _, line = text.partition(" ")

@@ -91,21 +91,21 @@ def cards(size: int) -> Array:
     return np.zeros((size, _WORDS_AT + _WORDS), np.uint8)
 
 
-def refused(told: Array) -> RendezvousError | None:
+def refused(rows: Array) -> RendezvousError | None:
     """The error that names which rank cannot go on, and why, from all cards; or None. The same on all ranks.
 
     Args:
-        told: a row for each rank.
+        rows: a row for each rank.
     """
-    words = [row[_WORDS_AT:].tobytes().rstrip(b"\0").decode(errors="ignore") for row in told]
+    words = [row[_WORDS_AT:].tobytes().rstrip(b"\0").decode(errors="ignore") for row in rows]
     if ranks := [rank for rank, text in enumerate(words) if text]:
         return RendezvousError(
             f"{name_ranks(ranks)} cannot go on: {one_line(words[ranks[0]], _WORDS)}",
             hint="What to do is in that rank's output",
         )
-    without = [rank for rank, row in enumerate(told) if not row[_KEY_AT]]
-    if 0 < len(without) < len(told):
-        others = len(told) - len(without)
+    without = [rank for rank, row in enumerate(rows) if not row[_KEY_AT]]
+    if 0 < len(without) < len(rows):
+        others = len(rows) - len(without)
         return RendezvousError(
             f"{name_ranks(without)} cannot go on: no secret was given there, as it was to {others} other "
             f"{'rank' if others == 1 else 'ranks'}",
@@ -115,6 +115,6 @@ def refused(told: Array) -> RendezvousError | None:
     return None
 
 
-def together(told: Array) -> bool:
+def together(rows: Array) -> bool:
     """Whether all processes are on one host."""
-    return len(np.unique(told[:, :HOST_BYTES], axis=0)) == 1
+    return len(np.unique(rows[:, :HOST_BYTES], axis=0)) == 1

@@ -43,7 +43,7 @@ from aiodist.backends.nccl.device import NcclDevice, enter
 from aiodist.backends.nccl.lane import Lane
 from aiodist.backends.nccl.launch import Launch, LaunchMaker, Ways, ways_of
 from aiodist.backends.nccl.pair import Pair
-from aiodist.backends.nccl.sharing import Told, can_share, decode, misfit
+from aiodist.backends.nccl.sharing import DeviceFacts, can_share, decode, misfit
 from aiodist.backends.nccl.tables import BYTE, SUM
 from aiodist.backends.threads import fulfil, post
 from aiodist.base.errors import GroupBroken
@@ -100,8 +100,10 @@ class NcclEngine(Engine):
         assert device is not None
         cupy = nccl.load_nccl()
         version = nccl.version()
-        told = Told(identity_of(cupy, device), version, nccl.can_split(), can_share(version, os.environ))
-        return told.encode()
+        facts = DeviceFacts(
+            identity_of(cupy, device), version, nccl.can_split(), can_share(version, os.environ)
+        )
+        return facts.encode()
 
     @classmethod
     def fits(cls, told: Sequence[bytes]) -> str:

@@ -13,7 +13,7 @@ _FIRST = 23000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DeviceFacts:
     """The facts that a process tells of itself.
 
     Attributes:
@@ -33,9 +33,9 @@ class Told:
         return json.dumps(asdict(self)).encode()
 
 
-def decode(told: bytes) -> Told:
+def decode(sent: bytes) -> DeviceFacts:
     """The facts that another process has told."""
-    return Told(**json.loads(told))
+    return DeviceFacts(**json.loads(sent))
 
 
 def can_share(version: int, environ: Mapping[str, str]) -> bool:
@@ -44,20 +44,20 @@ def can_share(version: int, environ: Mapping[str, str]) -> bool:
     return version >= _FIRST and value.isdecimal() and int(value) != 0
 
 
-def misfit(told: Sequence[Told]) -> str:
+def misfit(facts: Sequence[DeviceFacts]) -> str:
     """The reason why these processes cannot use NCCL together; '' if they can."""
     for what, values in (
-        ("NCCL", [dotted(one.version) for one in told]),
-        ("communicators that can be split", [("no", "yes")[one.splits] for one in told]),
+        ("NCCL", [dotted(one.version) for one in facts]),
+        ("communicators that can be split", [("no", "yes")[one.splits] for one in facts]),
     ):
         for rank, value in enumerate(values):
             if value != values[0]:
                 return f"{what}: rank 0 has {values[0]}, rank {rank} has {value}"
-    for gpu in dict.fromkeys(one.gpu for one in told):
-        ranks = [rank for rank, one in enumerate(told) if one.gpu == gpu]
-        if len(ranks) > 1 and not all(told[rank].shares for rank in ranks):
+    for gpu in dict.fromkeys(one.gpu for one in facts):
+        ranks = [rank for rank, one in enumerate(facts) if one.gpu == gpu]
+        if len(ranks) > 1 and not all(facts[rank].shares for rank in ranks):
             return (
-                f"{name_ranks(ranks)} share a GPU, which NCCL {dotted(told[0].version)} does not allow here "
+                f"{name_ranks(ranks)} share a GPU, which NCCL {dotted(facts[0].version)} does not allow here "
                 f"(2.30 and later do, with {_VARIABLE}=1)"
             )
     return ""

@@ -86,15 +86,15 @@ async def _tell_on(args: Namespace) -> int:
 
     tally = Tally()
     pusher: _Pusher | None = None
-    told = ""
+    shown = ""
     file = Path(args.textfile) if args.textfile is not None else None
     with leaving() as left, ExitStack() as ends:
         if file is not None:
             ends.callback(file.unlink, missing_ok=True)
         async with aclosing(views(args.job, args.every, left)) as found:
             async for job, note in found:
-                if note != told:
-                    told = note
+                if note != shown:
+                    shown = note
                     print(f"aiodist metrics: {note}", file=sys.stderr, flush=True)
                 if job is None:
                     continue

@@ -81,13 +81,13 @@ def main(argv: Sequence[str]) -> int:
     constants = load(args.constants) if args.constants else Constants()
     world = World(found, constants, engine, ledger)
     wall, began = time.time(), time.perf_counter()
-    told = began
+    reported = began
 
     def tick() -> None:
-        nonlocal told
+        nonlocal reported
         now = time.perf_counter()
-        if now - told > 1 and sys.__stderr__ is not None and sys.__stderr__.isatty():
-            told = now
+        if now - reported > 1 and sys.__stderr__ is not None and sys.__stderr__.isatty():
+            reported = now
             print(
                 f"\r{ledger.operations} operations, {engine.now:.3f} s  ",
                 end="",

@@ -69,9 +69,9 @@ def _write_flight(job: JobView, folder: Path) -> None:
                 opened.replace(f"rank_{rank}", pickle.dumps(dump))
     except OSError as error:
         raise AiodistError(f"cannot write into {str(folder)!r}: {error.strerror}") from None
-    told = sum(len(dump["entries"]) for dump in dumps.values())
+    count = sum(len(dump["entries"]) for dump in dumps.values())
     command = f"python -m torch.distributed.flight_recorder.fr_trace {shlex.quote(str(folder))}"
-    show(f"{folder}: {told} collectives of {len(dumps)} ranks, that all of them still know; run  {command}")
+    show(f"{folder}: {count} collectives of {len(dumps)} ranks, that all of them still know; run  {command}")
 
 
 def _find(name: str | None) -> JobView:

@@ -12,7 +12,7 @@ from aiodist.cli.doctor.topic import Answer, Answers, Finding, Machine, Question
 _PATIENCE = 1.0  # seconds for loopback
 
 
-class Told(NamedTuple):
+class Configured(NamedTuple):
     """The addresses that the environment says.
 
     Attributes:
@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
 def questions(machine: Machine) -> dict[str, Question]:
     """Names are looked up in a process of its own."""
-    addresses = told(machine.environ)
+    addresses = configured(machine.environ)
     return {"address": Question("addresses", examine, (addresses.own, addresses.there))}
 
 
@@ -65,24 +65,24 @@ def findings(answers: Answers, machine: Machine) -> Iterator[Finding]:
     from aiodist.net.sockets import outward
 
     yield check_loopback(loopback())
-    yield from check_address(told(machine.environ), outward(), answers["address"])
+    yield from check_address(configured(machine.environ), outward(), answers["address"])
 
 
-def told(environ: Mapping[str, str]) -> Told:
+def configured(environ: Mapping[str, str]) -> Configured:
     """Read the addresses that the environment says."""
     from aiodist.net.sockets import interface_address
 
     there = _meeting_host(environ.get("AIODIST_STORE", "")) or environ.get("MASTER_ADDR", "")
     if own := environ.get("AIODIST_HOST", ""):
-        return Told(own, "AIODIST_HOST", there=there)
+        return Configured(own, "AIODIST_HOST", there=there)
     variable = "AIODIST_SOCKET_IFNAME"
     interface = environ.get(variable, "")
     if not interface:
-        return Told(there=there)
+        return Configured(there=there)
     try:
-        return Told(interface_address(interface), variable, there=there)
+        return Configured(interface_address(interface), variable, there=there)
     except UsageError as error:
-        return Told("", variable, str(error), there)
+        return Configured("", variable, str(error), there)
 
 
 def loopback() -> str:
@@ -108,39 +108,42 @@ def check_loopback(trouble: str) -> Finding:
     return Finding("loopback", "missing", f"127.0.0.1: {trouble}", cost, "ip link set lo up")
 
 
-def check_address(told: Told, outward: str, answer: Answer) -> Iterator[Finding]:
+def check_address(configured: Configured, outward: str, answer: Answer) -> Iterator[Finding]:
     """Say which address of this host its peers will use.
 
     Args:
-        told: what the environment says.
+        configured: what the environment says.
         outward: this host's address towards others.
-        answer: about both hosts in `told`.
+        answer: about both hosts in `configured`.
     """
-    yield _check_own(told, outward, answer)
+    yield _check_own(configured, outward, answer)
     trouble = answer.trouble or answer.facts["unreachable"]
-    if told.there and trouble:
+    if configured.there and trouble:
         fix = "export MASTER_ADDR=ADDRESS, of the host of rank 0"
-        value = f"{told.there}: {trouble}"
+        value = f"{configured.there}: {trouble}"
         yield Finding("meeting place", "missing", value, "this process cannot meet the others", fix)
 
 
-def _check_own(told: Told, outward: str, answer: Answer) -> Finding:
+def _check_own(configured: Configured, outward: str, answer: Answer) -> Finding:
     from aiodist.base.environment import is_loopback
 
     choose = f"export AIODIST_HOST={outward or 'ADDRESS'}"
-    trouble = told.trouble or answer.trouble or answer.facts["unusable"]
-    if told.variable and trouble:
-        value = told.trouble or f"{told.own} ({told.variable}) is no address of this host: {trouble}"
+    trouble = configured.trouble or answer.trouble or answer.facts["unusable"]
+    if configured.variable and trouble:
+        value = (
+            configured.trouble
+            or f"{configured.own} ({configured.variable}) is no address of this host: {trouble}"
+        )
         cost = "no rank can listen here, so none can start"
-        return Finding("address", "missing", value, cost, f"unset {told.variable}")
-    if told.variable:
-        return Finding("address", "ok", f"{told.own}, as {told.variable} says")
+        return Finding("address", "missing", value, cost, f"unset {configured.variable}")
+    if configured.variable:
+        return Finding("address", "ok", f"{configured.own}, as {configured.variable} says")
     own = answer.facts.get("own", "")
-    if own and is_loopback(own) and not is_loopback(told.there):
-        value = f"{own}, since {told.there} is a name of loopback here"
+    if own and is_loopback(own) and not is_loopback(configured.there):
+        value = f"{own}, since {configured.there} is a name of loopback here"
         return Finding("address", "limited", value, "ranks of other hosts cannot reach this one", choose)
     if own:
-        return Finding("address", "ok", f"{own}, which leads to {told.there}")
+        return Finding("address", "ok", f"{own}, which leads to {configured.there}")
     if outward:
         return Finding("address", "ok", f"127.0.0.1 for jobs of this host; {outward} leads to others")
     value = "127.0.0.1 for jobs of this host; it has no route to others"

@@ -69,7 +69,7 @@ class Saving:
 
     def __init__(self, step: int, task: asyncio.Task[Path]) -> None:
         self.step = step
-        self._told = 0  # awaits that are told of its end, or will be
+        self._awaits = 0  # awaits that are told of its end, or will be
         self._task = task
         task.add_done_callback(_heard)
 
@@ -80,16 +80,16 @@ class Saving:
     def failure(self) -> BaseException | None:
         """The failure of a write that nobody was told of. The end of the group is none: it is told by the
         group."""
-        if self._told or not self._task.done() or self._task.cancelled():
+        if self._awaits or not self._task.done() or self._task.cancelled():
             return None
         error = self._task.exception()
         if isinstance(error, GroupBroken | GroupClosed):
             return None
         return error
 
-    def told(self) -> None:
+    def report(self) -> None:
         """Note that `failure` is raised now."""
-        self._told += 1
+        self._awaits += 1
 
     async def ended(self) -> None:
         """Wait until it is over, well or not."""
@@ -100,11 +100,11 @@ class Saving:
         self._task.cancel()
 
     def __await__(self) -> Generator[Any, None, Path]:
-        self._told += 1
+        self._awaits += 1
         try:
             return (yield from asyncio.shield(self._task).__await__())
         except (asyncio.CancelledError, GeneratorExit):  # `wait_for` gave up
-            self._told -= 1
+            self._awaits -= 1
             raise
 
 
@@ -283,10 +283,10 @@ class Checkpoints:
         row = np.array([step, digest, number, *flags], np.int64)
         rows = await self._rows(pg, row)
         if last is not None and failure is not None:
-            last.told()
+            last.report()
             raise failure
         if unlisted is not None:
-            raise CheckpointError(f"{self._root} cannot be listed: {_told(unlisted)}") from unlisted
+            raise CheckpointError(f"{self._root} cannot be listed: {_described(unlisted)}") from unlisted
         for member, other in enumerate(rows):
             if other[6]:
                 raise CheckpointError(f"rank {pg.ranks[member]} could not list {self._root}")
@@ -357,8 +357,8 @@ class Checkpoints:
                 raise copied
             part = await self._thread(partial(self._put, path, copied, group.rank, group.size))
         except Exception as error:  # whatever it is: the others are told
-            told = f"rank {pg.ranks[group.rank]} could not write: {_told(error)}"
-            part = [{"told": told, "hint": self._advice(error)}]
+            failure = f"rank {pg.ranks[group.rank]} could not write: {_described(error)}"
+            part = [{"failure": failure, "hint": self._advice(error)}]
         outcome: dict[str, str] = {}
         if group.rank == 0:
             outcome = await self._finished(group, path, step, part)
@@ -368,7 +368,7 @@ class Checkpoints:
         if outcome:  # so rank 0 has not finished it, and never will
             await self._thread(partial(_remove_part, path, group.rank))
             raise CheckpointError(
-                f"the checkpoint of step {step} was not written: {outcome['told']}", hint=outcome["hint"]
+                f"the checkpoint of step {step} was not written: {outcome['failure']}", hint=outcome["hint"]
             )
         if group.rank == 0:
             try:
@@ -391,7 +391,7 @@ class Checkpoints:
                     await self._thread(partial(_end, path, step, parts))
                     whole = True
                 except Exception as error:  # whatever it is: the others are told
-                    outcome = {"told": str(error) or type(error).__name__, "hint": self._advice(error)}
+                    outcome = {"failure": str(error) or type(error).__name__, "hint": self._advice(error)}
         finally:
             if not whole:
                 await self._thread(partial(_discard, path))
@@ -410,8 +410,8 @@ class Checkpoints:
         begin(path)
         out: dict[str, Array] = {}
         node = nodes_of(copied, "", rank, size, out)
-        told = json.dumps(node)  # what JSON cannot carry fails here, where the others are told
-        return [told, write(path / file_of(rank), out.items(), self._stop)]
+        text = json.dumps(node)  # what JSON cannot carry fails here, where the others are told
+        return [text, write(path / file_of(rank), out.items(), self._stop)]
 
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -447,8 +447,8 @@ class Checkpoints:
             except Exception as error:  # whatever it is: the others are told
                 cause = error
             gone = cause is not None and not is_whole(path)
-            errors = await pg.all_gather_object(["" if cause is None else _told(cause), gone])
-            if not any(told for told, _ in errors):
+            errors = await pg.all_gather_object(["" if cause is None else _described(cause), gone])
+            if not any(failure for failure, _ in errors):
                 return found
             before = chosen
             if step is None and any(one for _, one in errors):
@@ -456,8 +456,8 @@ class Checkpoints:
             if chosen in ("", before):
                 break
         if cause is not None:
-            raise CheckpointError(_told(cause)) from cause
-        member = next(at for at, (told, _) in enumerate(errors) if told)
+            raise CheckpointError(_described(cause)) from cause
+        member = next(at for at, (failure, _) in enumerate(errors) if failure)
         raise CheckpointError(f"rank {pg.ranks[member]} could not load: {errors[member][0]}")
 
     async def _chosen(self, pg: ProcessGroup, step: int | None) -> str:
@@ -473,7 +473,7 @@ class Checkpoints:
                 fits = [one for one in whole if step is None or one.step == step]
                 chosen = fits[-1].path.name if fits else ""
             except Exception as failed:  # whatever it is: the others are told
-                error = f"rank {pg.ranks[0]} could not list {self._root}: {_told(failed)}"
+                error = f"rank {pg.ranks[0]} could not list {self._root}: {_described(failed)}"
         found: list[str] = await pg.broadcast_object([chosen, error], 0)
         if found[1]:
             raise CheckpointError(found[1])
@@ -496,7 +496,7 @@ class Checkpoints:
             failure = self._last.failure()
             await self._close_group()
             if failure is not None:
-                self._last.told()
+                self._last.report()
                 raise failure
 
     async def _cancelled(self) -> None:
@@ -589,7 +589,7 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
     except CheckpointError:
         raise
     except Exception as error:  # memory, say
-        raise CheckpointError(f"{path} cannot be read: {_told(error)}") from error
+        raise CheckpointError(f"{path} cannot be read: {_described(error)}") from error
     for name, thing in things.items():
         if not callable(getattr(thing, "load_state_dict", None)):
             raise UsageError(
@@ -600,7 +600,7 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
         except AiodistError:
             raise
         except Exception as error:  # whatever a class of others raises
-            raise CheckpointError(f"{name} in {path} is of another model: {_told(error)}") from error
+            raise CheckpointError(f"{name} in {path} is of another model: {_described(error)}") from error
     return Checkpoint(found.step, path, found.size, trees)
 
 
@@ -611,7 +611,7 @@ def _changes_of(thing: Any) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """The text of an error, as one line; its kind where it has none."""
     return (str(error) if isinstance(error, AiodistError) else one_line(str(error))) or type(error).__name__
 

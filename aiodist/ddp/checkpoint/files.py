@@ -65,13 +65,13 @@ def write(path: Path, arrays: Iterable[tuple[str, Array]], stop: threading.Event
         shape = [array.size] if dtype else [array.nbytes]
         header[name] = {"dtype": dtype or "U8", "shape": shape, "data_offsets": [at, at + array.nbytes]}
         at += array.nbytes
-    told = json.dumps(header, separators=(",", ":")).encode()
-    told += b" " * (-len(told) % 8)
+    packed = json.dumps(header, separators=(",", ":")).encode()
+    packed += b" " * (-len(packed) % 8)
     with Folder.named(path.parent) as folder:
         handle = folder.made(path.name, 0o666)  # a file that was there is another's: it stays
         try:
             try:
-                _put(handle, memoryview(len(told).to_bytes(8, "little") + told), stop)
+                _put(handle, memoryview(len(packed).to_bytes(8, "little") + packed), stop)
                 for _, array in chosen:
                     _put(handle, array.reshape(-1).view(np.uint8).data, stop)
                 os.fsync(handle)
@@ -80,7 +80,7 @@ def write(path: Path, arrays: Iterable[tuple[str, Array]], stop: threading.Event
         except BaseException:
             folder.remove(path.name)
             raise
-    return 8 + len(told) + at
+    return 8 + len(packed) + at
 
 
 def _put(handle: int, data: memoryview, stop: threading.Event) -> None:
@@ -135,8 +135,8 @@ class Reader:
         except CheckpointError:
             raise
         except Exception as error:  # whatever else is wrong with it
-            told = one_line(str(error)) or type(error).__name__
-            raise CheckpointError(f"{path} cannot be read: {told}", hint=OTHER) from error
+            described = one_line(str(error)) or type(error).__name__
+            raise CheckpointError(f"{path} cannot be read: {described}", hint=OTHER) from error
         if len(data) != count * dtype.itemsize or zlib.crc32(data) != crc:
             raise CheckpointError(f"{path} is damaged: {name} has another checksum", hint=OTHER)
         return np.frombuffer(data, dtype)

@@ -102,15 +102,15 @@ def name_of(number: int, step: int) -> str:
 
 def finish(path: Path, index: dict[str, Any]) -> None:
     """Write the index, all at once: the checkpoint is whole then. Where this fails it is not."""
-    told = json.dumps(sealed(index))
-    if len(told) > MOST_BYTES:
+    text = json.dumps(sealed(index))
+    if len(text) > MOST_BYTES:
         raise CheckpointError(
-            f"its index has {len(told)} bytes, more than are read again ({MOST_BYTES})",
+            f"its index has {len(text)} bytes, more than are read again ({MOST_BYTES})",
             hint="Save fewer, larger arrays: an index has a line for each, and for each rank's part",
         )
     with Folder.named(path.parent) as root, root.folder(path.name) as folder:
         try:
-            folder.replace(INDEX, told, sync=True)
+            folder.replace(INDEX, text, sync=True)
             root.sync()
         except OSError:
             with contextlib.suppress(OSError):
@@ -173,8 +173,8 @@ def index_of(path: Path) -> dict[str, Any]:
     except CheckpointError as error:
         raise CheckpointError(f"{path / INDEX} cannot be used: {error}") from error
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        told = one_line(str(error)) or type(error).__name__
-        raise CheckpointError(f"{path / INDEX} cannot be read: {told}", hint=OTHER) from error
+        described = one_line(str(error)) or type(error).__name__
+        raise CheckpointError(f"{path / INDEX} cannot be read: {described}", hint=OTHER) from error
 
 
 def clean(root: Path, keep: int) -> None:

@@ -23,16 +23,16 @@ def kept(model: Model, shares: Shares) -> Some:
     arrays, entries = Some(), shares.entries()
     for one in shares.pieces[: shares.own]:
         count = model.counts[one.index]
-        told: dict[str, Any] = {ELEMENTS: {}, WHOLE: {}, SCALAR: {}}
-        told[VALUES] = Parts(one.values.dtype, (count,), [(one.start, one.values.reshape(-1))])
+        state: dict[str, Any] = {ELEMENTS: {}, WHOLE: {}, SCALAR: {}}
+        state[VALUES] = Parts(one.values.dtype, (count,), [(one.start, one.values.reshape(-1))])
         for name, kind, *rest in entries[str(one.index)]:
             if kind == SCALAR:
-                told[kind][name] = rest
+                state[kind][name] = rest
                 continue
             array = view(one.state[name], writable=False)
             shape, start = ((count,), one.start) if kind == ELEMENTS else (array.shape, 0)
-            told[kind][name] = Parts(array.dtype, shape, [(start, array.reshape(-1))])
-        arrays[str(one.index)] = told
+            state[kind][name] = Parts(array.dtype, shape, [(start, array.reshape(-1))])
+        arrays[str(one.index)] = state
     return arrays
 
 
@@ -89,14 +89,14 @@ def restored(model: Model, rank: int, arrays: Mapping[str, Any], example: Any) -
     """
     shares = model.shares(rank, np.empty)
     for one in shares.pieces:
-        told = arrays[str(one.index)]
-        if told[WHOLE] and not model.whole:
+        saved = arrays[str(one.index)]
+        if saved[WHOLE] and not model.whole:
             raise CheckpointError("the checkpoint is of whole arrays", hint="Pass whole=True")
-        one.values.reshape(-1)[...] = told[VALUES].read(one.start, one.stop)
-        for name, rest in told[SCALAR].items():
+        one.values.reshape(-1)[...] = saved[VALUES].read(one.start, one.stop)
+        for name, rest in saved[SCALAR].items():
             shares.entry(one, [name, SCALAR, *rest], example)
         for kind in (ELEMENTS, WHOLE):
-            for name, stored in told[kind].items():
+            for name, stored in saved[kind].items():
                 state = shares.entry(one, [name, kind, stored.dtype.name, list(stored.shape), None], example)
                 assert state is not None
                 first, last = (one.start, one.stop) if kind == ELEMENTS else (0, state.size)

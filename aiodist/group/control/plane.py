@@ -173,9 +173,9 @@ class ControlPlane:
         self._unsaid.torn(neighbour)
         if self._signs is not None:
             self._signs.torn(neighbour)
-        told = Tampered(f"between rank {self.rank} and rank {neighbour} {error.message}")
+        named = Tampered(f"between rank {self.rank} and rank {neighbour} {error.message}")
         for hearer in list(self._listeners.values()):
-            hearer.tampered(neighbour, told)
+            hearer.tampered(neighbour, named)
 
     # ── signs of life ────────────────────────────────────────────────────────────────────────────────
 

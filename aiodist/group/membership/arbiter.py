@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from aiodist.base.errors import QuorumLost, RendezvousError, name_ranks
-from aiodist.group.membership.ballot import Ballots, Told
+from aiodist.group.membership.ballot import Addressed, Ballots
 from aiodist.group.membership.messages import MemberMessage
 from aiodist.rendezvous.store import Store
 
@@ -114,6 +114,6 @@ class MajorityArbiter:
         logger.debug("rank %d: a majority has decided %s", self.rank, topic)
         return ballots.chosen[topic]
 
-    def _tell(self, told: list[Told]) -> None:
-        for target, message in told:
+    def _tell(self, messages: list[Addressed]) -> None:
+        for target, message in messages:
             self.send(target, message)

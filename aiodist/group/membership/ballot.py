@@ -26,7 +26,7 @@ from aiodist.group.membership.messages import (
     Promise,
 )
 
-Told = tuple[int | None, MemberMessage]
+Addressed = tuple[int | None, MemberMessage]
 """The receiver (None: everybody else), and the message."""
 
 _NONE: Ballot = (-1, -1)
@@ -69,7 +69,7 @@ class Ballots:
         self._proposals: dict[str, _Proposal] = {}
         self._rounds: dict[str, int] = {}
 
-    def propose(self, topic: str, value: bytes, dead: Collection[int]) -> list[Told]:
+    def propose(self, topic: str, value: bytes, dead: Collection[int]) -> list[Addressed]:
         """Begin, or begin again with a higher ballot."""
         self._rounds[topic] = self._rounds.get(topic, 0) + 1
         self.outbid.discard(topic)
@@ -77,12 +77,12 @@ class Ballots:
         self._proposals[topic] = _Proposal(ballot, value)
         return [(None, Prepare(topic, ballot)), *self.hear(self.rank, Prepare(topic, ballot), dead)]
 
-    def recount(self, topic: str, dead: Collection[int]) -> list[Told]:
+    def recount(self, topic: str, dead: Collection[int]) -> list[Addressed]:
         """Count again: more members are proven dead, and perhaps that is enough."""
         proposal = self._proposals.get(topic)
         return [] if proposal is None else self._count(topic, proposal, dead)
 
-    def hear(self, origin: int, message: MemberMessage, dead: Collection[int]) -> list[Told]:
+    def hear(self, origin: int, message: MemberMessage, dead: Collection[int]) -> list[Addressed]:
         """Take what a member said.
 
         Args:
@@ -112,7 +112,7 @@ class Ballots:
                     self.outbid.add(topic)
         return []
 
-    def _prepare(self, origin: int, topic: str, ballot: Ballot, dead: Collection[int]) -> list[Told]:
+    def _prepare(self, origin: int, topic: str, ballot: Ballot, dead: Collection[int]) -> list[Addressed]:
         vote = self._votes.setdefault(topic, _Vote())
         if ballot < vote.promised:
             return self._answer(origin, Outbid(topic, vote.promised), dead)
@@ -121,18 +121,18 @@ class Ballots:
 
     def _accept(
         self, origin: int, topic: str, ballot: Ballot, value: bytes, dead: Collection[int]
-    ) -> list[Told]:
+    ) -> list[Addressed]:
         vote = self._votes.setdefault(topic, _Vote())
         if ballot < vote.promised:
             return self._answer(origin, Outbid(topic, vote.promised), dead)
         vote.promised, vote.accepted = ballot, (ballot, value)
-        told = Accepted(topic, ballot, value)
-        return [(None, told), *self.hear(self.rank, told, dead)]
+        accepted = Accepted(topic, ballot, value)
+        return [(None, accepted), *self.hear(self.rank, accepted, dead)]
 
-    def _answer(self, origin: int, message: MemberMessage, dead: Collection[int]) -> list[Told]:
+    def _answer(self, origin: int, message: MemberMessage, dead: Collection[int]) -> list[Addressed]:
         return self.hear(self.rank, message, dead) if origin == self.rank else [(origin, message)]
 
-    def _count(self, topic: str, proposal: _Proposal, dead: Collection[int]) -> list[Told]:
+    def _count(self, topic: str, proposal: _Proposal, dead: Collection[int]) -> list[Addressed]:
         living = self.size - len(set(dead) - {self.rank})
         if proposal.asking and len(proposal.promises.keys() - set(dead)) * 2 > living:
             proposal.asking = False

@@ -78,7 +78,7 @@ class Answerer:
     def _answer(self, folder: Folders) -> None:
         own, others = stacks(self._thread)
         tasks = task_lines(self._loop) if self._loop is not None else ()
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             "questions": list(self._questions),
             "thread": own,
             "tasks": tasks,
@@ -87,6 +87,6 @@ class Answerer:
         fresh = f"{self._name}.new{STACKS}"
         handle = folder.fresh(fresh)
         with open(handle, "wb") as file:
-            file.write(json.dumps(told).encode())
+            file.write(json.dumps(found).encode())
         folder.rename(fresh, self._name + STACKS)  # so that it is whole when it is read
         self._fault.trim()

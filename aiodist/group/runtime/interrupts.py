@@ -37,7 +37,7 @@ class Interrupts:
         self._begun = self._over = False
         self._pending: threading.Event | None = None  # a Ctrl-C of which the task has not been told
         self._again = False  # the next signal is not the user's
-        self._told = False  # the task has been cancelled: further ones are as if this were not here
+        self._cancelled = False  # the task has been cancelled: further ones are as if this were not here
         self._raised = False  # since the loop last turned
 
     def begin(self) -> None:
@@ -48,7 +48,7 @@ class Interrupts:
         if task is None or task.done() or self._over or not main:
             return
         self._loop, self._task, self._cancels = asyncio.get_running_loop(), task, handler  # type: ignore[assignment]
-        self._begun, self._told = True, False
+        self._begun, self._cancelled = True, False
         signal.signal(signal.SIGINT, self._handle)
         task.add_done_callback(self._done)
 
@@ -85,7 +85,7 @@ class Interrupts:
             self._raised = True
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
-        if self._told:
+        if self._cancelled:
             self._give_back()
             self._cancels(signum, frame)
             return
@@ -105,7 +105,7 @@ class Interrupts:
     def _turn(self) -> None:
         """Called when the loop turns after a Ctrl-C, or in another run."""
         if self._take_pending():
-            self._told = True
+            self._cancelled = True
             if self._task.done():
                 self._give_back()
             self._cancels(signal.SIGINT, None)

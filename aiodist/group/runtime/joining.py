@@ -19,7 +19,7 @@ from aiodist.group.runtime.init import about_to_meet, ask, check_can_begin, know
 from aiodist.group.runtime.late_worker import told_who_finishes, unless
 from aiodist.group.runtime.member import ELASTIC, Member, outlives_jobs, told_key
 from aiodist.group.runtime.simulated import refuse_elsewhere
-from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, told_address
+from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, announced_address, meet
 from aiodist.rendezvous.handlers import connect
 from aiodist.rendezvous.hosting import listens
 from aiodist.rendezvous.meeting_point import Way, begins_job, standing_point
@@ -126,7 +126,7 @@ async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool, str]
     if found is not None:
         # It is served already, so this process does not serve it, though it may be rank 0.
         try:
-            address = told_address(asked.tuning, found.address)
+            address = announced_address(asked.tuning, found.address)
             run = await _run_state(found, group_name)
             logger.debug("the store is served already, and the job is %s", run.name)
             if run is not _Run.UNDER_WAY and not begins:

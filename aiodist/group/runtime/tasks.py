@@ -121,7 +121,7 @@ class _Tree:
         self._shown.add(task)
         coroutine = _outermost(task.get_coro()) or task.get_coro()
         yield f"{indent}{name}: {getattr(coroutine, '__qualname__', None) or type(coroutine).__name__}"
-        calls, operation = _told(coroutine)
+        calls, operation = _described(coroutine)
         if len(calls) > MOST_CALLS:
             yield f"{indent}  … and {len(calls) - MOST_CALLS} calls more"
         for line in calls[-MOST_CALLS:]:
@@ -147,7 +147,7 @@ def _awaited(task: Task[Any]) -> Future[Any] | None:
     return future
 
 
-def _told(coroutine: object) -> tuple[list[str], str]:
+def _described(coroutine: object) -> tuple[list[str], str]:
     """The calls that a coroutine is in, and the operation that it awaits; '' where that is none."""
     calls: list[str] = []
     if isinstance(coroutine, Work):  # the task was made of it

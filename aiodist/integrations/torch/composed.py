@@ -30,7 +30,7 @@ async def monitored_barrier(pg: ProcessGroup, number: int, limit: float, all_ran
         try:
             async with asyncio.timeout(limit):
                 await pg.send_object([number, True], 0, _TAG)
-                ok = await _told(pg, 0, number)
+                ok = await _answer_of(pg, 0, number)
         except (TimeoutError, AiodistError):
             ok = False
         if not ok:
@@ -47,7 +47,7 @@ async def monitored_barrier(pg: ProcessGroup, number: int, limit: float, all_ran
         if not late and loop.time() >= until:
             raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {limit * 1000:.0f} ms")
         try:
-            await asyncio.wait_for(_told(pg, rank, number), max(0.0, until - loop.time()))
+            await asyncio.wait_for(_answer_of(pg, rank, number), max(0.0, until - loop.time()))
             here.append(rank)
         except (TimeoutError, AiodistError):
             late.append(rank)
@@ -60,7 +60,7 @@ async def monitored_barrier(pg: ProcessGroup, number: int, limit: float, all_ran
         raise RuntimeError(f"[Rank 0]: {named} failed to pass monitoredBarrier in {limit * 1000:.0f} ms")
 
 
-async def _told(pg: ProcessGroup, rank: int, number: int) -> bool:
+async def _answer_of(pg: ProcessGroup, rank: int, number: int) -> bool:
     """The word of a rank on this barrier: whether all is well."""
     while True:
         of, ok = await pg.recv_object(rank, _TAG)

@@ -68,8 +68,8 @@ class Sessions:
         right = False
         for session in self._sessions:
             here = hmac.compare_digest(path.encode("utf-8", "replace"), session.path.encode())
-            for told in _values(cookies):
-                right |= here & hmac.compare_digest(told.encode("utf-8", "replace"), session.cookie.encode())
+            for given in _values(cookies):
+                right |= here & hmac.compare_digest(given.encode("utf-8", "replace"), session.cookie.encode())
         return right
 
 
@@ -83,8 +83,8 @@ def _values(cookies: str) -> Iterable[str]:
 
 def bears(header: str, token: str) -> bool:
     """Whether an Authorization header has this bearer token."""
-    kind, _, told = header.partition(" ")
-    right = hmac.compare_digest(told.strip().encode("utf-8", "replace"), token.encode())
+    kind, _, given = header.partition(" ")
+    right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode())
     return kind.lower() == "bearer" and right and bool(token)
 
 

@@ -224,8 +224,8 @@ class Feed:
         if fresh:  # as the job's own box has it, with what the culprits do
             culprits = {rank for one in fresh for rank in one.ranks[:_MOST_CULPRITS]}
             asked = self._ask([view for view in job.ranks if view.rank in culprits])
-            told = {one.identity: one.stacks for one in asked if one.stacks is not None}
-            self._stacks.update((one.about, told) for one in fresh)
+            stacks = {one.identity: one.stacks for one in asked if one.stacks is not None}
+            self._stacks.update((one.about, stacks) for one in fresh)
         if known := [self._stacks[one.about] for one in verdicts if one.about in self._stacks]:
             verdicts = judge(JobView(job.key, tuple(_with_stacks(job.ranks, known))), self._after)
         self._stacks = {one.about: self._stacks.get(one.about, {}) for one in verdicts}

@@ -85,13 +85,13 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
     Raises:
         AiodistError: the page cannot be served.
     """
-    told = await _Launcher.begin() if options.beside else None
+    launcher = await _Launcher.begin() if options.beside else None
     logs = Logs(host_name())
-    choose = _by_name(options.job) if told is None else told.choose
-    sight = Sight(choose, environ if told is None else {**environ, **told.secret})
-    if told is not None and told.logs:
-        logs.add(told.logs)
-    if told is None:
+    choose = _by_name(options.job) if launcher is None else launcher.choose
+    sight = Sight(choose, environ if launcher is None else {**environ, **launcher.secret})
+    if launcher is not None and launcher.logs:
+        logs.add(launcher.logs)
+    if launcher is None:
         with contextlib.suppress(RendezvousError):
             await sight.read()  # to say now that there is no such job
     feed = Feed(
@@ -99,7 +99,7 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
         ask=ask,
         ended=_ended,
         after=options.after,
-        launched=told is not None,
+        launched=launcher is not None,
     )
     sessions = Sessions(lambda: secrets.token_urlsafe(_TOKEN_BYTES))
     server = Server(
@@ -117,13 +117,13 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
         ) from None
     try:
         async with _reading(feed):
-            left = _leaving() if told is None else None
+            left = _leaving() if launcher is None else None
             if options.open_network:
                 say(f"WARNING: every host that reaches {host} reaches the page, which is not encrypted")
-            terminal = sys.stderr.isatty() if told is None else told.terminal
+            terminal = sys.stderr.isatty() if launcher is None else launcher.terminal
             with _announced(_address(host, port), sessions.token, terminal, say):
-                if told is not None:
-                    return await _beside(told, feed, server, say)
+                if launcher is not None:
+                    return await _beside(launcher, feed, server, say)
                 assert left is not None
                 return await left
     finally:
@@ -160,13 +160,13 @@ def _end(left: asyncio.Future[int], code: int) -> None:
         left.set_result(code)
 
 
-async def _beside(told: _Launcher, feed: Feed, server: Server, say: Callable[[str], None]) -> int:
+async def _beside(launcher: _Launcher, feed: Feed, server: Server, say: Callable[[str], None]) -> int:
     """Wait for the end of the launcher's job; of one that has failed, let open pages be read."""
-    code = await told.end()
-    await feed.over(code, told.dump(), told.outcome)
+    code = await launcher.end()
+    await feed.over(code, launcher.dump(), launcher.outcome)
     if code and server.streams:
         say(f"the page stays for {LINGER / 60:.0f} minutes, or until it is closed")
-        told.let_go()
+        launcher.let_go()
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(contextlib.suppress(TimeoutError))
             await stack.enter_async_context(asyncio.timeout(LINGER))

@@ -225,8 +225,8 @@ class Server:
         if request.content_type != "application/json" or request.headers.get("Origin") is None:
             return _refused(403, "only the page itself signs in")
         try:
-            told = json.loads(await request.read())
-            token = str(told["token"])
+            body = json.loads(await request.read())
+            token = str(body["token"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return _refused(400, "this is no token")
         session = self._sessions.open(token)

@@ -99,9 +99,9 @@ def _oldest(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
 def _calls(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
     who = ranks(job)
     for view in _living(job):
-        told = calls_of(view)
-        yield (*who[view.rank], "asked"), told.asked
-        yield (*who[view.rank], "served"), told.served
+        calls = calls_of(view)
+        yield (*who[view.rank], "asked"), calls.asked
+        yield (*who[view.rank], "served"), calls.served
 
 
 def _of_ranks(value: Callable[[RankView], float]) -> Callable[[Summary, JobView, Tally], Iterator[Sample]]:

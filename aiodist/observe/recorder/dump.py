@@ -71,12 +71,12 @@ def from_json(data: Any) -> Recording:
         groups = [_ungroup(group) for group in data["groups"]]
         lines = [_made(Line, line) for line in data["lines"]]
 
-        def known(told: dict[str, Any]) -> dict[str, Any]:
-            number = told["group"]
-            found = told | {"group": None if number is None else groups[number]}
-            if "line" in told:
-                found["line"] = None if told["line"] is None else lines[told["line"]]
-            return found | {"shape": shape_of(told["shape"])}
+        def known(record: dict[str, Any]) -> dict[str, Any]:
+            number = record["group"]
+            found = record | {"group": None if number is None else groups[number]}
+            if "line" in record:
+                found["line"] = None if record["line"] is None else lines[record["line"]]
+            return found | {"shape": shape_of(record["shape"])}
 
         head = {name: data[name] for name in _HEAD}
         parts = {
@@ -106,22 +106,22 @@ _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "st
 Made = TypeVar("Made", Line, Link, Record, Vitals, Sum, Event, Clock, Recording)
 
 
-def _made(kind: type[Made], told: dict[str, Any]) -> Made:
+def _made(kind: type[Made], values: dict[str, Any]) -> Made:
     """A value of plain fields, each of the type that it has to have: a file can say anything."""
     for field in fields(kind):
-        value = told.get(field.name)
+        value = values.get(field.name)
         allowed = _KINDS.get(str(field.type))
-        if allowed and field.name in told and type(value) not in allowed:
+        if allowed and field.name in values and type(value) not in allowed:
             raise ValueError(f"{field.name} is no {field.type}")
         if field.type == "float" and isinstance(value, int | float) and not sound(value):
             raise ValueError(f"{field.name} is no number of seconds")
         if type(value) is int and not sound_number(value):
             raise ValueError(f"{field.name} is too large")
-    return kind(**told)
+    return kind(**values)
 
 
-def _clock(told: dict[str, Any]) -> Clock:
-    clock = _made(Clock, told)
+def _clock(values: dict[str, Any]) -> Clock:
+    clock = _made(Clock, values)
     if not abs(clock.drift) < MOST_DRIFT:
         raise ValueError("drift is that of no clock")
     return clock

@@ -90,7 +90,7 @@ class CallSite:
     Attributes:
         mark: its number.
         nbytes: of the tensor that ranks agree on.
-        told: what is written of it.
+        description: what is written of it.
         parts: says how many numbers up to one are further steps of the user's calls.
         code, at, line: where one was issued last, as `Lines.known`, and the number of that line.
         counted: the sort by which it is counted; itself, where there is room for its own sum.
@@ -98,19 +98,31 @@ class CallSite:
     """
 
     __slots__ = (
-        *("at", "code", "counted", "failed", "line", "mark", "moved", "nbytes", "parts", "slept", "told"),
+        *(
+            "at",
+            "code",
+            "counted",
+            "failed",
+            "line",
+            "mark",
+            "moved",
+            "nbytes",
+            "parts",
+            "slept",
+            "description",
+        ),
         *("total", "uses", "waited"),
     )
 
     def __init__(
-        self, mark: int, nbytes: int, told: Sequence[Any] = (), parts: Callable[[int], int] = _no_parts
+        self, mark: int, nbytes: int, description: Sequence[Any] = (), parts: Callable[[int], int] = _no_parts
     ) -> None:
         self.mark = mark
         self.parts = parts
         self.code: CodeType | None = None
         self.at = self.line = 0
         self.nbytes = nbytes
-        self.told = told
+        self.description = description
         self.counted = self
         self.uses = self.slept = self.failed = self.total = 0
         self.waited = self.moved = 0.0
@@ -320,18 +332,18 @@ class Recorder:
         """Note that the process has left its job in good order."""
         _put_time(self._memory, LEFT_AT, self.clock())
 
-    def new_sort(self, track: Track | None, group: int, told: Sequence[Any]) -> CallSite:
+    def new_sort(self, track: Track | None, group: int, description: Sequence[Any]) -> CallSite:
         """A sort of operations that is seen first."""
         if self._free:
             mark = heappop(self._free)
         else:
             mark = self.sorts = self.sorts + 1
-        sort = CallSite(mark, told[-1], told, _no_parts if track is None else track.parts)
-        if not self._write("sort", mark, group, *told, owner=track):
+        sort = CallSite(mark, description[-1], description, _no_parts if track is None else track.parts)
+        if not self._write("sort", mark, group, *description, owner=track):
             sort.mark = 0
             heappush(self._free, mark)
         if not sort.has_sum:
-            sort.counted = self._of_others(told[0])
+            sort.counted = self._of_others(description[0])
         return sort
 
     def _of_others(self, op: str) -> CallSite:
@@ -343,8 +355,8 @@ class Recorder:
                 self._write("group", OTHERS, "others", 0, "span", [rank, 1], 0, reserved=0)
             mark = 1 + len(self._others)
             sort = self._others[op] = CallSite(mark if mark <= MOST_OTHERS else 0, 0)
-            told = [op, "", "", [], "", -1, 0, 0]
-            self._write("sort", sort.mark, OTHERS, *told, reserved=0)
+            description = [op, "", "", [], "", -1, 0, 0]
+            self._write("sort", sort.mark, OTHERS, *description, reserved=0)
         return sort
 
     def _write(self, *entry: Any, reserved: int = RESERVED, owner: Track | None = None) -> bool:
@@ -449,15 +461,15 @@ class Recorder:
 
     def _of_the_past(self, sort: CallSite) -> CallSite:
         """The sort of no group by which one of a closed group is counted."""
-        op = sort.told[0]
-        told = [*sort.told] if len(self._past) < MOST_PAST else [op, "", "", [], "", -1, 0, 0]
-        told[-3:] = [-1, 0, told[-1]]  # of any root and tag
-        key = json.dumps(told)
+        op = sort.description[0]
+        description = [*sort.description] if len(self._past) < MOST_PAST else [op, "", "", [], "", -1, 0, 0]
+        description[-3:] = [-1, 0, description[-1]]  # of any root and tag
+        key = json.dumps(description)
         past = self._past.get(key)
         if past is None:
             mark = heappop(self._free)
-            past = self._past[key] = CallSite(mark, told[-1], told)
-            line = json.dumps(("sort", mark, 0, *told), separators=(",", ":")).encode() + b"\n"
+            past = self._past[key] = CallSite(mark, description[-1], description)
+            line = json.dumps(("sort", mark, 0, *description), separators=(",", ":")).encode() + b"\n"
             self._texts.append((None, line))
         return past
 
@@ -539,19 +551,27 @@ class Track:
         sort = self._sorts.get(key)
         if sort is None:
             reduce = "" if call.reduce is None else call.reduce.name
-            told: list[Any] = [called, call.dtype.name, list(call.shape), reduce, call.root, tag, call.nbytes]
+            description: list[Any] = [
+                called,
+                call.dtype.name,
+                list(call.shape),
+                reduce,
+                call.root,
+                tag,
+                call.nbytes,
+            ]
             if len(self._sorts) < MOST_SORTS:
-                sort = self._new_sort(key, call, told)
+                sort = self._new_sort(key, call, description)
             else:
                 others = self._sorts.get(call.kind)
                 if others is None:
                     others = self._new_sort(call.kind, call, ["", "", [], "", -1, 0, 0])
-                sort = CallSite(others.mark, call.nbytes, others.told, others.parts)
+                sort = CallSite(others.mark, call.nbytes, others.description, others.parts)
                 sort.counted = others.counted
         return sort
 
-    def _new_sort(self, key: Any, call: Call, told: list[Any]) -> CallSite:
-        sort = self._sorts[key] = self._recorder.new_sort(self, self._group, [call.kind.name, *told])
+    def _new_sort(self, key: Any, call: Call, description: list[Any]) -> CallSite:
+        sort = self._sorts[key] = self._recorder.new_sort(self, self._group, [call.kind.name, *description])
         if call.message:  # whose numbers are apart
             sort.parts = _no_parts
         return sort

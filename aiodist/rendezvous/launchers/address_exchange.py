@@ -102,7 +102,7 @@ async def meet_by(
             await texts.set(key, store.text(about))
 
         return await host(invitation, address, 0, tell, place)
-    store = await _told(texts, where, key, invitation.timeout, about)
+    store = await _announced(texts, where, key, invitation.timeout, about)
     return await _join(invitation, store, place)
 
 
@@ -129,7 +129,7 @@ def about_rank_0(invitation: Invitation, meeting: str) -> About:
     return About("the address of rank 0", invitation.job, meeting, invitation.secret)
 
 
-async def _told(texts: Texts, where: str, key: str, limit: float, about: About) -> Announcement:
+async def _announced(texts: Texts, where: str, key: str, limit: float, about: About) -> Announcement:
     """The store that rank 0 has announced; not that of a rank 0 before, which is ended."""
     loop, said, backoff = asyncio.get_running_loop(), "", Backoff(_FIRST, _AGAIN)
     false_since: float | None = None

@@ -8,14 +8,14 @@ import pytest
 
 from aiodist.backends.cuda import library
 from aiodist.backends.nccl import NcclEngine, communicators
-from aiodist.backends.nccl.sharing import Told, can_share, decode, dotted, misfit
+from aiodist.backends.nccl.sharing import DeviceFacts, can_share, decode, dotted, misfit
 
 ON = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
-def told(gpu: str, version: int = 23203, splits: bool = True, shares: bool = False) -> Told:
+def told(gpu: str, version: int = 23203, splits: bool = True, shares: bool = False) -> DeviceFacts:
     """What one rank tells."""
-    return Told(gpu, version, splits, shares)
+    return DeviceFacts(gpu, version, splits, shares)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.group.membership.ballot import Ballots, Told
+from aiodist.group.membership.ballot import Addressed, Ballots
 from aiodist.group.membership.messages import Accept, Accepted, MemberMessage, Outbid, Prepare, Promise
 from tests.levels import COSTLY
 
@@ -31,7 +31,7 @@ class Members:
         self.network: list[tuple[int, int, MemberMessage]] = []
         self.chosen: dict[int, bytes] = {}
 
-    def send(self, src: int, told: list[Told]) -> None:
+    def send(self, src: int, told: list[Addressed]) -> None:
         for target, message in told:
             for dst in range(len(self.hosts)) if target is None else [target]:
                 if dst != src:
@@ -133,7 +133,7 @@ def test_never_two_values_and_an_end_once_messages_flow(hosts: list[int], seed: 
 def test_the_model_finds_a_ballot_that_forgets_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     hear = Ballots.hear
 
-    def forgetful(self: Ballots, origin: int, message: MemberMessage, dead: set[int]) -> list[Told]:
+    def forgetful(self: Ballots, origin: int, message: MemberMessage, dead: set[int]) -> list[Addressed]:
         if isinstance(message, Promise):
             message = Promise(message.topic, message.ballot, None)
         if isinstance(message, Accepted) and origin != self.rank:

@@ -78,5 +78,5 @@ async def test_an_address_of_a_host_that_is_gone_is_looked_up_again(monkeypatch:
         return address[0] == "10.0.0.3"
 
     monkeypatch.setattr(told, "listens", listens)
-    store = await told._told(Texts(), "a store", "key", 60.0, ABOUT)
+    store = await told._announced(Texts(), "a store", "key", 60.0, ABOUT)
     assert (store.host, store.port) == ("10.0.0.3", 1)

@@ -148,7 +148,7 @@ async def test_rank_0_that_named_an_address_where_nobody_listens(clock: Clock) -
     with pytest.raises(
         RendezvousTimeout, match=rf"^nobody listened on {HOST}:{before}, .* within 30 s\. See"
     ):
-        await told._told(Texts(), "the store", "key", 30, about("key"))
+        await told._announced(Texts(), "the store", "key", 30, about("key"))
 
 
 async def test_nothing_says_where_rank_0_is() -> None:
