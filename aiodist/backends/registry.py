@@ -106,5 +106,5 @@ def _fault(engine: object) -> str:
     if "cuda" in engine.places and not engine.stages:
         return "takes tensors on 'cuda', but does not stage them (stages = True)"
     if not engine.capabilities <= CAPABILITIES:
-        return f"has unknown capabilities:  {sorted(engine.capabilities - CAPABILITIES)}"
+        return f"has unknown capabilities: {sorted(engine.capabilities - CAPABILITIES)}"
     return ""

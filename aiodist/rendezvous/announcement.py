@@ -78,7 +78,7 @@ class Announcement:
         address, _, instance = line.rpartition(" ")
         if len(instance) != 2 * INSTANCE_BYTES or len(proof) != 2 * _PROOF_BYTES or not text.isascii():
             raise AuthenticationError(
-                f"the text that was published as {about.what} is not valid:  {one_line(text, 80)!r}",
+                f"the text that was published as {about.what} is not valid: {one_line(text, 80)!r}",
                 hint="Install the same aiodist on every host, and check which other programs can write there",
             )
         if not hmac.compare_digest(proof, about.proof(line)):

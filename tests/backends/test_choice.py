@@ -295,5 +295,5 @@ def test_what_another_rank_tells_and_nobody_can_read_is_an_error_of_the_meeting(
     other["told"] = {"cpu": b"no number"}
     good = {**other, "told": {"cpu": b"7"}}
     assert mine.common_to([good, good]) == mine
-    with pytest.raises(RendezvousError, match=r"of backend 'every' cannot be read \(ValueError\)"):
+    with pytest.raises(RendezvousError, match=r"about backend 'every' cannot be read \(ValueError\)"):
         mine.common_to([good, other])

@@ -205,7 +205,7 @@ def test_late_judgement_hears_first_what_lies_in_the_sockets() -> None:
             watch._later(0.1, lambda: judged.append(heard.pop()))
             await asyncio.sleep(1)
             assert judged == ["here"]
-            control.hear = watch.rest  # what is heard ends the group: there is nothing left to judge
+            control.hear = watch.stop_asking  # what is heard ends the group: there is nothing left to judge
             watch._later(0.1, lambda: judged.append("too late"))
             await asyncio.sleep(1)
             assert judged == ["here"]

@@ -186,7 +186,7 @@ async def test_who_never_stops_altering_keeps_the_client_out() -> None:
     async with attacked_store(relay) as (_server, client, other):
         await other.set("key", b"value")
         relay.back = flipped
-        with pytest.raises(RendezvousError, match=f"lost the connection to the store at .*:  {ALTERED}"):
+        with pytest.raises(RendezvousError, match=f"lost the connection to the store at .*: {ALTERED}"):
             await client.get("key")
         assert relay.connections < 10
         await other.set("still", b"served")

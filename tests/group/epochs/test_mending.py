@@ -72,7 +72,7 @@ def test_who_does_not_come_back_is_given_up(rank: int) -> None:
         assert not world.given_up
         await asyncio.sleep(0.2)
         [(lost, cause)] = world.given_up
-        assert lost == 2 and "could not be made anew" in cause
+        assert lost == 2 and "could not be made again" in cause
 
     run_virtual(main())
 

@@ -205,10 +205,10 @@ OVERLONG = b"cmd=response_to_init rc=0 pmi_version=" + b"1" * 5000 + b"\n"
         ("init", OVERLONG[:-1], "more than 4096 bytes"),
         ("init", b"cmd=response_to_init rc=0\ncmd=maxes vallen_max=1024\n", "answers"),
         ("get_maxes", b"cmd=response_to_init rc=0\n", "answers.*to 'cmd=get_maxes'"),
-        ("get_maxes", b"cmd=maxes vallen_max=80\n", "no place for texts"),
-        ("get_maxes", b"cmd=maxes\n", "no place for texts"),
-        ("get_maxes", b"cmd=maxes vallen_max=many\n", "no place for texts"),
-        ("get_my_kvsname", b"cmd=my_kvsname\n", "no place for texts"),
+        ("get_maxes", b"cmd=maxes vallen_max=80\n", "stores no texts"),
+        ("get_maxes", b"cmd=maxes\n", "stores no texts"),
+        ("get_maxes", b"cmd=maxes vallen_max=many\n", "stores no texts"),
+        ("get_my_kvsname", b"cmd=my_kvsname\n", "stores no texts"),
     ],
 )
 async def test_no_conversation(fake: Fake, at: str, answer: bytes, said: str) -> None:
@@ -286,7 +286,7 @@ async def test_cancelled(fake: Fake) -> None:
         talk = await Pmi.connect(fake.environ, 60)
         asking = asyncio.create_task(talk.ask())
         await asked.wait()
-        with pytest.raises(RendezvousError, match="already, in another task"):
+        with pytest.raises(RendezvousError, match="another task or thread of this process"):
             await talk.tell("x")
         asking.cancel()
         await asyncio.wait([asking])
@@ -343,7 +343,7 @@ async def test_another_process_speaks(fake: Fake) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(RendezvousError, match="another process speaks"):
+        with pytest.raises(RendezvousError, match="another process uses"):
             await Pmi.connect(fake.environ, 60)
         other.communicate("\n", timeout=PATIENCE)
     async with fake.serving():

@@ -146,13 +146,13 @@ async def test_rank_0_that_named_an_address_where_nobody_listens(clock: Clock) -
     async with await StoreServer.start(HOST, 0, "x", b"s") as gone:
         before = gone.port
     with pytest.raises(
-        RendezvousTimeout, match=rf"^nobody listened on {HOST}:{before}, .* within 30 s\. See"
+        RendezvousTimeout, match=rf"^no process listened on {HOST}:{before}, .* within 30 s\. See"
     ):
         await told._announced(Texts(), "the store", "key", 30, about("key"))
 
 
 async def test_nothing_says_where_rank_0_is() -> None:
-    with pytest.raises(UsageError, match=r"on which of n\[0-1\] rank 0 is: SLURM_DISTRIBUTION=arbitrary"):
+    with pytest.raises(UsageError, match=r"one of n\[0-1\], is not known: SLURM_DISTRIBUTION=arbitrary"):
         await rendezvous("env://", timeout=60, environ=task(1, SLURM_DISTRIBUTION="arbitrary"), secret=b"s")
 
 
