@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from aiodist.backends.base import HostEngine, Operation, Reports
 from aiodist.base.errors import GroupAborted
 from aiodist.base.types import Kind
-from aiodist.sim.board import Board
+from aiodist.sim.board import MeetingBoard
 from aiodist.sim.engine import RankLoop
 
 DONE_NS = 33_000.0
@@ -39,7 +39,7 @@ class SimBackend(HostEngine):
         me: int,
         loop: RankLoop,
         issue: float,
-        boards: Callable[[int, Sequence[int]], Board],
+        boards: Callable[[int, Sequence[int]], MeetingBoard],
         context: int,
         ranks: Sequence[int],
         reports: Reports,

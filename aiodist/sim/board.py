@@ -20,8 +20,8 @@ from aiodist.base.types import Call, agree
 from aiodist.observe.recorder.reading import Group
 from aiodist.sim.collectives import Collectives, Wanted
 from aiodist.sim.cost import Fabric
-from aiodist.sim.engine import Engine, RankLoop, event, handle
-from aiodist.sim.ledger import Ledger
+from aiodist.sim.engine import RankLoop, SimEngine, event, handle
+from aiodist.sim.ledger import SimLedger
 from aiodist.sim.network import Floats
 from aiodist.sim.values import Values, copy_message, write_message
 
@@ -29,7 +29,7 @@ CARRIED = 64 * 1024
 """Bytes up to which tensors have values; larger ones are sizes."""
 
 
-class Member(Protocol):
+class SimMember(Protocol):
     """A member of the group: the backend of one rank.
 
     Attributes:
@@ -54,7 +54,7 @@ class Side:
         got: of a receive that has ended: the send whose message it has.
     """
 
-    backend: Member
+    backend: SimMember
     operation: Operation
     at: float
     line: int
@@ -79,7 +79,7 @@ class Passing:
 
 
 @dataclass(slots=True, eq=False)
-class Meeting:
+class SimMeeting:
     """One collective.
 
     Args:
@@ -99,7 +99,7 @@ class Meeting:
     looked: float = -1.0
 
 
-class Board:
+class MeetingBoard:
     """The operations of one group.
 
     Args:
@@ -112,20 +112,20 @@ class Board:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SimEngine,
         fabric: Fabric,
-        ledger: Ledger,
+        ledger: SimLedger,
         collectives: Collectives,
         ranks: Sequence[int],
     ) -> None:
         self.engine, self.fabric, self.ledger, self.collectives = engine, fabric, ledger, collectives
         self.ranks = tuple(ranks)
         self.name_group("")
-        self.meetings: dict[int, Meeting] = {}
+        self.meetings: dict[int, SimMeeting] = {}
         self.sends: dict[tuple[int, int, int], deque[Side]] = {}
         self.receives: dict[tuple[int, int], list[Side]] = {}
         self.passing: dict[tuple[int, int], list[Passing]] = {}  # by receiver and tag, in order
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, SimMember] = {}
         self._broken = False
 
     def name_group(self, name: str) -> None:
@@ -135,7 +135,7 @@ class Board:
 
     # ── collectives ──────────────────────────────────────────────────────────────────────────────────
 
-    def collective(self, backend: Member, operation: Operation) -> None:
+    def collective(self, backend: SimMember, operation: Operation) -> None:
         """Have a member come to a collective."""
         call, rank, size = operation.call, backend.rank, len(self.ranks)
         meeting = self.meetings.get(call.seq)
@@ -160,7 +160,7 @@ class Board:
             meeting.looked = self.engine.now
             self.engine.after_all(event(self._end_now, meeting))
 
-    def _meeting(self, backend: Member, operation: Operation) -> Meeting:
+    def _meeting(self, backend: SimMember, operation: Operation) -> SimMeeting:
         call, size = operation.call, len(self.ranks)
         nbytes = agreed_bytes(operation, size)
         chunks: Floats | None = None
@@ -171,17 +171,17 @@ class Board:
             chunks = np.array(sizes, np.float64) * call.dtype.itemsize
         wanted = Wanted(call.kind, nbytes, call.dtype.itemsize, call.root, chunks)
         values = Values(call, size) if _carried(operation, nbytes) else None
-        return Meeting(
+        return SimMeeting(
             *(call, backend.rank, np.full(size, math.inf), values),
             *(wanted, self.collectives.by(wanted)),
         )
 
-    def _end_now(self, meeting: Meeting) -> None:
+    def _end_now(self, meeting: SimMeeting) -> None:
         """End what depends on nobody who has not come."""
         if self.meetings.get(meeting.call.seq) is meeting and not self._broken:
             self._end(meeting, commit=False)
 
-    def _end(self, meeting: Meeting, commit: bool = True) -> None:
+    def _end(self, meeting: SimMeeting, commit: bool = True) -> None:
         call = meeting.call
         ends = self.collectives.ends(meeting.wanted, meeting.came, commit)
         roles = ROLES[call.kind]
@@ -225,12 +225,12 @@ class Board:
                 values.take(side.backend.rank, operation)
             operation.succeed()
 
-    def _line(self, backend: Member) -> int:
+    def _line(self, backend: SimMember) -> int:
         return self.ledger.line_of(sys._getframe(2))
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, backend: Member, operation: Operation) -> None:
+    def send(self, backend: SimMember, operation: Operation) -> None:
         """Have a member send."""
         side = Side(backend, operation, backend.loop.time(), self._line(backend))
         if operation.sealed or operation.call.nbytes <= CARRIED:
@@ -243,7 +243,7 @@ class Board:
         if math.isfinite(done):  # nobody has to take it
             self._later(side, done, side.at, None)
 
-    def recv(self, backend: Member, operation: Operation) -> None:
+    def recv(self, backend: SimMember, operation: Operation) -> None:
         """Have a member receive."""
         side = Side(backend, operation, backend.loop.time(), self._line(backend))
         operation.work._taken_back_by(self.take_back, side)
@@ -346,7 +346,7 @@ class Board:
             write_message(receive.target, sent.data)
         receive.succeed()
 
-    def waiting(self, backend: Member) -> list[Side]:
+    def waiting(self, backend: SimMember) -> list[Side]:
         """Receives of a member for which nothing has come."""
         return [side for sides in self.receives.values() for side in sides if side.backend is backend]
 

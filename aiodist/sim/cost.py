@@ -21,7 +21,7 @@ import numpy as np
 
 from aiodist.sim.constants import Constants
 from aiodist.sim.network import Floats, Ints, Network
-from aiodist.sim.rounds import Plan, Round
+from aiodist.sim.rounds import SimPlan, SimRound
 from aiodist.transport.base import EAGER_MESSAGE
 
 HEADER = 96 + 66
@@ -33,7 +33,7 @@ _STEADY = 1e-9  # of a round's time: what floating-point sums lose
 
 
 @dataclass(slots=True)
-class Way:
+class WireLoad:
     """The links of all hosts, in one direction.
 
     Args:
@@ -44,17 +44,17 @@ class Way:
     free: Floats
     work: Floats
 
-    def copy(self) -> Way:
+    def copy(self) -> WireLoad:
         """Another one with the same."""
-        return Way(self.free.copy(), self.work.copy())
+        return WireLoad(self.free.copy(), self.work.copy())
 
-    def go_on(self, before: Way, each: float, left: int) -> None:
+    def go_on(self, before: WireLoad, each: float, left: int) -> None:
         """Have what went on since `before` happen so many times more, each so many seconds later."""
         more = self.work - before.work
         self.free += np.where(more > 0, each * left, 0.0)
         self.work += more * left
 
-    def moved(self, before: Way, each: float) -> bool:
+    def moved(self, before: WireLoad, each: float) -> bool:
         """Whether all links that worked since `before` are through later by the same."""
         used = self.work > before.work
         if not used.any():
@@ -84,11 +84,11 @@ class Wires:
 
     Args:
         up, down: the hosts' links, outwards and inwards.
-        cores, labour: as `Way`, of the cores that all share, if they do.
+        cores, labour: as `WireLoad`, of the cores that all share, if they do.
     """
 
-    up: Way
-    down: Way
+    up: WireLoad
+    down: WireLoad
     cores: float = -math.inf
     labour: float = 0.0
 
@@ -97,7 +97,7 @@ class Wires:
         return Wires(self.up.copy(), self.down.copy(), self.cores, self.labour)
 
     def go_on(self, before: Wires, each: float, left: int) -> None:
-        """As `Way.go_on`."""
+        """As `WireLoad.go_on`."""
         self.up.go_on(before.up, each, left)
         self.down.go_on(before.down, each, left)
         if self.labour > before.labour:
@@ -105,7 +105,7 @@ class Wires:
             self.labour += (self.labour - before.labour) * left
 
     def moved(self, before: Wires, each: float) -> bool:
-        """As `Way.moved`."""
+        """As `WireLoad.moved`."""
         if self.labour > before.labour and abs(self.cores - before.cores - each) > _STEADY * each:
             return False
         return self.up.moved(before.up, each) and self.down.moved(before.down, each)
@@ -146,12 +146,12 @@ class Fabric:
         self.local_byte = constants.local_byte if local is None else 1 / local.bandwidth
         hosts = len(network.links)
         never: Floats = np.full(hosts, -math.inf)
-        self.wires = Wires(Way(never, np.zeros(hosts)), Way(never.copy(), np.zeros(hosts)))
+        self.wires = Wires(WireLoad(never, np.zeros(hosts)), WireLoad(never.copy(), np.zeros(hosts)))
         self._flying: list[float] = []
 
     # ── one round ────────────────────────────────────────────────────────────────────────────────────
 
-    def step(self, one: Round, nbytes: Floats, ranks: Ints, at: Floats, wires: Wires) -> Floats:
+    def step(self, one: SimRound, nbytes: Floats, ranks: Ints, at: Floats, wires: Wires) -> Floats:
         """Carry out one round.
 
         Args:
@@ -218,7 +218,7 @@ class Fabric:
 
     # ── a collective ─────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, plan: Plan, chunks: Floats, ranks: Ints, at: Floats, wires: Wires) -> Floats:
+    def run(self, plan: SimPlan, chunks: Floats, ranks: Ints, at: Floats, wires: Wires) -> Floats:
         """Carry out all rounds of a plan.
 
         Args:
@@ -254,7 +254,7 @@ class Fabric:
                 over = self._repeat(one, nbytes, ranks, over, wires)
         return over + max(0, messages - 1) * self.constants.message
 
-    def _repeat(self, one: Round, nbytes: Floats, ranks: Ints, at: Floats, wires: Wires) -> Floats:
+    def _repeat(self, one: SimRound, nbytes: Floats, ranks: Ints, at: Floats, wires: Wires) -> Floats:
         """Carry out a round as often as it says."""
         left = one.times
         while left:
@@ -276,8 +276,8 @@ class Fabric:
         """Wires for an operation alone, that begins then: what they carry for others is not in the way."""
         wires, none = self.wires, np.zeros(self.rate.size)
         return Wires(
-            Way(np.minimum(wires.up.free, at), none),
-            Way(np.minimum(wires.down.free, at), none),
+            WireLoad(np.minimum(wires.up.free, at), none),
+            WireLoad(np.minimum(wires.down.free, at), none),
             min(wires.cores, at),
         )
 
@@ -330,7 +330,7 @@ class Fabric:
             sent, posted: when the send and the receive were issued; `posted` infinite: it is not, yet.
         """
         ranks = np.array([src, dst])
-        one = Round(np.array([0]), np.array([1]), np.array([0]), np.array([1]))
+        one = SimRound(np.array([0]), np.array([1]), np.array([0]), np.array([1]))
         at = np.array([sent, posted])
         begun = sent if math.isinf(posted) else max(sent, posted)
         wires = self.begin(begun)

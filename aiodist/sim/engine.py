@@ -26,7 +26,7 @@ STACK = 1 << 20
 """Bytes of address space for each rank's stack; pages are taken when touched."""
 
 
-class Ended(BaseException):
+class SimEnded(BaseException):
     """What unwinds the threads of ranks that are stopped."""
 
 
@@ -34,7 +34,7 @@ class StuckError(AiodistError):
     """Nothing can happen any more, and some ranks have not ended."""
 
 
-class Engine:
+class SimEngine:
     """The one queue of what is to happen.
 
     Args:
@@ -141,7 +141,7 @@ class RankThread:
         error: what the program raised.
     """
 
-    def __init__(self, engine: Engine, program: Callable[[], object], context: Context) -> None:
+    def __init__(self, engine: SimEngine, program: Callable[[], object], context: Context) -> None:
         self._engine = engine
         self._program = program
         self.context = context
@@ -179,7 +179,7 @@ class RankThread:
     def _run(self) -> None:
         try:
             self.context.run(self._program)
-        except Ended:
+        except SimEnded:
             pass
         except BaseException as error:
             self.error = error
@@ -192,7 +192,7 @@ class RankThread:
         self._ours.release()
         self._its.acquire()
         if self._engine.over:
-            raise Ended
+            raise SimEnded
 
 
 class RankLoop(asyncio.BaseEventLoop):
@@ -206,7 +206,7 @@ class RankLoop(asyncio.BaseEventLoop):
         stopping: it is to stop.
     """
 
-    def __init__(self, engine: Engine, thread: RankThread) -> None:
+    def __init__(self, engine: SimEngine, thread: RankThread) -> None:
         self._runs = False
         super().__init__()
         self._engine = engine
@@ -332,7 +332,7 @@ class RankLoop(asyncio.BaseEventLoop):
         """Let the engine carry out the callbacks, until `stop`."""
         self._check_closed()  # type: ignore[attr-defined]
         if self._engine.over:
-            raise Ended
+            raise SimEnded
         self._runs = True
         self.end_callback()
         try:

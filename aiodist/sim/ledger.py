@@ -19,7 +19,7 @@ Key = tuple[str, int, int, str]
 
 
 @dataclass(slots=True)
-class Row:
+class LedgerRow:
     """Operations that are alike.
 
     Args:
@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Ledger:
+class SimLedger:
     """All that is written down.
 
     Args:
@@ -50,7 +50,7 @@ class Ledger:
     """
 
     traced: Collection[int] = ()
-    rows: dict[Key, Row] = field(default_factory=dict)
+    rows: dict[Key, LedgerRow] = field(default_factory=dict)
     operations: int = 0
     _records: dict[int, list[Record]] = field(default_factory=dict)
     _groups: dict[int, list[Group]] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class Ledger:
     _lines: dict[int, Line] = field(default_factory=dict)
     _finder: Lines | None = None
 
-    def row(self, key: Key) -> Row:
+    def row(self, key: Key) -> LedgerRow:
         """The row of a sort of operation."""
-        return self.rows.setdefault(key, Row())
+        return self.rows.setdefault(key, LedgerRow())
 
     def line_of(self, frame: Any) -> int:
         """The number of the program's line that has called."""

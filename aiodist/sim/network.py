@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkSpec:
     """What moves data.
 
     Args:
@@ -53,7 +53,7 @@ class Link:
     burst: float = 0.0
 
 
-LINK = Link(10e9 / 8, 20e-6)
+LINK = LinkSpec(10e9 / 8, 20e-6)
 """A host's link where nothing is said of it: 10 Gbit/s, 20 µs."""
 
 
@@ -72,8 +72,8 @@ class Network:
     """
 
     host_of: tuple[int, ...]
-    links: tuple[Link, ...]
-    local: Link | None = None
+    links: tuple[LinkSpec, ...]
+    local: LinkSpec | None = None
     stragglers: Mapping[int, float] = field(default_factory=dict)
     payload: float = 1448 / 1514
     cores: float = 0.0
@@ -164,7 +164,7 @@ def network(text: str | None, ranks: int | None, stragglers: Sequence[str] = ())
 
 def _short(text: str, ranks: int | None) -> Network:
     link, local, each, hosts = LINK, None, 1, None
-    links: dict[int, Link] = {}
+    links: dict[int, LinkSpec] = {}
     more: dict[str, float] = {}
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
@@ -202,7 +202,7 @@ def _from_file(name: str, ranks: int | None) -> Network:
         raise UsageError(
             f"{name} has {unknown[0]!r}, which nobody knows", hint=f"It may have {', '.join(_KNOWN)}"
         )
-    rows: list[tuple[int | None, int, Link]] = []
+    rows: list[tuple[int | None, int, LinkSpec]] = []
     tables = data.get("hosts")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise UsageError(f"{name} has no [[hosts]]", hint="Each such table says count, ranks and link")
@@ -227,14 +227,14 @@ def _from_file(name: str, ranks: int | None) -> Network:
 
 
 def _made(
-    rows: Sequence[tuple[int | None, int, Link]],
+    rows: Sequence[tuple[int | None, int, LinkSpec]],
     ranks: int | None,
-    local: Link | None,
-    links: Mapping[int, Link],
+    local: LinkSpec | None,
+    links: Mapping[int, LinkSpec],
     more: Mapping[str, float],
 ) -> Network:
     host_of: list[int] = []
-    found: list[Link] = []
+    found: list[LinkSpec] = []
     for count, each, link in rows:
         if count is None:  # as many as the ranks need
             if ranks is None:
@@ -267,7 +267,7 @@ def _share(more: Mapping[str, float]) -> float:
     return payload
 
 
-def _link(text: str, default: Link) -> Link:
+def _link(text: str, default: LinkSpec) -> LinkSpec:
     """'1Gbit/s:50us:256KiB': bandwidth, latency, burst; what is left out is the default's, without burst."""
     parts = text.split(":")
     if len(parts) > 3:
@@ -276,7 +276,7 @@ def _link(text: str, default: Link) -> Link:
         )
     bandwidth = _rate(parts[0]) if parts[0].strip() else default.bandwidth
     latency = _seconds(parts[1]) if len(parts) > 1 and parts[1].strip() else default.latency
-    return Link(bandwidth, latency, _count(parts[2]) if len(parts) > 2 else 0.0)
+    return LinkSpec(bandwidth, latency, _count(parts[2]) if len(parts) > 2 else 0.0)
 
 
 def _rate(text: str) -> float:

@@ -25,7 +25,7 @@ import numpy as np
 from aiodist.base.errors import AiodistError, GroupBroken
 from aiodist.group.runtime.simulated import current
 from aiodist.sim.engine import RankThread, StuckError
-from aiodist.sim.world import Place, World
+from aiodist.sim.world import SimPlace, SimWorld
 from aiodist.transport.shm.heap import Heap
 
 SHARED = 1 << 20
@@ -41,13 +41,13 @@ class FailedError(AiodistError):
     """A rank's program failed."""
 
 
-def here() -> Place | None:
+def here() -> SimPlace | None:
     """The place of the rank that runs; None outside of a simulation."""
     place = current.get()
-    return place if isinstance(place, Place) else None
+    return place if isinstance(place, SimPlace) else None
 
 
-def run_script(world: World, path: str, argv: list[str], shown: Collection[int] = (0,)) -> None:
+def run_script(world: SimWorld, path: str, argv: list[str], shown: Collection[int] = (0,)) -> None:
     """Run a script on all ranks, to the end.
 
     Args:
@@ -70,7 +70,7 @@ def run_script(world: World, path: str, argv: list[str], shown: Collection[int] 
     sizes = [world.network.host_of.count(host) for host in range(len(world.network.links))]
     threads = []
     for rank in range(size):
-        place = Place(world, rank)
+        place = SimPlace(world, rank)
         host = world.network.host_of[rank]
         local[host] = local.get(host, -1) + 1
         own = {

@@ -6,10 +6,10 @@ from typing import Any
 
 from aiodist.observe.figures import size as bytes_text
 from aiodist.sim.network import time_text
-from aiodist.sim.world import World
+from aiodist.sim.world import SimWorld
 
 
-def facts(world: World, seconds: float, memory: int) -> dict[str, Any]:
+def facts(world: SimWorld, seconds: float, memory: int) -> dict[str, Any]:
     """All figures, as plain values; times in seconds.
 
     Args:

@@ -24,7 +24,7 @@ PLAYED = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Round:
+class SimRound:
     """Messages that may be on their way at once.
 
     Args:
@@ -41,7 +41,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class SimPlan:
     """The messages of one algorithm.
 
     Args:
@@ -54,26 +54,26 @@ class Plan:
 
     name: str
     chunks: int
-    rounds: Callable[[], Iterable[Round]]
+    rounds: Callable[[], Iterable[SimRound]]
     two_buffers: bool = False
     at_once: bool = False
 
-    def wide(self, width: int) -> Plan:
+    def wide(self, width: int) -> SimPlan:
         """The rounds in several columns at once: member m of column c is m · width + c."""
         if width == 1:
             return self
 
-        def rounds() -> Iterator[Round]:
+        def rounds() -> Iterator[SimRound]:
             columns = np.arange(width)
             for one in self.rounds():
                 src, dst = ((side[:, None] * width + columns).reshape(-1) for side in (one.src, one.dst))
-                yield Round(src, dst, one.start.repeat(width), one.stop.repeat(width), one.times)
+                yield SimRound(src, dst, one.start.repeat(width), one.stop.repeat(width), one.times)
 
-        return Plan(self.name, self.chunks, rounds, self.two_buffers, self.at_once)
+        return SimPlan(self.name, self.chunks, rounds, self.two_buffers, self.at_once)
 
 
 @lru_cache(maxsize=256)
-def plan(kind: Kind, name: str, size: int, root: int, played: int = PLAYED) -> Plan:
+def plan(kind: Kind, name: str, size: int, root: int, played: int = PLAYED) -> SimPlan:
     """The messages of an algorithm.
 
     Args:
@@ -88,7 +88,7 @@ def plan(kind: Kind, name: str, size: int, root: int, played: int = PLAYED) -> P
     return _from_schedules(kind, name, size, root)
 
 
-def _from_schedules(kind: Kind, name: str, size: int, root: int) -> Plan:
+def _from_schedules(kind: Kind, name: str, size: int, root: int) -> SimPlan:
     build = ALGORITHMS[kind][name].build
     found: list[list[tuple[int, int, int, int]]] = []
     chunks, two = 1, False
@@ -101,36 +101,36 @@ def _from_schedules(kind: Kind, name: str, size: int, root: int) -> Plan:
                 (rank, step.peer, step.start, step.stop) for step in steps if isinstance(step, Send)
             ]
     made = [_round(messages) for messages in found if messages]
-    return Plan(name, chunks, lambda: made, two)
+    return SimPlan(name, chunks, lambda: made, two)
 
 
-def _round(messages: Sequence[tuple[int, int, int, int]]) -> Round:
+def _round(messages: Sequence[tuple[int, int, int, int]]) -> SimRound:
     columns = np.array(messages, np.int64).T
-    return Round(*columns)
+    return SimRound(*columns)
 
 
 # ── rounds of large groups ───────────────────────────────────────────────────────────────────────────
 
 
-def _around(size: int, times: int, root: int = 0) -> Round:
+def _around(size: int, times: int, root: int = 0) -> SimRound:
     """Everybody sends one chunk to the next rank."""
     src = np.arange(size)
-    return Round(src, (src + 1) % size, src, src + 1, times)
+    return SimRound(src, (src + 1) % size, src, src + 1, times)
 
 
-def _ring(kind: Kind, size: int, root: int) -> Plan:
+def _ring(kind: Kind, size: int, root: int) -> SimPlan:
     laps = 2 if kind is Kind.all_reduce else 1
-    return Plan("ring", size, lambda: [_around(size, laps * (size - 1))])
+    return SimPlan("ring", size, lambda: [_around(size, laps * (size - 1))])
 
 
-def _ring_gather(kind: Kind, size: int, root: int) -> Plan:
+def _ring_gather(kind: Kind, size: int, root: int) -> SimPlan:
     others = np.delete(np.arange(size), root)
-    last = Round(others, np.full(size - 1, root), others, others + 1)
-    return Plan("ring_gather", size, lambda: [_around(size, size - 1), last])
+    last = SimRound(others, np.full(size - 1, root), others, others + 1)
+    return SimPlan("ring_gather", size, lambda: [_around(size, size - 1), last])
 
 
-def _scatter_ring(kind: Kind, size: int, root: int) -> Plan:
-    def rounds() -> Iterator[Round]:
+def _scatter_ring(kind: Kind, size: int, root: int) -> SimPlan:
+    def rounds() -> Iterator[SimRound]:
         for steps in zip(*(binomial.scatter_rounds(me, size) for me in range(size)), strict=True):
             sends = [
                 ((me + root) % size, (step.peer + root) % size, step.start, step.stop)
@@ -146,38 +146,38 @@ def _scatter_ring(kind: Kind, size: int, root: int) -> Plan:
         for number in range(size - 1):
             out = (me - number) % size
             wanted = (out < right) | (out >= right + held[right])
-            yield Round(
+            yield SimRound(
                 (me[wanted] + root) % size, (right[wanted] + root) % size, out[wanted], out[wanted] + 1
             )
 
-    return Plan("scatter_ring", size, rounds)
+    return SimPlan("scatter_ring", size, rounds)
 
 
-def _chain(kind: Kind, size: int, root: int) -> Plan:
-    def rounds() -> Iterator[Round]:
+def _chain(kind: Kind, size: int, root: int) -> SimPlan:
+    def rounds() -> Iterator[SimRound]:
         for number in range(chain.CHUNKS + size - 2):
             me = np.arange(max(0, number - chain.CHUNKS + 1), min(size - 1, number + 1))
             out = number - me
-            yield Round((me + root) % size, (me + 1 + root) % size, out, out + 1)
+            yield SimRound((me + root) % size, (me + 1 + root) % size, out, out + 1)
 
-    return Plan("chain", chain.CHUNKS, rounds)
+    return SimPlan("chain", chain.CHUNKS, rounds)
 
 
-def _pairwise(kind: Kind, size: int, root: int) -> Plan:
-    def rounds() -> Iterator[Round]:
+def _pairwise(kind: Kind, size: int, root: int) -> SimPlan:
+    def rounds() -> Iterator[SimRound]:
         me = np.arange(size)
         for number in range(1, size):
             to = me ^ number if size & (size - 1) == 0 else (me + number) % size
-            yield Round(me, to, to, to + 1)
+            yield SimRound(me, to, to, to + 1)
 
-    return Plan("pairwise", size, rounds, two_buffers=True)
-
-
-def _spread(kind: Kind, size: int, root: int) -> Plan:
-    return Plan("spread", size, _pairwise(kind, size, root).rounds, two_buffers=True, at_once=True)
+    return SimPlan("pairwise", size, rounds, two_buffers=True)
 
 
-_WORKED_OUT: dict[str, Callable[[Kind, int, int], Plan]] = {
+def _spread(kind: Kind, size: int, root: int) -> SimPlan:
+    return SimPlan("spread", size, _pairwise(kind, size, root).rounds, two_buffers=True, at_once=True)
+
+
+_WORKED_OUT: dict[str, Callable[[Kind, int, int], SimPlan]] = {
     "ring": _ring,
     "ring_gather": _ring_gather,
     "scatter_ring": _scatter_ring,

@@ -20,19 +20,19 @@ from aiodist.group.seats import Seat
 from aiodist.observe.recorder import Recorder
 from aiodist.observe.recorder.layout import SIZE
 from aiodist.sim.backend import SimBackend
-from aiodist.sim.board import Board
+from aiodist.sim.board import MeetingBoard
 from aiodist.sim.collectives import Collectives
 from aiodist.sim.constants import Constants
 from aiodist.sim.cost import Fabric
-from aiodist.sim.engine import Engine, RankLoop, RankThread
-from aiodist.sim.ledger import Ledger
+from aiodist.sim.engine import RankLoop, RankThread, SimEngine
+from aiodist.sim.ledger import SimLedger
 from aiodist.sim.network import Network
 from aiodist.sim.rounds import PLAYED
 
 USUAL = 300.0  # seconds
 
 
-class World:
+class SimWorld:
     """All that ranks share.
 
     Args:
@@ -47,8 +47,8 @@ class World:
         self,
         network: Network,
         constants: Constants,
-        engine: Engine,
-        ledger: Ledger,
+        engine: SimEngine,
+        ledger: SimLedger,
         limits: Thresholds = DEFAULTS,
         played: int = PLAYED,
     ) -> None:
@@ -59,14 +59,14 @@ class World:
         self.seats = tuple(Seat(host, rank) for rank, host in enumerate(network.host_of))
         self.ranks = tuple(range(network.size))
         self.recorder = NoRecorder(bytearray(SIZE), os.getpid(), lambda: 0.0, 0.0)
-        self.boards: dict[int, Board] = {}
+        self.boards: dict[int, MeetingBoard] = {}
 
-    def board(self, context: int, ranks: Sequence[int]) -> Board:
+    def board(self, context: int, ranks: Sequence[int]) -> MeetingBoard:
         """The board of a group."""
         found = self.boards.get(context)
         if found is None:
             collectives = Collectives(self.fabric, ranks, self.limits, self.played)
-            found = Board(self.engine, self.fabric, self.ledger, collectives, ranks)
+            found = MeetingBoard(self.engine, self.fabric, self.ledger, collectives, ranks)
             self.boards[context] = found
         return found
 
@@ -132,7 +132,7 @@ class SimCore(GroupCore):
             self.host.name_group(roster.name)
 
 
-class Place:
+class SimPlace:
     """The place of one rank (`runtime.elsewhere`).
 
     Args:
@@ -147,7 +147,7 @@ class Place:
     loop: RankLoop
     thread: RankThread
 
-    def __init__(self, world: World, rank: int) -> None:
+    def __init__(self, world: SimWorld, rank: int) -> None:
         self.world = world
         self.rank = rank
         self.factor = world.network.stragglers.get(rank, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.base.errors import UsageError
-from aiodist.sim.network import LINK, Link, network
+from aiodist.sim.network import LINK, LinkSpec, network
 
 
 def test_nothing_said() -> None:
@@ -22,9 +22,9 @@ def test_the_short_form() -> None:
         "hosts=3x2,link=1Gbit/s:50us:256KiB,local=20GB/s:2us,link.1=10Mbit/s,cores=2", None, ["5:1.5"]
     )
     assert found.host_of == (0, 0, 1, 1, 2, 2)
-    plain, slow = Link(1e9 / 8, 50 * 1e-6, 256 << 10), Link(10e6 / 8, 50 * 1e-6)
+    plain, slow = LinkSpec(1e9 / 8, 50 * 1e-6, 256 << 10), LinkSpec(10e6 / 8, 50 * 1e-6)
     assert found.links == (plain, slow, plain)
-    assert found.local == Link(20e9, 2 * 1e-6)
+    assert found.local == LinkSpec(20e9, 2 * 1e-6)
     assert (found.cores, dict(found.stragglers)) == (2.0, {5: 1.5})
 
 

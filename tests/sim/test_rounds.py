@@ -12,21 +12,21 @@ from aiodist.base.types import Kind
 from aiodist.sim.constants import Constants
 from aiodist.sim.cost import Fabric, parts
 from aiodist.sim.network import Floats, network
-from aiodist.sim.rounds import Plan, plan
+from aiodist.sim.rounds import SimPlan, plan
 
 LONG = {"ring", "ring_gather", "scatter_ring", "chain", "pairwise", "spread"}
 CASES = [(kind, name) for kind, names in ALGORITHMS.items() for name in names if name in LONG]
 SIZES = [2, 3, 5, 8, 13]
 
 
-def both(kind: Kind, name: str, size: int, root: int = 0) -> tuple[Plan, Plan]:
+def both(kind: Kind, name: str, size: int, root: int = 0) -> tuple[SimPlan, SimPlan]:
     """Played, and worked out."""
     played, worked = plan(kind, name, size, root, size), plan(kind, name, size, root, 1)
     assert played is not worked
     return played, worked
 
 
-def sent(made: Plan, size: int) -> Counter[tuple[int, int]]:
+def sent(made: SimPlan, size: int) -> Counter[tuple[int, int]]:
     """Chunks between each pair, over all rounds."""
     found: Counter[tuple[int, int]] = Counter()
     for one in made.rounds():
@@ -35,7 +35,7 @@ def sent(made: Plan, size: int) -> Counter[tuple[int, int]]:
     return found
 
 
-def ends(made: Plan, size: int, nbytes: int, at: Floats) -> Floats:
+def ends(made: SimPlan, size: int, nbytes: int, at: Floats) -> Floats:
     """When all members of one host each are through."""
     fabric = Fabric(network("link=1Gbit/s:30us", size), Constants())
     chunks = np.array([nbytes / size]) if made.two_buffers else parts(nbytes, made.chunks)

@@ -67,19 +67,19 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("no script is named", hint="For example aiodist sim train.py --ranks 64")
     from aiodist.observe.trace import trace
     from aiodist.sim.constants import Constants, load
-    from aiodist.sim.engine import Engine
-    from aiodist.sim.ledger import Ledger
+    from aiodist.sim.engine import SimEngine
+    from aiodist.sim.ledger import SimLedger
     from aiodist.sim.network import network
     from aiodist.sim.program import FailedError, run_script
     from aiodist.sim.report import facts, table
-    from aiodist.sim.world import World
+    from aiodist.sim.world import SimWorld
 
     found = network(args.network, args.ranks, args.straggler)
-    engine = Engine(_factor(args.compute))
+    engine = SimEngine(_factor(args.compute))
     traced = _ranks(args.trace_ranks, found.size) if args.output else frozenset()
-    ledger = Ledger(traced)
+    ledger = SimLedger(traced)
     constants = load(args.constants) if args.constants else Constants()
-    world = World(found, constants, engine, ledger)
+    world = SimWorld(found, constants, engine, ledger)
     wall, began = time.time(), time.perf_counter()
     reported = began
 
