@@ -30,11 +30,11 @@ from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.net.wire.messages import Encoder, Status, split_response
 from aiodist.net.within import happens
 from aiodist.rendezvous.answers import check_failure, check_news, words_of
-from aiodist.rendezvous.connection import Connection
+from aiodist.rendezvous.connection import StoreConnection
 from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
 from aiodist.rendezvous.meeting_place import NOWHERE, MeetingPlace
 from aiodist.rendezvous.methods import METHODS, check_answer
-from aiodist.rendezvous.pending import Pending
+from aiodist.rendezvous.pending import PendingRequest
 from aiodist.rendezvous.server import CLIENT_ID_BYTES
 from aiodist.rendezvous.shapes import check_key
 from aiodist.rendezvous.store import Store
@@ -83,9 +83,9 @@ class TcpStore(Store):
         self._secret = secret
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection | None = None
+        self._connection: StoreConnection | None = None
         self._connections = 0  # so far
-        self._opening: tuple[Connection, asyncio.Future[None]] | None = None
+        self._opening: tuple[StoreConnection, asyncio.Future[None]] | None = None
         self._cause = ""  # why the last attempt to connect failed
         self._accepted: float | None = None  # when the attempt under way was, loop time; None: not yet
         self._card: StoreCard | None = None
@@ -97,7 +97,7 @@ class TcpStore(Store):
         self._lost: asyncio.Event = asyncio.Event()
         self._closed: RendezvousError | None = None
         self._last_id = 0
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._watches: dict[int, tuple[Watch, str]] = {}
         self._settled: list[int] = []
         self._outbox: list[bytes] = []
@@ -150,7 +150,7 @@ class TcpStore(Store):
         if timeout is not None:
             deadline = self._loop.time() + timeout
             args.append(timeout)
-        pending = Pending(method, args, deadline)
+        pending = PendingRequest(method, args, deadline)
         id = self._last_id = self._last_id + 1
         frame = self._encode(id, pending)  # may refuse the arguments: nothing is pending then
         connection = self._connection
@@ -170,7 +170,7 @@ class TcpStore(Store):
             raise pending.error
         return pending.value
 
-    async def _wait_for(self, id: int, pending: Pending, patience: float) -> None:
+    async def _wait_for(self, id: int, pending: PendingRequest, patience: float) -> None:
         pending.waiter = self._loop.create_future()
         pending.expires = self._loop.time() + patience + _GRACE
         timer = self._loop.call_at(pending.expires, self._expire, pending)
@@ -189,7 +189,7 @@ class TcpStore(Store):
                 hint="See whether the process that hosts it still runs and can be reached",
             )
 
-    def _expire(self, pending: Pending) -> None:
+    def _expire(self, pending: PendingRequest) -> None:
         """Wake a call whose time is over."""
         if self._connection is not None:
             self._connection.read()  # what came while this loop was busy is in time
@@ -228,7 +228,7 @@ class TcpStore(Store):
         self._last_id += 1
         return self._last_id
 
-    def _encode(self, id: int, pending: Pending) -> bytes:
+    def _encode(self, id: int, pending: PendingRequest) -> bytes:
         try:
             frame = self._encoder.request(id, self._settled, pending.method, pending.args)
         except WireError as error:
@@ -307,7 +307,7 @@ class TcpStore(Store):
         accepted = f"the time was over {waited} after it had accepted a connection, before any answer"
         return f"{self._cause}; then {accepted}" if self._cause else accepted
 
-    async def _dial_once(self) -> Connection:
+    async def _dial_once(self) -> StoreConnection:
         self._accepted = None
         sock, address = await connect_to_store(self.host, self.port)
         self._accepted = self._loop.time()
@@ -316,7 +316,7 @@ class TcpStore(Store):
             with contextlib.suppress(OSError):  # it has gone again
                 self._dialed = self._place.seen_at(*sock.getpeername()[:2])
         handshake = Handshake.client(self._identity, self._secret, os.urandom(NONCE_BYTES), self._meant)
-        connection = Connection(
+        connection = StoreConnection(
             *(sock, handshake, self._tls, self._ready, self._frames, self._connection_lost)
         )
         opening: asyncio.Future[None] = self._loop.create_future()
@@ -364,7 +364,7 @@ class TcpStore(Store):
 
     # What the connection reports.
 
-    def _ready(self, connection: Connection) -> None:
+    def _ready(self, connection: StoreConnection) -> None:
         assert connection.handshake.peer is not None
         if why := connection.why_not(bool(self._secret or self._tls)):
             raise AuthenticationError(f"another process answers as the store at {self._where()}: {why}")
@@ -400,7 +400,7 @@ class TcpStore(Store):
                 hint="An old copy was started; end it, and start the store on the data that it had last",
             )
 
-    def _send_again(self, connection: Connection) -> None:
+    def _send_again(self, connection: StoreConnection) -> None:
         """Name what is pending, so that the server forgets the rest; then ask for it again."""
         self._outbox.clear()
         self._settled.clear()
@@ -417,7 +417,7 @@ class TcpStore(Store):
             frames.append(self._encoder.request(id, [], "watch", [prefix]))
         connection.write(b"".join(frames))
 
-    def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
+    def _frames(self, connection: StoreConnection, payloads: list[bytes]) -> None:
         for payload in payloads:
             id, status, value = split_response(payload)
             if status == _REPLY:
@@ -452,7 +452,7 @@ class TcpStore(Store):
                     self._acknowledged = id
             pending.settle(value, error)
 
-    def _connection_lost(self, connection: Connection, error: Exception | None) -> None:
+    def _connection_lost(self, connection: StoreConnection, error: Exception | None) -> None:
         if self._opening is not None and self._opening[0] is connection and not self._opening[1].done():
             self._opening[1].set_exception(error or RendezvousError("the connection was closed"))
         if self._connection is not connection:

@@ -28,7 +28,7 @@ MAX_UNREAD = 64 << 20  # bytes that may wait for a peer that does not read, befo
 _LAST_WORDS = 64  # chunks that are read of a peer that has closed
 
 
-class Connection:
+class StoreConnection:
     """One end of a connection.
 
     Before its handshake is done it holds a few KiB and lives for at most `HANDSHAKE_SECONDS`.
@@ -47,9 +47,9 @@ class Connection:
         sock: socket.socket,
         handshake: Handshake,
         tls: Tls | None,
-        on_ready: Callable[[Connection], None],
-        on_frames: Callable[[Connection, list[bytes]], None],
-        on_lost: Callable[[Connection, Exception | None], None],
+        on_ready: Callable[[StoreConnection], None],
+        on_frames: Callable[[StoreConnection, list[bytes]], None],
+        on_lost: Callable[[StoreConnection, Exception | None], None],
     ) -> None:
         self.handshake = handshake
         self.peer_address = "an unknown address"
@@ -94,8 +94,8 @@ class Connection:
 
     def hand_over(
         self,
-        on_frames: Callable[[Connection, list[bytes]], None],
-        on_lost: Callable[[Connection, Exception | None], None],
+        on_frames: Callable[[StoreConnection, list[bytes]], None],
+        on_lost: Callable[[StoreConnection, Exception | None], None],
     ) -> None:
         """Call these from now on; for a server, which learns from the handshake whose the connection is."""
         self._on_frames = on_frames

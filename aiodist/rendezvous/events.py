@@ -24,7 +24,7 @@ class Connected:
 
 
 @dataclass(slots=True)
-class Request:
+class StoreRequest:
     """A client asks for something.
 
     Args:
@@ -54,13 +54,13 @@ class Tick:
     """The time that the last `Wake` asked for has come."""
 
 
-Event = Connected | Request | Disconnected | Tick
+Event = Connected | StoreRequest | Disconnected | Tick
 
 # Effects.
 
 
 @dataclass(slots=True)
-class Reply:
+class StoreReply:
     """Answer a request. `value` is shared between receivers: encode it once, never change it."""
 
     client: bytes
@@ -106,4 +106,4 @@ class Wake:
     at: float
 
 
-Effect = Reply | Failure | Push | Wake
+Effect = StoreReply | Failure | Push | Wake

@@ -11,7 +11,7 @@ from typing import Any
 from aiodist.base.errors import UsageError
 from aiodist.base.timeouts import Timeout
 from aiodist.net.alarm import Alarm
-from aiodist.rendezvous.events import Connected, Event, Failure, Push, Reply, Request, Tick, Wake
+from aiodist.rendezvous.events import Connected, Event, Failure, Push, StoreReply, StoreRequest, Tick, Wake
 from aiodist.rendezvous.failures import closed_error, error_of
 from aiodist.rendezvous.machine import StoreMachine
 from aiodist.rendezvous.shapes import check_key
@@ -92,14 +92,14 @@ class HashStore(Store):
 
     def _request(self, id: int, method: str, args: list[Any]) -> None:
         settled, self._settled = self._settled, []
-        self._feed(Request(_CLIENT, id, method, args, settled))
+        self._feed(StoreRequest(_CLIENT, id, method, args, settled))
 
     def _feed(self, event: Event) -> None:
         assert self._loop is not None
         assert self._alarm is not None
         for effect in self._machine.handle(event, self._loop.time()):
             match effect:
-                case Reply(_, id, value):
+                case StoreReply(_, id, value):
                     # Lists are shared between the ranks that get them; each gets its own.
                     self._settle(id, list(value) if isinstance(value, list) else value, None)
                 case Failure(_, id, kind, message, hint, missing):

@@ -17,7 +17,7 @@ from aiodist.base.sanitize import one_line
 from aiodist.net.alarm import Alarm
 from aiodist.net.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack, split_request
 from aiodist.net.within import happens
-from aiodist.rendezvous.connection import Connection
+from aiodist.rendezvous.connection import StoreConnection
 from aiodist.rendezvous.durable import Committer
 from aiodist.rendezvous.events import (
     Connected,
@@ -25,8 +25,8 @@ from aiodist.rendezvous.events import (
     Event,
     Failure,
     Push,
-    Reply,
-    Request,
+    StoreReply,
+    StoreRequest,
     Tick,
     Wake,
 )
@@ -43,7 +43,7 @@ _WORDS = 4000  # of a failure: it may name keys, and these may be as long as a r
 _CLOSE_SECONDS = 1.0  # for the last words to leave
 _log = logging.getLogger("aiodist.store")
 
-Outbox = dict[Connection, list[bytes]]
+Outbox = dict[StoreConnection, list[bytes]]
 
 
 class JobStore:
@@ -65,7 +65,7 @@ class JobStore:
     ) -> None:
         self.name = name
         self.machine = machine
-        self.clients: dict[bytes, Connection] = {}
+        self.clients: dict[bytes, StoreConnection] = {}
         self._loop = asyncio.get_running_loop()
         self._on_count = on_count
         self._on_failed = on_failed
@@ -76,11 +76,11 @@ class JobStore:
         )  # what must last before they leave; answers; bytes
         self._held_bytes = 0
         self._made = 0  # bytes of answers in the outbox
-        self._stalled: dict[Connection, list[bytes]] = {}  # requests that are not looked at yet
+        self._stalled: dict[StoreConnection, list[bytes]] = {}  # requests that are not looked at yet
         self._weight = 0  # bytes of requests that were not submitted yet
         self._paused = False
         self._outbox: Outbox = {}
-        self._slow: set[Connection] = set()
+        self._slow: set[StoreConnection] = set()
         self._alarm = Alarm(self._loop, self._tick)
         self._gone = asyncio.Event()  # nobody is connected
         self._gone.set()
@@ -105,7 +105,7 @@ class JobStore:
 
     # Clients.
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: StoreConnection) -> None:
         """Serve a client that has proven itself; `connection.client` is its id."""
         client = connection.client
         if (old := self.clients.pop(client, None)) is not None:
@@ -122,13 +122,13 @@ class JobStore:
             self._stalled[connection] = []
             connection.pause()
 
-    def _greet(self, connection: Connection) -> None:
+    def _greet(self, connection: StoreConnection) -> None:
         connection.serves = self._committer is None  # else its answer waits for the disk, not for a look
         self._feed(Connected(connection.client))
         if self._paused:
             connection.pause()
 
-    def frames(self, connection: Connection, payloads: list[bytes]) -> None:
+    def frames(self, connection: StoreConnection, payloads: list[bytes]) -> None:
         """Handle requests that arrived."""
         client = connection.client
         if self.clients.get(client) is not connection:
@@ -138,7 +138,7 @@ class JobStore:
             return
         for number, payload in enumerate(payloads, 1):
             id, settled, method, args = split_request(payload)
-            self._handle(Request(client, id, method, args, settled))
+            self._handle(StoreRequest(client, id, method, args, settled))
             if self._made > _MANY:
                 self._flush()
                 if self._held_bytes > MAX_HELD:
@@ -149,7 +149,7 @@ class JobStore:
             self._weight += sum(map(len, payloads))
         self._flush()
 
-    def lost(self, connection: Connection, error: Exception | None = None) -> None:
+    def lost(self, connection: StoreConnection, error: Exception | None = None) -> None:
         """Let go of a connection that ended."""
         self._slow.discard(connection)
         self._stalled.pop(connection, None)
@@ -208,7 +208,7 @@ class JobStore:
                 else:
                     self._outbox[connection] = [answer]
 
-    def _has_room_for_news(self, connection: Connection) -> bool:
+    def _has_room_for_news(self, connection: StoreConnection) -> bool:
         """Whether an event with many effects may tell more; else this client is cut off, and comes back."""
         self._flush()
         if self._held_bytes + self._made <= MAX_NEWS:
@@ -313,10 +313,10 @@ class JobStore:
             else:
                 connection.resume()
 
-    def _encode(self, effect: Reply | Failure | Push, shared: bool) -> bytes:
+    def _encode(self, effect: StoreReply | Failure | Push, shared: bool) -> bytes:
         id = effect.id
         try:
-            if isinstance(effect, Reply):
+            if isinstance(effect, StoreReply):
                 if not shared:
                     _check_size(effect.value)
                     return self._encoder.reply(id, effect.value)

@@ -10,7 +10,7 @@ from aiodist.base.errors import AiodistError
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingRequest:
     """One call. It gets a future only if it must be waited for."""
 
     method: str

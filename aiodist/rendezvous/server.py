@@ -23,7 +23,7 @@ from aiodist.net.users import send_away, why_not
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.net.wire.messages import Status, encode_response, pack
 from aiodist.net.within import happens
-from aiodist.rendezvous.connection import Connection
+from aiodist.rendezvous.connection import StoreConnection
 from aiodist.rendezvous.durable import DataFolder, Disk
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.jobs import JobSecrets, OneJob
@@ -71,7 +71,7 @@ class StoreServer:
         self._jobs: set[str] = set()  # that there were when somebody last looked
         self._loop = asyncio.get_running_loop()
         self._server: Listener | None = None
-        self._unauthenticated: dict[Connection, None] = {}  # in order of arrival
+        self._unauthenticated: dict[StoreConnection, None] = {}  # in order of arrival
         self._stores: dict[str, JobStore] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
@@ -298,7 +298,9 @@ class StoreServer:
             del self._unauthenticated[oldest]
             self._refusals.say(oldest.peer_address, f"more than {self._most_unauthenticated} shake hands")
             oldest.abort()
-        connection = Connection(sock, self._handshake(), self._tls, self._ready, self._frames, self._lost)
+        connection = StoreConnection(
+            sock, self._handshake(), self._tls, self._ready, self._frames, self._lost
+        )
         self._unauthenticated[connection] = None
         self._count()
         connection.start(deadline)
@@ -313,7 +315,7 @@ class StoreServer:
     def _turned_away(self, sock: socket.socket, why: str) -> None:
         self._refusals.say(address_of(sock), why)
 
-    def _ready(self, connection: Connection) -> None:
+    def _ready(self, connection: StoreConnection) -> None:
         """Hand a client that has proven itself to its store."""
         assert connection.handshake.peer is not None
         job, client = connection.handshake.peer.job, connection.handshake.peer.card
@@ -353,17 +355,17 @@ class StoreServer:
             f"{self._descriptors} descriptors (ulimit -n) for {jobs} jobs"
         )
 
-    def _turn_back(self, connection: Connection, why: str) -> None:
+    def _turn_back(self, connection: StoreConnection, why: str) -> None:
         """End the connection of a client that has proved itself, and may come back."""
         self._refusals.say(connection.peer_address, why)
         connection.write(encode_response(0, Status.away, pack(why)))
         connection.close()
         self._count()
 
-    def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
+    def _frames(self, connection: StoreConnection, payloads: list[bytes]) -> None:
         """Ignore what comes: no store has this connection."""
 
-    def _lost(self, connection: Connection, error: Exception | None) -> None:
+    def _lost(self, connection: StoreConnection, error: Exception | None) -> None:
         """Forget a connection that ended before a store had it."""
         if connection in self._unauthenticated:
             del self._unauthenticated[connection]
@@ -371,7 +373,7 @@ class StoreServer:
                 self._refusals.say(connection.peer_address, str(error))
         self._count()
 
-    def _client_lost(self, store: JobStore, connection: Connection, error: Exception | None) -> None:
+    def _client_lost(self, store: JobStore, connection: StoreConnection, error: Exception | None) -> None:
         """Tell the store that a client's connection ended."""
         if isinstance(error, Tampered):
             self._refusals.say(connection.peer_address, str(error))

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgpack
 
-from aiodist.rendezvous.events import Connected, Disconnected, Effect, Reply, Request, Tick
+from aiodist.rendezvous.events import Connected, Disconnected, Effect, StoreReply, StoreRequest, Tick
 from aiodist.rendezvous.machine import StoreMachine
-from aiodist.rendezvous.machine.changes import Kind
+from aiodist.rendezvous.machine.changes import ChangeKind
 
 CLIENTS = [bytes([65 + number]) * 16 for number in range(4)]
 KEYS = [f"k{number}" for number in range(5)]
@@ -26,7 +26,7 @@ class Life:
         self.here: set[bytes] = set()
         self.tokens: list[int] = [1]
         self.unsettled: dict[bytes, list[int]] = {client: [] for client in CLIENTS}
-        self.asked: list[Request] = []
+        self.asked: list[StoreRequest] = []
 
     def step(self) -> list[Effect]:
         """One more event → what the machine did."""
@@ -88,11 +88,11 @@ class Life:
         settled: list[int] = []
         if self.rng.random() < 0.5 and method != "resume":
             settled, self.unsettled[client] = self.unsettled[client], []
-        request = Request(client, self.ids[client], method, args, settled)
+        request = StoreRequest(client, self.ids[client], method, args, settled)
         self.asked = [*self.asked[-20:], request]
         effects = self.machine.handle(request, self.now)
         for effect in effects:
-            if isinstance(effect, Reply):
+            if isinstance(effect, StoreReply):
                 self.unsettled[effect.client].append(effect.id)
                 if method == "lease_grant" and effect.id == request.id and type(effect.value) is int:
                     self.tokens.append(effect.value)
@@ -102,4 +102,4 @@ class Life:
 def state(machine: StoreMachine) -> list[str]:
     """All that lasts of a store, to be compared."""
     changes = msgpack.unpackb(msgpack.packb(machine.dump()))
-    return sorted(repr([*c[:2], sorted(c[2])] if c[0] == Kind.gathered else c) for c in changes)
+    return sorted(repr([*c[:2], sorted(c[2])] if c[0] == ChangeKind.gathered else c) for c in changes)

@@ -11,7 +11,7 @@ import pytest
 from aiodist.base.errors import StoreFull, UsageError
 from aiodist.rendezvous import HashStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import job_store as job_store_module
-from aiodist.rendezvous.events import Connected, Disconnected, Failure, Reply, Request, Tick
+from aiodist.rendezvous.events import Connected, Disconnected, Failure, StoreReply, StoreRequest, Tick
 from aiodist.rendezvous.machine import StoreMachine, budget, sessions, watches
 from tests.waiting import until_so
 
@@ -74,8 +74,8 @@ async def test_waiting_calls_and_cards_count(server: StoreServer) -> None:
 def fed(machine: StoreMachine, client: bytes, id: int, method: str, *args: Any) -> object:
     answers = [
         effect
-        for effect in machine.handle(Request(client, id, method, list(args)), 0.0)
-        if isinstance(effect, Reply | Failure) and effect.client == client
+        for effect in machine.handle(StoreRequest(client, id, method, list(args)), 0.0)
+        if isinstance(effect, StoreReply | Failure) and effect.client == client
     ]
     return answers[-1] if answers else None
 
@@ -85,12 +85,12 @@ def test_answers_that_a_client_never_confirms_are_bounded(monkeypatch: pytest.Mo
     machine = StoreMachine(10_000)
     machine.handle(Connected(A), 0.0)
     for id in range(1, 11):
-        assert isinstance(fed(machine, A, id, "add", "n", 1), Reply)
+        assert isinstance(fed(machine, A, id, "add", "n", 1), StoreReply)
     failure = fed(machine, A, 11, "add", "n", 1)
     assert isinstance(failure, Failure) and failure.kind == "full"
-    assert isinstance(fed(machine, A, 12, "ping"), Reply)
-    machine.handle(Request(A, 13, "add", ["n", 1], list(range(1, 11))), 0.0)
-    assert isinstance(fed(machine, A, 14, "add", "n", 1), Reply)
+    assert isinstance(fed(machine, A, 12, "ping"), StoreReply)
+    machine.handle(StoreRequest(A, 13, "add", ["n", 1], list(range(1, 11))), 0.0)
+    assert isinstance(fed(machine, A, 14, "add", "n", 1), StoreReply)
 
 
 def test_large_answers_weigh_until_they_are_confirmed() -> None:
@@ -102,11 +102,11 @@ def test_large_answers_weigh_until_they_are_confirmed() -> None:
     fed(machine, A, 2, "gather", "alone", 0, 1, bytes(3000), 1.0)
     failure = fed(machine, A, 3, "gather", "alone", 0, 1, bytes(3000), 1.0)
     assert isinstance(failure, Failure) and failure.kind == "full"
-    machine.handle(Request(A, 4, "ping", [], [1, 2]), 0.0)
+    machine.handle(StoreRequest(A, 4, "ping", [], [1, 2]), 0.0)
     assert machine.budget.size == nothing
     fed(machine, A, 5, "compare_set", "k", b"", bytes(4000))
     assert machine.budget.size > 8000
-    machine.handle(Request(A, 6, "goodbye", [], []), 0.0)
+    machine.handle(StoreRequest(A, 6, "goodbye", [], []), 0.0)
     assert machine.budget.size < 5000
 
 

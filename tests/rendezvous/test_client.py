@@ -19,7 +19,7 @@ from aiodist.net.sockets import describe, interface_address, port_owner
 from aiodist.net.wire.handshake import Handshake, Identity, Purpose
 from aiodist.rendezvous import PrefixStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import client as client_module
-from aiodist.rendezvous.connection import HANDSHAKE_SECONDS, Connection, _keep_alive
+from aiodist.rendezvous.connection import HANDSHAKE_SECONDS, StoreConnection, _keep_alive
 from aiodist.testing.conformance_store import arrived
 from tests.rendezvous.conftest import Clock
 
@@ -55,14 +55,14 @@ async def test_an_unreachable_store_is_named_with_the_reason(
 
 
 async def test_who_does_not_answer_as_a_store_is_named(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    def deaf(connection: Connection) -> None:
+    def deaf(connection: StoreConnection) -> None:
         attempts.append(None)
         real(connection)
         clock.forward(HANDSHAKE_SECONDS if len(attempts) == 1 else 60)
 
     attempts: list[None] = []
-    real = Connection.start
-    monkeypatch.setattr(Connection, "start", deaf)
+    real = StoreConnection.start
+    monkeypatch.setattr(StoreConnection, "start", deaf)
     loop = asyncio.get_running_loop()
     async with await loop.create_server(asyncio.Protocol, HOST, 0) as other:
         port = other.sockets[0].getsockname()[1]

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from aiodist.base.errors import WireError
-from aiodist.rendezvous.events import Connected, Disconnected, Failure, Reply, Request, Tick
+from aiodist.rendezvous.events import Connected, Disconnected, Failure, StoreReply, StoreRequest, Tick
 from aiodist.rendezvous.machine import SESSION_GRACE, StoreMachine
 from aiodist.rendezvous.machine.budget import ANSWER_COST, ENTRY_COST, LEASE_COST, SESSION_COST
-from aiodist.rendezvous.machine.changes import Kind
+from aiodist.rendezvous.machine.changes import ChangeKind
 from tests.levels import COSTLY
 from tests.rendezvous.store_life import Life, state
 
@@ -30,10 +30,10 @@ def ask(
 ) -> object:
     [answer] = [
         effect
-        for effect in machine.handle(Request(client, id, method, list(args)), now)
-        if isinstance(effect, Reply | Failure) and effect.client == client
+        for effect in machine.handle(StoreRequest(client, id, method, list(args)), now)
+        if isinstance(effect, StoreReply | Failure) and effect.client == client
     ]
-    return answer.value if isinstance(answer, Reply) else answer
+    return answer.value if isinstance(answer, StoreReply) else answer
 
 
 def reborn(*changes: object, now: float = 0.0) -> StoreMachine:
@@ -94,8 +94,8 @@ def test_nothing_is_left_of_a_store_that_was_emptied(seed: int) -> None:
     machine.handle(Tick(), life.now + 1e6)
     machine.handle(Connected(A), life.now + 1e6)
     for id, key in enumerate(sorted(machine.keys.entries), 1):
-        machine.handle(Request(A, id, "delete_key", [key], [id - 1]), life.now + 1e6)
-    machine.handle(Request(A, 1000, "goodbye", []), life.now + 1e6)
+        machine.handle(StoreRequest(A, id, "delete_key", [key], [id - 1]), life.now + 1e6)
+    machine.handle(StoreRequest(A, 1000, "goodbye", []), life.now + 1e6)
     assert machine.budget.size == 0
     assert not machine.leases.by_token and not machine.waits.calls and not machine.gathers.rounds
 
@@ -117,12 +117,12 @@ def test_a_change_that_is_none_is_refused() -> None:
 
 def test_a_value_as_older_logs_have_it_is_read() -> None:
     machine = StoreMachine()
-    machine.replay((Kind.put, "k", b"first", 1, 0))
-    machine.replay((Kind.value, "k", b"second one", 2))
+    machine.replay((ChangeKind.put, "k", b"first", 1, 0))
+    machine.replay((ChangeKind.value, "k", b"second one", 2))
     entry = machine.keys.entries["k"]
     assert (entry.value, entry.revision) == (b"second one", 2)
     as_put = StoreMachine()
-    as_put.replay((Kind.put, "k", b"second one", 2, 0))
+    as_put.replay((ChangeKind.put, "k", b"second one", 2, 0))
     assert machine.budget.size == as_put.budget.size
 
 
@@ -178,7 +178,7 @@ def test_a_gather_that_was_answered_to_some_is_answered_to_all() -> None:
     machine = journaled()
     for rank, client in enumerate((A, B)):
         machine.handle(Connected(client), 0.0)
-        machine.handle(Request(client, 1, "gather", ["g", rank, 2, client[:1], 9.0]), 0.0)
+        machine.handle(StoreRequest(client, 1, "gather", ["g", rank, 2, client[:1], 9.0]), 0.0)
     for changes in (machine.dump(), machine.take_changes()):
         after = reborn(*changes)
         after.handle(Connected(B), 0.0)
@@ -229,7 +229,7 @@ def test_a_client_given_up_in_the_turn_in_which_its_gather_fails_is_so_after_a_r
     """It had an answer, of a call that changed nothing."""
     machine = journaled()
     machine.handle(Connected(A), 0.0)
-    machine.handle(Request(A, 1, "gather", ["g", 0, 2, b"card", 5.0]), 0.0)
+    machine.handle(StoreRequest(A, 1, "gather", ["g", 0, 2, b"card", 5.0]), 0.0)
     machine.handle(Disconnected(A), 1.0)
     machine.handle(Tick(), 1.0 + SESSION_GRACE)
     assert state(reborn(*machine.take_changes())) == state(machine)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.rendezvous.durable.journal import HEADER_BYTES, Codec, DamageError, FileKind, Header
+from aiodist.rendezvous.durable.journal import HEADER_BYTES, Codec, DamageError, FileKind, JournalHeader
 
-HEADER = Header(FileKind.log, 7, b"i" * 16, bytes(range(16)))
+HEADER = JournalHeader(FileKind.log, 7, b"i" * 16, bytes(range(16)))
 CODEC = Codec(HEADER.salt)
 COMMITS = [[["set", number, b"value" * number]] for number in range(1, 6)]
 
@@ -28,7 +28,7 @@ def read(data: bytes, *, may_tear: bool = True) -> list[object]:
 
 
 def test_what_is_written_is_read() -> None:
-    assert Header.decode(HEADER.encode()) == HEADER
+    assert JournalHeader.decode(HEADER.encode()) == HEADER
     assert len(HEADER.encode()) == HEADER_BYTES
     assert read(log()) == read(log(), may_tear=False) == COMMITS
     frames = list(CODEC.frames(memoryview(log([]) + CODEC.complete()), may_tear=False))
@@ -64,7 +64,7 @@ def test_a_bit_that_flips_anywhere_is_found() -> None:
         data = bytearray(whole)
         data[at] ^= 1
         with pytest.raises(DamageError):
-            Header.decode(bytes(data[:HEADER_BYTES]))
+            JournalHeader.decode(bytes(data[:HEADER_BYTES]))
 
 
 def test_without_its_mark_the_last_commit_may_be_a_torn_one() -> None:
@@ -112,7 +112,7 @@ def test_headers_of_other_versions_and_files_are_refused() -> None:
     for data, said in (
         (b"", "cut off"),
         (b"x" * HEADER_BYTES, "no header"),
-        (Header(FileKind.log, 1, b"", b"").encode()[:-1] + b"\0", "checksum"),
+        (JournalHeader(FileKind.log, 1, b"", b"").encode()[:-1] + b"\0", "checksum"),
     ):
         with pytest.raises(DamageError, match=said):
-            Header.decode(data)
+            JournalHeader.decode(data)

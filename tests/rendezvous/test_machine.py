@@ -15,8 +15,8 @@ from aiodist.rendezvous.events import (
     Effect,
     Failure,
     Push,
-    Reply,
-    Request,
+    StoreReply,
+    StoreRequest,
     Tick,
     Wake,
 )
@@ -42,7 +42,7 @@ class Bench:
         return [effect for effect in effects if not isinstance(effect, Wake)]
 
     def ask(self, client: bytes, id: int, method: str, *args: Any, settled: Any = ()) -> list[Effect]:
-        return self.feed(Request(client, id, method, list(args), list(settled)))
+        return self.feed(StoreRequest(client, id, method, list(args), list(settled)))
 
     def wait(self, seconds: float) -> list[Effect]:
         self.now += seconds
@@ -58,7 +58,7 @@ def test_a_waiting_get_is_answered_by_a_set() -> None:
     bench = Bench(A, B)
     assert bench.ask(A, 1, "multi_get", ["k"], 5.0) == []
     assert bench.wake == 105.0
-    assert bench.ask(B, 1, "set", "k", b"v", None) == [Reply(A, 1, [b"v"]), Reply(B, 1, None)]
+    assert bench.ask(B, 1, "set", "k", b"v", None) == [StoreReply(A, 1, [b"v"]), StoreReply(B, 1, None)]
 
 
 def test_a_deadline_names_what_is_missing() -> None:
@@ -114,9 +114,12 @@ def test_a_world_is_gathered_in_rank_order_and_packed_once() -> None:
     bench = Bench(A, B)
     bench.ask(A, 7, "gather", "g", 1, 2, b"one", 5.0)
     replies = bench.ask(B, 3, "gather", "g", 0, 2, b"zero", 5.0)
-    assert sorted(replies, key=repr) == [Reply(A, 7, [b"zero", b"one"]), Reply(B, 3, [b"zero", b"one"])]
+    assert sorted(replies, key=repr) == [
+        StoreReply(A, 7, [b"zero", b"one"]),
+        StoreReply(B, 3, [b"zero", b"one"]),
+    ]
     one, two = replies
-    assert isinstance(one, Reply) and isinstance(two, Reply) and one.value is two.value
+    assert isinstance(one, StoreReply) and isinstance(two, StoreReply) and one.value is two.value
 
 
 def test_a_rank_that_comes_back_as_another_process_takes_its_place() -> None:
@@ -126,7 +129,7 @@ def test_a_rank_that_comes_back_as_another_process_takes_its_place() -> None:
     assert isinstance(failure, Failure) and failure.kind == "conflict"
     bench.feed(Disconnected(A))
     assert bench.ask(B, 2, "gather", "g", 0, 2, b"new", 50.0) == []
-    assert Reply(C, 1, [b"new", b"c"]) in bench.ask(C, 1, "gather", "g", 1, 2, b"c", 50.0)
+    assert StoreReply(C, 1, [b"new", b"c"]) in bench.ask(C, 1, "gather", "g", 1, 2, b"c", 50.0)
 
 
 # Exactly once.
@@ -134,12 +137,12 @@ def test_a_rank_that_comes_back_as_another_process_takes_its_place() -> None:
 
 def test_a_change_that_is_sent_again_happens_once() -> None:
     bench = Bench(A)
-    assert bench.ask(A, 1, "add", "n", 5) == [Reply(A, 1, 5)]
+    assert bench.ask(A, 1, "add", "n", 5) == [StoreReply(A, 1, 5)]
     bench.feed(Disconnected(A))
     bench.feed(Connected(A))
     bench.ask(A, 2, "resume", [1], 0)
-    assert bench.ask(A, 1, "add", "n", 5) == [Reply(A, 1, 5)]
-    assert bench.ask(A, 3, "add", "n", 1, settled=[1]) == [Reply(A, 3, 6)]
+    assert bench.ask(A, 1, "add", "n", 5) == [StoreReply(A, 1, 5)]
+    assert bench.ask(A, 3, "add", "n", 1, settled=[1]) == [StoreReply(A, 3, 6)]
 
 
 def test_answers_are_forgotten_when_the_client_has_them() -> None:
@@ -160,7 +163,7 @@ def test_a_gather_survives_a_short_absence() -> None:
     bench.ask(B, 1, "gather", "g", 1, 2, b"b", 50.0)
     bench.feed(Connected(A))
     bench.ask(A, 2, "resume", [1], 0)
-    assert bench.ask(A, 1, "gather", "g", 0, 2, b"a", 50.0) == [Reply(A, 1, [b"a", b"b"])]
+    assert bench.ask(A, 1, "gather", "g", 0, 2, b"a", 50.0) == [StoreReply(A, 1, [b"a", b"b"])]
 
 
 def test_who_is_away_too_long_is_told_so() -> None:
@@ -177,7 +180,7 @@ def test_who_is_away_too_long_is_told_so() -> None:
     for request in (("resume", [1], 0), ("gather", "g", 0, 2, b"a", 9.0), ("add", "n", 1)):
         [failure] = bench.ask(A, 2, *request)
         assert isinstance(failure, Failure) and failure.kind == "lost"
-    assert bench.ask(B, 2, "check", ["n"]) == [Reply(B, 2, False)]
+    assert bench.ask(B, 2, "check", ["n"]) == [StoreReply(B, 2, False)]
 
 
 def test_coming_back_in_time_keeps_the_session() -> None:
@@ -194,10 +197,10 @@ def test_goodbye_leaves_nothing() -> None:
     bench.ask(A, 1, "wait", ["k"], 50.0)
     bench.ask(A, 2, "gather", "g", 0, 2, b"", 50.0)
     bench.ask(A, 3, "watch", "")
-    assert bench.ask(A, 4, "goodbye") == [Reply(A, 4, None)]
+    assert bench.ask(A, 4, "goodbye") == [StoreReply(A, 4, None)]
     bench.feed(Disconnected(A))
-    assert bench.ask(B, 1, "set", "k", b"", None) == [Reply(B, 1, None)]
-    assert bench.ask(B, 2, "gather", "g", 0, 1, b"", 1.0) == [Reply(B, 2, [b""])]
+    assert bench.ask(B, 1, "set", "k", b"", None) == [StoreReply(B, 1, None)]
+    assert bench.ask(B, 2, "gather", "g", 0, 1, b"", 1.0) == [StoreReply(B, 2, [b""])]
     machine = bench.machine
     assert len(machine.sessions.by_client) == 1
     for left in (machine.waits.calls, machine.waits.wanted, machine.gathers.rounds, machine.watches.calls):
@@ -228,7 +231,7 @@ def test_broken_connections_change_no_sum(rng: random.Random) -> None:
             if rng.random() < 0.7:  # else the answer is lost
                 break
             settled = []
-        assert isinstance(answer, Reply)
+        assert isinstance(answer, StoreReply)
         answers.append(answer.value)
     assert answers == sorted(set(answers))
     assert answers[-1] == expected
@@ -243,14 +246,14 @@ def test_a_lease_ends_and_add_keeps_it() -> None:
     bench.now += 5
     bench.ask(A, 2, "add", "k", 1)
     bench.wait(4.9)
-    assert bench.ask(A, 3, "check", ["k"]) == [Reply(A, 3, True)]
+    assert bench.ask(A, 3, "check", ["k"]) == [StoreReply(A, 3, True)]
     bench.wait(0.2)
-    assert bench.ask(A, 4, "check", ["k"]) == [Reply(A, 4, False)]
+    assert bench.ask(A, 4, "check", ["k"]) == [StoreReply(A, 4, False)]
 
 
 def alive(bench: Bench, key: str) -> bool:
     [reply] = bench.ask(B, 1000, "check", [key])
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, StoreReply)
     return bool(reply.value)
 
 
@@ -274,7 +277,7 @@ def test_a_lease_of_many_keys_lasts_for_the_ttl_that_its_holder_counts_on(ttl: f
     """Whatever becomes of its connection, or of the session."""
     bench = Bench(A, B)
     [granted] = bench.ask(A, 1, "lease_grant", ttl)
-    assert isinstance(granted, Reply)
+    assert isinstance(granted, StoreReply)
     bench.ask(A, 2, "lease_claim", granted.value, "k", b"a")
     bench.feed(Disconnected(A))
     bench.wait(ttl - 0.1)
@@ -314,19 +317,19 @@ def test_a_lease_that_is_another_clients_by_now_is_left_alone() -> None:
 
 def test_a_claim_lasts_as_long_as_its_client() -> None:
     bench = Bench(A, B)
-    assert bench.ask(A, 1, "claim", "k", b"a") == [Reply(A, 1, b"a")]
-    assert bench.ask(B, 1, "claim", "k", b"b") == [Reply(B, 1, b"a")]
+    assert bench.ask(A, 1, "claim", "k", b"a") == [StoreReply(A, 1, b"a")]
+    assert bench.ask(B, 1, "claim", "k", b"b") == [StoreReply(B, 1, b"a")]
     bench.wait(1e6)
-    assert bench.ask(B, 2, "claim", "k", b"b") == [Reply(B, 2, b"a")]
+    assert bench.ask(B, 2, "claim", "k", b"b") == [StoreReply(B, 2, b"a")]
     bench.ask(A, 2, "compare_set", "k", b"a", b"")  # given back
-    assert bench.ask(B, 3, "claim", "k", b"b") == [Reply(B, 3, b"b")]
+    assert bench.ask(B, 3, "claim", "k", b"b") == [StoreReply(B, 3, b"b")]
     bench.feed(Disconnected(A))
     bench.wait(RETURN_GRACE)
-    assert bench.ask(B, 4, "claim", "k", b"c") == [Reply(B, 4, b"b")]
+    assert bench.ask(B, 4, "claim", "k", b"c") == [StoreReply(B, 4, b"b")]
     bench.feed(Disconnected(B))
     bench.wait(RETURN_GRACE)
     bench.feed(Connected(C))
-    assert bench.ask(C, 1, "claim", "k", b"c") == [Reply(C, 1, b"c")]
+    assert bench.ask(C, 1, "claim", "k", b"c") == [StoreReply(C, 1, b"c")]
 
 
 def test_watches_report_revisions() -> None:
@@ -334,9 +337,9 @@ def test_watches_report_revisions() -> None:
     bench.ask(A, 1, "set", "w1", b"1", None)
     assert bench.ask(B, 1, "watch", "w") == [Push(B, 1, [["w1", b"1", 1]])]
     bench.ask(A, 2, "set", "x", b"", None)
-    assert bench.ask(A, 3, "delete_key", "w1") == [Push(B, 1, [["w1", None, 3]]), Reply(A, 3, True)]
+    assert bench.ask(A, 3, "delete_key", "w1") == [Push(B, 1, [["w1", None, 3]]), StoreReply(A, 3, True)]
     bench.ask(B, 2, "cancel", 1)
-    assert bench.ask(A, 4, "set", "w2", b"", None) == [Reply(A, 4, None)]
+    assert bench.ask(A, 4, "set", "w2", b"", None) == [StoreReply(A, 4, None)]
 
 
 def test_timers_do_not_pile_up() -> None:

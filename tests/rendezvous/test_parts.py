@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from aiodist.rendezvous.etcd.store import EtcdStore
-from aiodist.rendezvous.events import Effect, Push, Reply
+from aiodist.rendezvous.events import Effect, Push, StoreReply
 from aiodist.rendezvous.machine import StoreMachine, budget
 from aiodist.rendezvous.machine.budget import ANSWER_COST, LEASE_COST, Budget
-from aiodist.rendezvous.machine.changes import Journal, Kind
-from aiodist.rendezvous.machine.entries import Entry
+from aiodist.rendezvous.machine.changes import ChangeKind, Journal
+from aiodist.rendezvous.machine.entries import KeyEntry
 from aiodist.rendezvous.machine.leases import Leases
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.timers import Timers
-from aiodist.rendezvous.machine.waits import Waits
+from aiodist.rendezvous.machine.waits import KeyWaits
 from aiodist.rendezvous.machine.watches import Watches
 from aiodist.rendezvous.methods import METHODS
 from aiodist.rendezvous.rules import RefusedError
@@ -45,15 +45,15 @@ def test_a_budget_refuses_what_is_too_much_and_takes_nothing_of_it(monkeypatch: 
 
 def test_a_journal_notes_once_it_has_begun_and_counts_always() -> None:
     journal = Journal()
-    journal.note(Kind.remove, "k", journal.next_revision())
+    journal.note(ChangeKind.remove, "k", journal.next_revision())
     assert (journal.revision, journal.changed, journal.take()) == (1, False, [])
     journal.begin()
     changed = []
-    for change in ((Kind.settled, A, [1]), (Kind.revision, 2)):
+    for change in ((ChangeKind.settled, A, [1]), (ChangeKind.revision, 2)):
         journal.note(*change)
         changed.append(journal.changed)
     assert changed == [False, True], "to lose what a client has costs nothing"
-    assert journal.take() == [(Kind.settled, A, [1]), (Kind.revision, 2)]
+    assert journal.take() == [(ChangeKind.settled, A, [1]), (ChangeKind.revision, 2)]
     assert (journal.changed, journal.take()) == (False, [])
 
 
@@ -115,16 +115,16 @@ def test_leases_know_their_holders() -> None:
 
 def test_waits_and_watches_look_at_the_entries_alone() -> None:
     kept, _, timers, effects, sessions = parts()
-    entries = {"a": Entry(b"1", 1)}
-    waits, watches = Waits(kept, timers, sessions, entries), Watches(kept, effects, entries)
+    entries = {"a": KeyEntry(b"1", 1)}
+    waits, watches = KeyWaits(kept, timers, sessions, entries), Watches(kept, effects, entries)
     waits.multi_get((A, 1), 0.0, ["a", "b"], 5.0)
     watches.watch((A, 2), 0.0, "")
     assert effects == [Push(A, 2, [["a", b"1", 1]])] and kept.waiting == 2
     effects.clear()
-    entries["b"] = Entry(b"2", 2)
+    entries["b"] = KeyEntry(b"2", 2)
     waits.arrived("b")
     watches.tell("b", b"2", 2)
-    assert effects == [Reply(A, 1, [b"1", b"2"]), Push(A, 2, [["b", b"2", 2]])]
+    assert effects == [StoreReply(A, 1, [b"1", b"2"]), Push(A, 2, [["b", b"2", 2]])]
     watches.forget((A, 2))
     assert (kept.size, kept.waiting, waits.calls, waits.wanted) == (0, 0, {}, {})
 

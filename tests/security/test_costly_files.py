@@ -29,8 +29,8 @@ from aiodist.observe.trace import trace
 from aiodist.rendezvous import HashStore
 from aiodist.rendezvous.etcd import gateway
 from aiodist.rendezvous.etcd.gateway import Gateway
-from aiodist.rendezvous.etcd.place import Place
-from aiodist.rendezvous.etcd.refusals import Away
+from aiodist.rendezvous.etcd.place import EtcdPlace
+from aiodist.rendezvous.etcd.refusals import EtcdAway
 from tests.observe.made import a_job, a_rank, a_record
 
 
@@ -221,9 +221,9 @@ class Etcd:
         finally:
             writer.close()
 
-    def place(self) -> Place:
+    def place(self) -> EtcdPlace:
         """Where it is, for somebody with a password."""
-        return Place((("127.0.0.1", self.port),), tls=False, user="me", password="sesame")
+        return EtcdPlace((("127.0.0.1", self.port),), tls=False, user="me", password="sesame")
 
 
 async def ask(server: Etcd) -> Any:
@@ -281,8 +281,8 @@ async def test_what_is_packed_is_not_unpacked() -> None:
 async def test_a_line_of_a_watch_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway, "MOST", 1 << 20)
     async with Etcd(b"HTTP/1.1 200 OK\r\n", b" " * (1 << 20), times=1000) as server:
-        there = Gateway(Place((("127.0.0.1", server.port),), tls=False))
-        with pytest.raises(Away, match="its answer has more than"):
+        there = Gateway(EtcdPlace((("127.0.0.1", server.port),), tls=False))
+        with pytest.raises(EtcdAway, match="its answer has more than"):
             async with there.stream("/v3/watch", {}) as lines:
                 async for _ in lines:
                     pass

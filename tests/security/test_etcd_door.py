@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.base.errors import RendezvousTimeout, UsageError
-from aiodist.rendezvous.etcd.place import Place, place
+from aiodist.rendezvous.etcd.place import EtcdPlace, place
 from aiodist.rendezvous.etcd.store import EtcdStore
 
 USER = {"AIODIST_ETCD_USER": "me", "AIODIST_ETCD_PASSWORD": "sesame"}
@@ -23,7 +23,7 @@ def test_a_key_that_everybody_may_read_is_none(tmp_path: Path) -> None:
         with pytest.raises(
             UsageError, match=f"the key for etcd, {key}, can be read by other users. chmod 600 "
         ):
-            Place((("h", 1),), tls=True, cert="cert.pem", key=str(key)).ssl_context()
+            EtcdPlace((("h", 1),), tls=True, cert="cert.pem", key=str(key)).ssl_context()
 
 
 @pytest.mark.parametrize(

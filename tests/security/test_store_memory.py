@@ -24,8 +24,8 @@ from aiodist.rendezvous.events import (
     Disconnected,
     Effect,
     Failure,
-    Reply,
-    Request,
+    StoreReply,
+    StoreRequest,
     Tick,
     Wake,
 )
@@ -96,13 +96,13 @@ def test_what_one_client_makes_a_store_keep_is_charged(attack: str) -> None:
         machine = StoreMachine(LIMIT)
         machine.handle(Connected(MALLORY), 0.0)
         for n in range(1, 100_000):
-            if is_full(machine.handle(Request(MALLORY, n, *ask(n)), 0.0)):
+            if is_full(machine.handle(StoreRequest(MALLORY, n, *ask(n)), 0.0)):
                 break
         else:
             raise AssertionError(f"100,000 requests, {taken()} bytes, and the store is not full")
         assert machine.budget.size <= LIMIT
         assert taken() < 1.4 * LIMIT
-        machine.handle(Request(MALLORY, n + 1, "goodbye", []), 0.0)
+        machine.handle(StoreRequest(MALLORY, n + 1, "goodbye", []), 0.0)
         while machine.due(2e9):
             machine.handle(Tick(), 2e9)
     kept = sum(4 * len(key) + len(entry.value) + 1000 for key, entry in machine.keys.entries.items())
@@ -126,7 +126,7 @@ def test_clients_that_come_and_go_are_charged_once_they_have_changed_something()
         for n in range(1, 20_000):
             client = n.to_bytes(16, "big")
             machine.handle(Connected(client), 0.0)
-            full = full or is_full(machine.handle(Request(client, 1, "add", ["n", 1]), 0.0))
+            full = full or is_full(machine.handle(StoreRequest(client, 1, "add", ["n", 1]), 0.0))
             machine.handle(Disconnected(client), 0.0)
         assert full
         assert machine.budget.size <= LIMIT
@@ -138,8 +138,8 @@ def test_clients_that_only_look_leave_nothing() -> None:
     for n in range(1000):
         client = n.to_bytes(16, "big")
         machine.handle(Connected(client), 0.0)
-        machine.handle(Request(client, 1, "watch", ["k"]), 0.0)
-        machine.handle(Request(client, 2, "wait", [["k"], 1.0]), 0.0)
+        machine.handle(StoreRequest(client, 1, "watch", ["k"]), 0.0)
+        machine.handle(StoreRequest(client, 2, "wait", [["k"], 1.0]), 0.0)
         machine.handle(Disconnected(client), 0.0)
     assert (len(machine.sessions.by_client), machine.budget.size) == (0, 0)
     machine.handle(Connected(ALICE), 0.0)
@@ -147,10 +147,10 @@ def test_clients_that_only_look_leave_nothing() -> None:
     machine.handle(Connected(ALICE), 0.0)
     [resumed] = [
         effect
-        for effect in machine.handle(Request(ALICE, 1, "resume", [[], 0]), 0.0)
-        if isinstance(effect, Reply | Failure)
+        for effect in machine.handle(StoreRequest(ALICE, 1, "resume", [[], 0]), 0.0)
+        if isinstance(effect, StoreReply | Failure)
     ]
-    assert isinstance(resumed, Reply), "who had asked for nothing may come back"
+    assert isinstance(resumed, StoreReply), "who had asked for nothing may come back"
 
 
 def test_meetings_that_fail_all_at_once_take_what_was_charged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_meetings_that_fail_all_at_once_take_what_was_charged(monkeypatch: pytes
         machine = StoreMachine(LIMIT // 8)
         machine.handle(Connected(MALLORY), 0.0)
         calls = 0
-        while not is_full(machine.handle(Request(MALLORY, calls + 1, *_lonely(calls)), 0.0)):
+        while not is_full(machine.handle(StoreRequest(MALLORY, calls + 1, *_lonely(calls)), 0.0)):
             calls += 1
         assert calls > 50  # so that all their failures would take ten times the limit
         failures = [effect for effect in machine.handle(Tick(), 10.0) if isinstance(effect, Failure)]
@@ -168,7 +168,7 @@ def test_meetings_that_fail_all_at_once_take_what_was_charged(monkeypatch: pytes
         assert failures[0].message.startswith(
             f"ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and {WORLD - 11} more did"
         )
-        again = machine.handle(Request(MALLORY, failures[0].id, *_lonely(0)), 10.0)
+        again = machine.handle(StoreRequest(MALLORY, failures[0].id, *_lonely(0)), 10.0)
         assert [(e.message, e.missing) for e in again if isinstance(e, Failure)] == [
             (failures[0].message, failures[0].missing)
         ]
@@ -187,7 +187,7 @@ def test_a_failure_takes_little_however_large_the_world_is_said_to_be() -> None:
     machine = StoreMachine(LIMIT)
     machine.handle(Connected(MALLORY), 0.0)
     for n in range(10):
-        machine.handle(Request(MALLORY, n + 1, "gather", [f"g{n}", n, MAX_WORLD, b"", 1.0]), 0.0)
+        machine.handle(StoreRequest(MALLORY, n + 1, "gather", [f"g{n}", n, MAX_WORLD, b"", 1.0]), 0.0)
     with traced() as taken:
         tracemalloc.reset_peak()
         failures = [effect for effect in machine.handle(Tick(), 10.0) if isinstance(effect, Failure)]
@@ -201,7 +201,7 @@ def test_those_who_wait_for_one_share_the_list_of_who_is_missing() -> None:
     machine = StoreMachine()
     machine.handle(Connected(ALICE), 0.0)
     for rank in range(8):
-        machine.handle(Request(ALICE, rank + 1, "gather", ["g", rank, 1000, b"", 1.0]), 0.0)
+        machine.handle(StoreRequest(ALICE, rank + 1, "gather", ["g", rank, 1000, b"", 1.0]), 0.0)
     first, *others = [e for e in machine.handle(Tick(), 10.0) if isinstance(e, Failure)]
     assert first.missing == tuple(range(8, 8 + MAX_MISSING))
     assert len(others) == 7
@@ -214,7 +214,7 @@ def test_what_ends_at_one_time_ends_in_turns(monkeypatch: pytest.MonkeyPatch) ->
     machine = StoreMachine()
     machine.handle(Connected(MALLORY), 0.0)
     for n in range(10):
-        machine.handle(Request(MALLORY, n + 1, *_lonely(n)), 0.0)
+        machine.handle(StoreRequest(MALLORY, n + 1, *_lonely(n)), 0.0)
     turns = []
     while machine.due(10.0):
         effects = machine.handle(Tick(), 10.0)
@@ -227,22 +227,22 @@ def test_ranks_that_came_and_went_are_charged() -> None:
     """One who stays keeps the round, and with it the names of all who gave up."""
     machine = StoreMachine(LIMIT)
     machine.handle(Connected(MALLORY), 0.0)
-    machine.handle(Request(MALLORY, 1, "gather", ["g", 0, MAX_WORLD, b"", 1e9]), 0.0)
-    machine.handle(Request(MALLORY, 2, "ping", []), 0.0)
+    machine.handle(StoreRequest(MALLORY, 1, "gather", ["g", 0, MAX_WORLD, b"", 1e9]), 0.0)
+    machine.handle(StoreRequest(MALLORY, 2, "ping", []), 0.0)
     before = machine.budget.size
     with traced() as taken:
         for rank in range(1, 501):
             call = rank + 2
             machine.handle(
-                Request(MALLORY, call, "gather", ["g", rank, MAX_WORLD, b"", 0.0], [call - 1]), 0.0
+                StoreRequest(MALLORY, call, "gather", ["g", rank, MAX_WORLD, b"", 0.0], [call - 1]), 0.0
             )
             while machine.due(float(rank)):
                 machine.handle(Tick(), float(rank))
-        machine.handle(Request(MALLORY, 600, "cancel", [call]), 0.0)
+        machine.handle(StoreRequest(MALLORY, 600, "cancel", [call]), 0.0)
         assert taken() < 1.4 * (machine.budget.size - before)
-    machine.handle(Request(MALLORY, 601, "gather", ["g", 1, MAX_WORLD, b"", 1e9], []), 0.0)
+    machine.handle(StoreRequest(MALLORY, 601, "gather", ["g", 1, MAX_WORLD, b"", 1e9], []), 0.0)
     for call in (1, 601):
-        machine.handle(Request(MALLORY, call + 1000, "cancel", [call]), 0.0)
+        machine.handle(StoreRequest(MALLORY, call + 1000, "cancel", [call]), 0.0)
     assert machine.budget.size == budget.SESSION_COST
 
 
@@ -260,7 +260,7 @@ def test_names_that_no_client_of_ours_would_send(method: str, args: list[Any]) -
     machine = StoreMachine(LIMIT)
     machine.handle(Connected(MALLORY), 0.0)
     before = machine.budget.size
-    effects = machine.handle(Request(MALLORY, 1, method, args), 0.0)
+    effects = machine.handle(StoreRequest(MALLORY, 1, method, args), 0.0)
     assert any(
         isinstance(effect, Failure) and "at most 4096 characters" in effect.message for effect in effects
     )
@@ -271,13 +271,13 @@ def test_a_full_store_lets_everybody_make_room() -> None:
     machine = StoreMachine(LIMIT)
     machine.handle(Connected(MALLORY), 0.0)
     n = 1
-    while not is_full(machine.handle(Request(MALLORY, n, "set", [f"k{n}", b"", None], [n - 1]), 0.0)):
+    while not is_full(machine.handle(StoreRequest(MALLORY, n, "set", [f"k{n}", b"", None], [n - 1]), 0.0)):
         n += 1
     machine.handle(Connected(ALICE), 0.0)  # whoever comes is let in, to delete
     for number in range(1, 11):
-        [gone] = machine.handle(Request(ALICE, number, "delete_key", [f"k{number}"], [number - 1]), 0.0)
-        assert gone == Reply(ALICE, number, True)
-    assert not is_full(machine.handle(Request(ALICE, 11, "set", ["k", b"", None], [10]), 0.0))
+        [gone] = machine.handle(StoreRequest(ALICE, number, "delete_key", [f"k{number}"], [number - 1]), 0.0)
+        assert gone == StoreReply(ALICE, number, True)
+    assert not is_full(machine.handle(StoreRequest(ALICE, 11, "set", ["k", b"", None], [10]), 0.0))
 
 
 # Over a connection.

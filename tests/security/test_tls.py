@@ -30,7 +30,7 @@ from aiodist.rendezvous import FileStore, Store, StoreServer, TcpStore
 from aiodist.rendezvous import server as server_module
 from aiodist.testing import spmd
 from aiodist.testing.conformance_store import check_store
-from aiodist.testing.outcome import Outcome
+from aiodist.testing.outcome import RankOutcome
 from aiodist.testing.ranks import launch
 from aiodist.transport import FRAGMENT, Endpoint, Key, SocketEndpoint, stream
 from tests.levels import COSTLY, few
@@ -351,7 +351,7 @@ dist.run(main())
 """
 
 
-def job(tmp_path: Path, *environs: dict[str, str]) -> list[Outcome]:
+def job(tmp_path: Path, *environs: dict[str, str]) -> list[RankOutcome]:
     """Two ranks with different environments, over TCP."""
     script = tmp_path / "job.py"
     script.write_text(

@@ -29,8 +29,8 @@ from aiodist.rendezvous.durable.journal import (
     Codec,
     DamageError,
     FileKind,
-    Frame,
-    Header,
+    JournalFrame,
+    JournalHeader,
 )
 from aiodist.rendezvous.machine import Change, StoreMachine
 
@@ -159,7 +159,7 @@ class StoreFiles:
         with contextlib.ExitStack() as stack:
             data = stack.enter_context(_mapped(self._folder.file(name)))
             try:
-                header = Header.decode(bytes(data[:HEADER_BYTES]))
+                header = JournalHeader.decode(bytes(data[:HEADER_BYTES]))
                 if (header.kind, header.number) != (kind, number):
                     raise DamageError(0, "the header is another file's")
                 if header.instance != self._instance:
@@ -202,7 +202,7 @@ class StoreFiles:
         self.log_bytes = end
 
     def _begin(self, number: int) -> None:
-        header = Header(FileKind.log, number, self._instance, os.urandom(SALT_BYTES))
+        header = JournalHeader(FileKind.log, number, self._instance, os.urandom(SALT_BYTES))
         name = f"log-{number:06}"
         self._disk.put(self._folder, name, iter([header.encode()]))
         if self._handle >= 0:
@@ -252,7 +252,7 @@ class StoreFiles:
 
         May run in another thread than the calls above, one at a time. `OSError` where it cannot be written.
         """
-        header = Header(FileKind.snapshot, number, self._instance, os.urandom(SALT_BYTES))
+        header = JournalHeader(FileKind.snapshot, number, self._instance, os.urandom(SALT_BYTES))
         codec = Codec(header.salt)
 
         def parts() -> Iterator[bytes]:
@@ -296,7 +296,7 @@ def _steps(changes: list[Change]) -> Iterator[list[Change]]:
         yield step
 
 
-def _replay(machine: StoreMachine, frame: Frame) -> None:
+def _replay(machine: StoreMachine, frame: JournalFrame) -> None:
     for change in frame.changes or ():
         try:
             machine.replay(change)

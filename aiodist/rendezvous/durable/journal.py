@@ -63,7 +63,7 @@ class FileKind(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Header:
+class JournalHeader:
     """The beginning of a file.
 
     Args:
@@ -84,7 +84,7 @@ class Header:
         return packed + _CHECK.pack(zlib.crc32(packed))
 
     @staticmethod
-    def decode(data: bytes) -> Header:
+    def decode(data: bytes) -> JournalHeader:
         """Read one from the first bytes of a file; `DamageError` unless they are one."""
         if len(data) < HEADER_BYTES:
             raise DamageError(0, "the header is cut off")
@@ -96,11 +96,11 @@ class Header:
             raise DamageError(0, "the header's checksum is wrong")
         if version != VERSION:
             raise DamageError(0, f"it has version {version}, this aiodist writes {VERSION};")
-        return Header(FileKind(kind), number, instance, salt)
+        return JournalHeader(FileKind(kind), number, instance, salt)
 
 
 @dataclass(frozen=True)
-class Frame:
+class JournalFrame:
     """A whole frame: its changes, and where it ends. `changes` is None where the file is complete."""
 
     changes: list[Any] | None
@@ -144,7 +144,7 @@ class Codec:
         payload = data[begin : begin + size]
         return payload if self._check(payload) == check else None
 
-    def frames(self, data: memoryview, *, may_tear: bool) -> Iterator[Frame]:
+    def frames(self, data: memoryview, *, may_tear: bool) -> Iterator[JournalFrame]:
         """The frames of a file, in order, up to a torn one.
 
         Args:
@@ -165,7 +165,7 @@ class Codec:
                     raise DamageError(at, "a record is damaged, and whole ones follow it,")
                 return
             end = at + _FRAME.size + len(payload)
-            yield Frame(_changes(payload, at), at, end)
+            yield JournalFrame(_changes(payload, at), at, end)
             at = end
 
     def _any_behind(self, data: memoryview, at: int) -> bool:

@@ -24,8 +24,15 @@ from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import describe, join_address, resolve, stream_socket
 from aiodist.net.wire.bounded_json import load_json
 from aiodist.net.within import within
-from aiodist.rendezvous.etcd.place import Place
-from aiodist.rendezvous.etcd.refusals import Away, NoAuthentication, NoLease, TokenOver, refusal, tls_failure
+from aiodist.rendezvous.etcd.place import EtcdPlace
+from aiodist.rendezvous.etcd.refusals import (
+    EtcdAway,
+    NoAuthentication,
+    NoLease,
+    TokenOver,
+    refusal,
+    tls_failure,
+)
 from aiodist.rendezvous.etcd.words import Json
 
 if TYPE_CHECKING:
@@ -54,7 +61,7 @@ class Gateway:
         UsageError: the TLS files cannot be used.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: EtcdPlace) -> None:
         try:
             import aiohttp
         except ImportError:
@@ -115,14 +122,14 @@ class Gateway:
         while (left := deadline - self._loop.time()) > 0:
             at = self._at
             try:
-                async with within(min(left, ATTEMPT_SECONDS), partial(Away, _SILENT)):
+                async with within(min(left, ATTEMPT_SECONDS), partial(EtcdAway, _SILENT)):
                     return await self._ask(self._bases[at], path, body), again
             except NoLease as error:
                 error.again = again
                 raise
             except TokenOver as error:
                 cause, again = str(error), True
-            except Away as error:
+            except EtcdAway as error:
                 said = str(error)
                 if said != _SILENT or left >= ATTEMPT_SECONDS:  # else the deadline has cut it short
                     cause = said
@@ -143,7 +150,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, body: Json) -> AsyncIterator[AsyncIterator[Json]]:
-        """Ask once → the answers as they come. `Away` where they end, or none came for QUIET_SECONDS.
+        """Ask once → the answers as they come. `EtcdAway` where they end, or none came for QUIET_SECONDS.
 
         Whoever raises that while reading them has the next stream come from another member, too.
         """
@@ -158,13 +165,13 @@ class Gateway:
                         yield lines
                 finally:
                     response.close()
-        except Away as error:
+        except EtcdAway as error:
             if not isinstance(error, TokenOver):
                 self._turn(at)
             raise
 
     async def _begin(self, base: str, path: str, body: Json) -> aiohttp.ClientResponse:
-        async with within(ATTEMPT_SECONDS, partial(Away, _ACCEPTS)):
+        async with within(ATTEMPT_SECONDS, partial(EtcdAway, _ACCEPTS)):
             await self._log_in(base)
             # A member without a leader would stay silent; so it says that it has none.
             headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
@@ -175,13 +182,13 @@ class Gateway:
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[Json, None]:
         kept = b""
         while True:
-            async with within(QUIET_SECONDS, partial(Away, "nothing came for a while")):
+            async with within(QUIET_SECONDS, partial(EtcdAway, "nothing came for a while")):
                 chunk = await response.content.readany()
             if not chunk:
-                raise Away("it ended the stream")
+                raise EtcdAway("it ended the stream")
             *lines, kept = (kept + chunk).split(b"\n")
             if len(kept) > MOST:
-                raise Away(_TOO_LONG)
+                raise EtcdAway(_TOO_LONG)
             for line in lines:
                 if line.strip():
                     yield await _apart(_result, line)
@@ -250,19 +257,19 @@ class Gateway:
         if isinstance(error, aiohttp.ClientConnectorError):
             cause = error.os_error
         if cause is None or not cause.errno:
-            raise Away(_ENDED) from None
+            raise EtcdAway(_ENDED) from None
         if "[SSL" in str(cause):
             raise tls_failure(str(self.place), str(cause)) from None
-        raise Away(describe(cause)) from None
+        raise EtcdAway(describe(cause)) from None
 
 
 async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body of an answer; `Away` where it is longer than it may be."""
+    """The body of an answer; `EtcdAway` where it is longer than it may be."""
     parts, left = [], most
     while part := await response.content.readany():
         left -= len(part)
         if left < 0:
-            raise Away(_TOO_LONG)
+            raise EtcdAway(_TOO_LONG)
         parts.append(part)
     return b"".join(parts)
 
@@ -288,7 +295,7 @@ def _answer(text: bytes) -> Json:
             raise refusal(200, text.decode())
         return dict(answer.get("result", answer))
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise Away("it answered something else than etcd's JSON") from None
+        raise EtcdAway("it answered something else than etcd's JSON") from None
 
 
 def _result(line: bytes) -> Json:

@@ -22,8 +22,8 @@ from aiodist.base.backoff import Backoff
 from aiodist.base.errors import WireError
 from aiodist.base.sanitize import one_line
 from aiodist.rendezvous.etcd import words
-from aiodist.rendezvous.etcd.run import Run
-from aiodist.rendezvous.etcd.words import Item, Json, Outcome
+from aiodist.rendezvous.etcd.run import EtcdRun
+from aiodist.rendezvous.etcd.words import Item, Json, TransactionOutcome
 from aiodist.rendezvous.rules import RefusedError
 
 T = TypeVar("T")
@@ -55,10 +55,10 @@ class Decision(Generic[T]):
     leave: bool = False
 
 
-class Ledger:
+class ChangeLedger:
     """The changes of one process in its run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: EtcdRun) -> None:
         self._run = run
         self._numbers = itertools.count()
         self._useless: list[bytes] = []
@@ -78,7 +78,7 @@ class Ledger:
         *,
         note: bytes = b"",
         deadline: float,
-    ) -> Outcome:
+    ) -> TransactionOutcome:
         """Make a change if its conditions hold and it was not made before.
 
         Returns:

@@ -19,7 +19,7 @@ DEFAULT_PREFIX = "aiodist"
 
 
 @dataclass(frozen=True)
-class Place:
+class EtcdPlace:
     """An etcd cluster, and how to be let in.
 
     Attributes:
@@ -80,7 +80,7 @@ class Place:
         return context
 
 
-def place(url: str, environ: Mapping[str, str]) -> Place:
+def place(url: str, environ: Mapping[str, str]) -> EtcdPlace:
     """Read a URL `etcd://host:port,…[/prefix]` (`etcds://` with TLS), and the variables
 
     AIODIST_ETCD_USER, AIODIST_ETCD_PASSWORD: of an etcd with authentication;
@@ -108,7 +108,7 @@ def place(url: str, environ: Mapping[str, str]) -> Place:
     if password and not user:
         raise UsageError("AIODIST_ETCD_PASSWORD is set, and AIODIST_ETCD_USER is not")
     prefix = unquote(prefix).strip("/") or DEFAULT_PREFIX
-    return Place(endpoints, prefix, scheme == "etcds", ca, cert, key, user, password)
+    return EtcdPlace(endpoints, prefix, scheme == "etcds", ca, cert, key, user, password)
 
 
 def _files(environ: Mapping[str, str]) -> tuple[str, str, str]:

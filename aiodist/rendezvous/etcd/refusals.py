@@ -15,11 +15,11 @@ _WORDS = 200  # characters of what etcd says that are shown
 _PASSING = (_CANCELLED, _UNKNOWN, _DEADLINE, _INTERNAL, _UNAVAILABLE)
 
 
-class Away(Exception):
+class EtcdAway(Exception):
     """The lack of an answer, for now: another attempt, or another member, may get one. Says briefly why."""
 
 
-class TokenOver(Away):
+class TokenOver(EtcdAway):
     """The token has run out, or etcd was restarted: log in again."""
 
 
@@ -86,7 +86,7 @@ def refusal(status: int, body: str) -> Exception:
     if "lease already exists" in text:
         return LeaseExists(text)
     if code in _PASSING or status >= 500 or "too many requests" in text:
-        return Away(text)
+        return EtcdAway(text)
     return RendezvousError(f"etcd refused a request ({text})")
 
 
@@ -102,7 +102,7 @@ def tls_failure(where: str, said: str) -> Exception:
             f"etcd at {where} wants another certificate of this client ({reason})",
             hint="Set AIODIST_ETCD_CERT and AIODIST_ETCD_KEY to one that its trusted CA has signed",
         )
-    return Away(reason)
+    return EtcdAway(reason)
 
 
 def _from_another_server(status: int, body: str) -> Exception:
@@ -119,4 +119,4 @@ def _from_another_server(status: int, body: str) -> Exception:
             "password",
             hint="Name the members of etcd themselves",
         )
-    return Away(f"it answered with HTTP status {status}")
+    return EtcdAway(f"it answered with HTTP status {status}")

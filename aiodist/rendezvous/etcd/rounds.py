@@ -28,10 +28,10 @@ from aiodist.base.sanitize import one_line
 from aiodist.net.wire.bounded_json import load_json
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
-from aiodist.rendezvous.etcd.ledger import Ledger
+from aiodist.rendezvous.etcd.ledger import ChangeLedger
 from aiodist.rendezvous.etcd.refusals import NoLease
-from aiodist.rendezvous.etcd.run import Run
-from aiodist.rendezvous.etcd.waiting import Call, read_until
+from aiodist.rendezvous.etcd.run import EtcdRun
+from aiodist.rendezvous.etcd.waiting import WaitingCall, read_until
 from aiodist.rendezvous.etcd.words import Item, Json, Range
 from aiodist.rendezvous.rules import check_rank, did_not_come, other_world, rank_taken
 
@@ -52,9 +52,9 @@ class Gather:
     """
 
     gateway: Gateway
-    run: Run
-    ledger: Ledger
-    call: Call
+    run: EtcdRun
+    ledger: ChangeLedger
+    call: WaitingCall
     name: str
     size: int
     rank: int

@@ -30,7 +30,7 @@ from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.alive import is_gone, this_process
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import LeaseExists, NoLease
-from aiodist.rendezvous.etcd.words import Item, Json, Outcome, Range
+from aiodist.rendezvous.etcd.words import Item, Json, Range, TransactionOutcome
 
 RUN_SECONDS = 60
 """Seconds that a run lasts without any of its processes."""
@@ -50,7 +50,7 @@ def lost_error() -> RendezvousError:
     )
 
 
-class Run:
+class EtcdRun:
     """Part of this process in a run. Make it with `await Run.join(…)`; `aclose` leaves it.
 
     Args:
@@ -80,7 +80,7 @@ class Run:
     @classmethod
     async def join(
         cls, gateway: Gateway, job: str, deadline: float, on_lost: Callable[[AiodistError], None]
-    ) -> Run:
+    ) -> EtcdRun:
         """Join the job's run, or begin one; until `deadline` (loop time)."""
         self = cls(gateway, job, on_lost)
         while not await self._enter(deadline):
@@ -121,7 +121,7 @@ class Run:
 
     async def _ask(
         self, conditions: list[Json], success: Sequence[Json], failure: Sequence[Json], deadline: float
-    ) -> Outcome:
+    ) -> TransactionOutcome:
         body = words.txn(conditions, success, failure)
         return words.outcome(*await self._gateway.call("/v3/kv/txn", body, deadline))
 
@@ -138,7 +138,7 @@ class Run:
         failure: Sequence[Json] = (),
         *,
         deadline: float,
-    ) -> Outcome:
+    ) -> TransactionOutcome:
         """Carry out a transaction in this run.
 
         Raises:

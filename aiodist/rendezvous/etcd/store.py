@@ -26,12 +26,12 @@ from aiodist.base.timeouts import Timeout
 from aiodist.rendezvous import rules
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
-from aiodist.rendezvous.etcd.ledger import Decision, Ledger
+from aiodist.rendezvous.etcd.ledger import ChangeLedger, Decision
 from aiodist.rendezvous.etcd.place import place
 from aiodist.rendezvous.etcd.refusals import NoLease
 from aiodist.rendezvous.etcd.rounds import Gather
-from aiodist.rendezvous.etcd.run import Run, lost_error
-from aiodist.rendezvous.etcd.waiting import Call, read_until
+from aiodist.rendezvous.etcd.run import EtcdRun, lost_error
+from aiodist.rendezvous.etcd.waiting import WaitingCall, read_until
 from aiodist.rendezvous.etcd.watching import report
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
@@ -73,10 +73,10 @@ class EtcdStore(Store):
         super().__init__(timeout)
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
-        self._run: Run
-        self._ledger: Ledger
+        self._run: EtcdRun
+        self._ledger: ChangeLedger
         self._keys = b""
-        self._calls: set[Call] = set()
+        self._calls: set[WaitingCall] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[Watch, asyncio.Task[None]] = {}
         self._leases: dict[str, _Lease] = {}
@@ -115,8 +115,8 @@ class EtcdStore(Store):
         try:
             self = cls(gateway, timeout)
             deadline = self._loop.time() + self.timeout
-            self._run = await Run.join(gateway, job, deadline, self._lost)
-            self._ledger = Ledger(self._run)
+            self._run = await EtcdRun.join(gateway, job, deadline, self._lost)
+            self._ledger = ChangeLedger(self._run)
             self._keys = self._run.base + b"key/"
             self.instance = hashlib.blake2b(self._run.base, digest_size=16).digest()
         except BaseException:
@@ -132,9 +132,9 @@ class EtcdStore(Store):
     # Calls.
 
     async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
-        call = Call(self._loop, self.timeout, 0.0)
+        call = WaitingCall(self._loop, self.timeout, 0.0)
         if timeout is not None:
-            call = Call(self._loop, timeout, GRACE_SECONDS)
+            call = WaitingCall(self._loop, timeout, GRACE_SECONDS)
         try:
             check_args(method, args if timeout is None else [*args, timeout])
             check_use(self._loop, self._closed)
@@ -160,7 +160,7 @@ class EtcdStore(Store):
 
     # Changes.
 
-    async def _set(self, call: Call, key: str, value: bytes, ttl: float | None) -> None:
+    async def _set(self, call: WaitingCall, key: str, value: bytes, ttl: float | None) -> None:
         lease = self._leases.pop(key, None)
         if lease is not None and lease.timer is not None:
             lease.timer.cancel()
@@ -189,64 +189,64 @@ class EtcdStore(Store):
             del self._leases[key]
         self._start(self._run.revoke(lease.id, self._loop.time() + lease.seconds))
 
-    async def _multi_set(self, call: Call, keys: list[str], values: list[bytes]) -> None:
+    async def _multi_set(self, call: WaitingCall, keys: list[str], values: list[bytes]) -> None:
         rules.check_pairs(keys, values)
         new = {self._key(key): value for key, value in zip(keys, values, strict=True)}
         lease = self._run.lease
         await self._ledger.change([words.put(key, value, lease) for key, value in new.items()], call.deadline)
 
-    async def _swap(self, call: Call, key: str, decide: Callable[[bytes | None], Decision[T]]) -> T:
+    async def _swap(self, call: WaitingCall, key: str, decide: Callable[[bytes | None], Decision[T]]) -> T:
         return await self._ledger.swap(self._key(key), decide, call.deadline)
 
-    async def _add(self, call: Call, key: str, amount: int) -> int:
+    async def _add(self, call: WaitingCall, key: str, amount: int) -> int:
         def decide(held: bytes | None) -> Decision[int]:
             total = rules.added(key, held, amount)
             return Decision(total, b"%d" % total)
 
         return await self._swap(call, key, decide)
 
-    async def _append(self, call: Call, key: str, value: bytes) -> None:
+    async def _append(self, call: WaitingCall, key: str, value: bytes) -> None:
         await self._swap(call, key, lambda held: Decision(None, (held or b"") + value))
 
-    async def _compare_set(self, call: Call, key: str, expected: bytes, desired: bytes) -> bytes:
+    async def _compare_set(self, call: WaitingCall, key: str, expected: bytes, desired: bytes) -> bytes:
         def decide(held: bytes | None) -> Decision[bytes]:
             sets, answer = rules.compared(held, expected, desired)
             return Decision(answer, desired, leave=not sets)
 
         return await self._swap(call, key, decide)
 
-    async def _claim(self, call: Call, key: str, value: bytes) -> bytes:
+    async def _claim(self, call: WaitingCall, key: str, value: bytes) -> bytes:
         # It stays as long as the run: whoever died here is found dead by who comes after (`alive`).
         return await self._swap(
             call, key, lambda held: Decision(held, leave=True) if held else Decision(value, value)
         )
 
-    async def _delete_key(self, call: Call, key: str) -> bool:
+    async def _delete_key(self, call: WaitingCall, key: str) -> bool:
         return await self._swap(
             call, key, lambda held: Decision(False, leave=True) if held is None else Decision(True, None)
         )
 
-    async def _fence(self, call: Call) -> int:
+    async def _fence(self, call: WaitingCall) -> int:
         # The mark alone is the change: revisions of etcd only grow, over all runs and jobs.
         return await self._ledger.change([], call.deadline)
 
     # Leases of many keys. Their tokens are their ids in etcd, so every process can use them.
 
-    async def _lease_grant(self, call: Call, ttl: float) -> int:
+    async def _lease_grant(self, call: WaitingCall, ttl: float) -> int:
         rules.check_ttl(ttl)
         token = await self._fence(call)
         return await self._run.grant(math.ceil(ttl), call.deadline, token)
 
-    async def _lease_renew(self, call: Call, token: int) -> bool:
+    async def _lease_renew(self, call: WaitingCall, token: int) -> bool:
         return await self._run.renew(token, call.deadline)
 
-    async def _lease_set(self, call: Call, token: int, key: str, value: bytes) -> None:
+    async def _lease_set(self, call: WaitingCall, token: int, key: str, value: bytes) -> None:
         try:
             await self._ledger.change([words.put(self._key(key), value, token)], call.deadline)
         except NoLease:
             raise rules.lease_ended(token) from None
 
-    async def _lease_claim(self, call: Call, token: int, key: str, value: bytes) -> bytes:
+    async def _lease_claim(self, call: WaitingCall, token: int, key: str, value: bytes) -> bytes:
         def decide(held: bytes | None) -> Decision[bytes]:
             return Decision(value, value) if held is None else Decision(held, leave=True)
 
@@ -255,19 +255,19 @@ class EtcdStore(Store):
         except NoLease:
             raise rules.lease_ended(token) from None
 
-    async def _lease_end(self, call: Call, token: int) -> bool:
+    async def _lease_end(self, call: WaitingCall, token: int) -> bool:
         return await self._run.revoke(token, call.deadline)
 
     # Reads.
 
-    async def _check(self, call: Call, keys: list[str]) -> bool:
+    async def _check(self, call: WaitingCall, keys: list[str]) -> bool:
         # What this process asked before has arrived by then, as where all requests take one connection.
         before = [other.has_arrived for other in self._calls if other is not call]
         if before:
             await asyncio.wait(before, timeout=call.timeout)
         return None not in await self._read(call, keys)
 
-    async def _read(self, call: Call, keys: list[str]) -> list[Item | None]:
+    async def _read(self, call: WaitingCall, keys: list[str]) -> list[Item | None]:
         """Read what keys hold, all at one time."""
         distinct = dict.fromkeys(keys)
         reads = [words.get(self._key(key)) for key in distinct]
@@ -275,20 +275,20 @@ class EtcdStore(Store):
         held = dict(zip(distinct, (part.item for part in found), strict=True))
         return [held[key] for key in keys]
 
-    async def _list_keys(self, call: Call, prefix: str) -> list[str]:
+    async def _list_keys(self, call: WaitingCall, prefix: str) -> list[str]:
         names = words.get_all(self._key(prefix), names_only=True)
         [found] = await self._run.read(names, deadline=call.deadline)
         cut = len(self._keys)
         return sorted(item.key[cut:].decode(errors="replace") for item in found.items)
 
-    async def _num_keys(self, call: Call, prefix: str) -> int:
+    async def _num_keys(self, call: WaitingCall, prefix: str) -> int:
         [found] = await self._run.read(words.count_all(self._key(prefix)), deadline=call.deadline)
         return found.count
 
-    async def _wait(self, call: Call, keys: list[str]) -> None:
+    async def _wait(self, call: WaitingCall, keys: list[str]) -> None:
         await self._multi_get(call, keys)
 
-    async def _multi_get(self, call: Call, keys: list[str]) -> list[bytes]:
+    async def _multi_get(self, call: WaitingCall, keys: list[str]) -> list[bytes]:
         items: list[Item | None] = []
 
         async def read() -> bytes | None:
@@ -300,7 +300,7 @@ class EtcdStore(Store):
             raise rules.nobody_set(keys, absent, call.timeout)
         return [item.value for item in items if item is not None]
 
-    async def _gather(self, call: Call, name: str, rank: int, size: int, card: bytes) -> list[bytes]:
+    async def _gather(self, call: WaitingCall, name: str, rank: int, size: int, card: bytes) -> list[bytes]:
         here = Gather(
             self._gateway, self._run, self._ledger, call, name=name, size=size, rank=rank, value=card
         )

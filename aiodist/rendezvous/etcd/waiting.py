@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from aiodist.base.backoff import Backoff
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
-from aiodist.rendezvous.etcd.refusals import Away
+from aiodist.rendezvous.etcd.refusals import EtcdAway
 
 READ_SECONDS = 5.0
 """Seconds after which a call that waits reads again, also where no watch says so."""
@@ -20,7 +20,7 @@ READ_SECONDS = 5.0
 _AGAIN = 0.1  # seconds, at most, before reading again where the watch broke
 
 
-class Call:
+class WaitingCall:
     """A call of the store's under way.
 
     Attributes:
@@ -46,7 +46,9 @@ class Call:
         return min(self._loop.time() + self.timeout, self.deadline)
 
 
-async def read_until(read: Callable[[], Awaitable[bytes | None]], gateway: Gateway, call: Call) -> bool:
+async def read_until(
+    read: Callable[[], Awaitable[bytes | None]], gateway: Gateway, call: WaitingCall
+) -> bool:
     """Look until there is nothing more to wait for.
 
     Args:
@@ -71,7 +73,7 @@ async def read_until(read: Callable[[], Awaitable[bytes | None]], gateway: Gatew
             if not limit.expired():
                 raise
             key = await read()
-        except Away:
+        except EtcdAway:
             await asyncio.sleep(min(backoff.next(), max(0.0, until - loop.time())))
             key = await read()
     return True
@@ -84,9 +86,9 @@ async def _read_watching(
         async for message in messages:
             news = words.news(message)
             if news.ended:
-                raise Away(news.ended)
+                raise EtcdAway(news.ended)
             if news.began or any(there for _, there in news.changes):
                 wanted = await read()
                 if wanted != key:
                     return wanted
-    raise Away("it ended the stream")
+    raise EtcdAway("it ended the stream")

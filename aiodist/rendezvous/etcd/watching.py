@@ -8,8 +8,8 @@ from aiodist.base.backoff import Backoff
 from aiodist.base.errors import RendezvousTimeout
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
-from aiodist.rendezvous.etcd.refusals import Away
-from aiodist.rendezvous.etcd.run import Run
+from aiodist.rendezvous.etcd.refusals import EtcdAway
+from aiodist.rendezvous.etcd.run import EtcdRun
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.watch import Watch
 
@@ -17,7 +17,7 @@ _AGAIN = 0.2  # seconds, at most, before a broken stream is replaced
 _ASK_SECONDS = 300.0  # for one answer; a watch itself has no end
 
 
-async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: int) -> None:
+async def report(watch: Watch, gateway: Gateway, run: EtcdRun, prefix: bytes, cut: int) -> None:
     """Feed a watch until it is cancelled, or until an error ends it.
 
     A stream that breaks is taken up at the revision where it broke. Where etcd has compacted that one away,
@@ -48,11 +48,11 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
                         if news.compacted:
                             seen = 0
                         if news.ended:
-                            raise Away(news.ended)
+                            raise EtcdAway(news.ended)
                         for item, there in news.changes:
                             watch.feed([[_name(item, cut), item.value if there else None, item.revision]])
                         seen = max(seen, news.progress)
-            except Away:
+            except EtcdAway:
                 await asyncio.sleep(backoff.next())
     except Exception as error:
         watch.end(error)

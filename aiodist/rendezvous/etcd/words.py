@@ -47,7 +47,7 @@ class Range:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TransactionOutcome:
     """The answer to a transaction.
 
     Attributes:
@@ -152,10 +152,12 @@ def watch(start: bytes, end: bytes, revision: int) -> Json:
 # Answers.
 
 
-def outcome(answer: Json, again: bool = False) -> Outcome:
+def outcome(answer: Json, again: bool = False) -> TransactionOutcome:
     """Read the answer to a transaction; `WireError` if it is none."""
     with _reading():
-        found = Outcome(bool(answer.get("succeeded")), int(answer["header"]["revision"]), [], again)
+        found = TransactionOutcome(
+            bool(answer.get("succeeded")), int(answer["header"]["revision"]), [], again
+        )
         _collect(answer, found)
         return found
 
@@ -174,7 +176,7 @@ def _reading() -> Iterator[None]:
         raise WireError("what answers in etcd's place says nothing that can be read") from None
 
 
-def _collect(answer: Json, found: Outcome) -> None:
+def _collect(answer: Json, found: TransactionOutcome) -> None:
     for response in answer.get("responses", ()):
         if (part := response.get("response_range")) is not None:
             items = [item(kv) for kv in part.get("kvs", ())]
@@ -189,7 +191,7 @@ def item(kv: Json) -> Item:
 
 
 @dataclass(slots=True)
-class News:
+class WatchNews:
     """One message of a watch.
 
     Attributes:
@@ -207,7 +209,7 @@ class News:
     began: bool = False
 
 
-def news(result: Json) -> News:
+def news(result: Json) -> WatchNews:
     """Read a message of a watch; the flag of a change is whether the key is there after it.
 
     Raises:
@@ -217,14 +219,14 @@ def news(result: Json) -> News:
         if result.get("canceled"):
             compacted = int(result.get("compact_revision", 0)) > 0
             why = one_line(str(result.get("cancel_reason") or "the watch was ended"), 200)
-            return News([], compacted=compacted, ended=why)
+            return WatchNews([], compacted=compacted, ended=why)
         events = result.get("events", ())
         changes = [(item(event["kv"]), event.get("type", "PUT") == "PUT") for event in events]
         if changes:
-            return News(changes, progress=changes[-1][0].revision)
+            return WatchNews(changes, progress=changes[-1][0].revision)
         if result.get("created"):
-            return News([], began=True)
-        return News([], progress=int(result["header"]["revision"]))
+            return WatchNews([], began=True)
+        return WatchNews([], progress=int(result["header"]["revision"]))
 
 
 def _64(data: bytes) -> str:

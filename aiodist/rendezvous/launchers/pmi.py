@@ -56,7 +56,7 @@ async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
     return await meet_once(await Pmi.connect(invitation.environ, invitation.timeout), invitation)
 
 
-class Process:
+class PmiProcess:
     """Record of what this process has said to mpirun. Any thread may ask to send.
 
     Attributes:
@@ -110,7 +110,7 @@ class Process:
             sock.recv(_MAX_LINE)  # who goes before the answer is read is dead to mpirun
 
 
-this = Process()
+this = PmiProcess()
 
 
 class Pmi:

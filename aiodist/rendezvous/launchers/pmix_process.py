@@ -21,7 +21,7 @@ _NAME_BYTES = 256  # of a namespace, PMIX_MAX_NSLEN + 1
 _STRING, _GLOBAL, _SUCCESS = 3, 3, 0
 
 
-class Process(ctypes.Structure):
+class PmixProcess(ctypes.Structure):
     """pmix_proc_t."""
 
     _fields_ = (("namespace", ctypes.c_char * _NAME_BYTES), ("rank", ctypes.c_uint32))
@@ -69,7 +69,7 @@ def ancestors() -> list[int]:
 
 def exchange(key: bytes, text: bytes) -> bytes:
     """Leave a text, unless it is empty, and return rank 0's, when all have it."""
-    pmix, me, pointer = library(), Process(), ctypes.POINTER(Value)()
+    pmix, me, pointer = library(), PmixProcess(), ctypes.POINTER(Value)()
 
     def call(name: str, *arguments: object) -> None:
         code = getattr(pmix, name)(*arguments)
@@ -83,7 +83,7 @@ def exchange(key: bytes, text: bytes) -> bytes:
         call("PMIx_Put", ctypes.c_uint8(_GLOBAL), key, ctypes.byref(value))
     call("PMIx_Commit")
     call("PMIx_Fence", None, none, None, none)
-    first = Process(me.namespace, 0)
+    first = PmixProcess(me.namespace, 0)
     call("PMIx_Get", ctypes.byref(first), key, None, none, ctypes.byref(pointer))
     if pointer.contents.type != _STRING:
         raise OSError(f"what rank 0 left is of type {pointer.contents.type}")

@@ -9,7 +9,7 @@ Call = tuple[bytes, int]  # client and request id: names one call for good
 Change = tuple[Any, ...]  # its kind, then what the kind says
 
 
-class Kind(enum.IntEnum):
+class ChangeKind(enum.IntEnum):
     """Kinds of a change. The numbers are in every log: they never get another meaning."""
 
     put = 1  # key, value, revision, token of its lease or 0
@@ -29,7 +29,9 @@ class Kind(enum.IntEnum):
     forgot = 15  # sessions ended that nobody remembers: in snapshots
 
 
-_LAZY = frozenset((Kind.settled,))  # lost, it costs memory until the client asks again, and nothing else
+_LAZY = frozenset(
+    (ChangeKind.settled,)
+)  # lost, it costs memory until the client asks again, and nothing else
 
 
 class Journal:

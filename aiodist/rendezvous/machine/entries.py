@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Lease:
+class LeaseEntry:
     """Keys that go together when their holder does not renew it."""
 
     token: int  # the revision at which it was granted
@@ -24,12 +24,12 @@ class Lease:
 
 
 @dataclass(slots=True)
-class Entry:
+class KeyEntry:
     """A key's value. Never changed, only replaced: a snapshot is written while the store goes on."""
 
     value: bytes
     revision: int
-    lease: Lease | None = None
+    lease: LeaseEntry | None = None
 
 
-Entries = dict[str, Entry]
+Entries = dict[str, KeyEntry]

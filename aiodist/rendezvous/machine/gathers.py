@@ -18,7 +18,7 @@ _GONE_COST = 120  # bytes that it takes to remember a rank that gave up
 
 
 @dataclass(slots=True)
-class Round:
+class GatherRound:
     """One gather that has not happened yet."""
 
     size: int
@@ -36,7 +36,7 @@ class Gathers:
     budget: Budget
     timers: Timers
     sessions: Sessions
-    rounds: dict[str, Round] = field(default_factory=dict)
+    rounds: dict[str, GatherRound] = field(default_factory=dict)
     calls: dict[Call, tuple[str, int]] = field(default_factory=dict)  # name and rank of each
 
     def gather(
@@ -50,7 +50,7 @@ class Gathers:
         gather = self._joined(name, rank, size)
         self.budget.begin_wait(_cost(name, size, card))
         if gather is None:
-            gather = self.rounds[name] = Round(size)
+            gather = self.rounds[name] = GatherRound(size)
         gather.cards[rank] = card
         gather.calls[rank] = call
         gather.timeouts[rank] = timeout
@@ -71,7 +71,7 @@ class Gathers:
             del self.calls[each]
         self.sessions.done_together(calls, cards)
 
-    def _joined(self, name: str, rank: int, size: int) -> Round | None:
+    def _joined(self, name: str, rank: int, size: int) -> GatherRound | None:
         """The round that a rank joins, None for a new one; refuses one that contradicts it."""
         gather = self.rounds.get(name)
         if gather is not None and size != gather.size:
@@ -118,7 +118,7 @@ class Gathers:
         self.sessions.fail(call, rules.did_not_come(name, missing, count, gather.timeouts[rank]))
 
 
-def _never_came(gather: Round) -> tuple[int, ...]:
+def _never_came(gather: GatherRound) -> tuple[int, ...]:
     """The first of them, for all who give up until somebody comes."""
     absent = (rank for rank in range(gather.size) if rank not in gather.cards and rank not in gather.gone)
     return tuple(islice(absent, MAX_MISSING))

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from aiodist.net.wire.messages import MAX_FRAME
 from aiodist.rendezvous.machine.budget import ENTRY_COST, Budget, weight
-from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
-from aiodist.rendezvous.machine.entries import Entries, Entry, Lease
+from aiodist.rendezvous.machine.changes import Call, Change, ChangeKind, Journal
+from aiodist.rendezvous.machine.entries import Entries, KeyEntry, LeaseEntry
 from aiodist.rendezvous.machine.leases import Leases
 from aiodist.rendezvous.machine.sessions import Sessions
-from aiodist.rendezvous.machine.waits import Waits
+from aiodist.rendezvous.machine.waits import KeyWaits
 from aiodist.rendezvous.machine.watches import Watches
 from aiodist.rendezvous.rules import RefusedError, added, check_name, check_pairs, compared
 
@@ -30,13 +30,18 @@ class Keys:
     journal: Journal
     sessions: Sessions
     leases: Leases
-    waits: Waits
+    waits: KeyWaits
     watches: Watches
 
     # Changes.
 
     def _put(
-        self, key: str, value: bytes, lease: Lease | None = None, answer: int = 0, suffix: bytes | None = None
+        self,
+        key: str,
+        value: bytes,
+        lease: LeaseEntry | None = None,
+        answer: int = 0,
+        suffix: bytes | None = None,
     ) -> None:
         """Set a key.
 
@@ -52,20 +57,25 @@ class Keys:
         self._place(key, value, lease, old, suffix)
 
     def _place(
-        self, key: str, value: bytes, lease: Lease | None, old: Entry | None, suffix: bytes | None = None
+        self,
+        key: str,
+        value: bytes,
+        lease: LeaseEntry | None,
+        old: KeyEntry | None,
+        suffix: bytes | None = None,
     ) -> None:
         """Put, where there is room already; `old` is what the key holds."""
         if old is not None and old.lease is not None and old.lease is not lease:
             self.leases.leave(key, old.lease)
         revision = self.journal.next_revision()
-        self.entries[key] = Entry(value, revision, lease)
+        self.entries[key] = KeyEntry(value, revision, lease)
         if lease is not None:
             lease.keys[key] = None
         if self.journal.noting:
             if suffix is None:
-                self.journal.note(Kind.put, key, value, revision, 0 if lease is None else lease.token)
+                self.journal.note(ChangeKind.put, key, value, revision, 0 if lease is None else lease.token)
             else:
-                self.journal.note(Kind.append, key, suffix, revision)
+                self.journal.note(ChangeKind.append, key, suffix, revision)
         if self.watches.calls:
             self.watches.tell(key, value, revision)
         if key in self.waits.wanted:
@@ -79,16 +89,16 @@ class Keys:
         if entry.lease is not None:
             self.leases.leave(key, entry.lease)
         revision = self.journal.next_revision()
-        self.journal.note(Kind.remove, key, revision)
+        self.journal.note(ChangeKind.remove, key, revision)
         self.watches.tell(key, None, revision)
         return True
 
-    def end_lease(self, lease: Lease) -> None:
+    def end_lease(self, lease: LeaseEntry) -> None:
         """Remove the keys of a lease, and forget it: its time is up, or its holder let go of it."""
         for key in list(lease.keys):
             self._remove(key)
         if self.leases.drop(lease):
-            self.journal.note(Kind.lease_end, lease.token)
+            self.journal.note(ChangeKind.lease_end, lease.token)
 
     # Requests.
 
@@ -109,7 +119,7 @@ class Keys:
             self._put(key, value, lease, answer)
         except RefusedError:
             self.leases.drop(lease)
-            self.journal.note(Kind.lease_end, lease.token)
+            self.journal.note(ChangeKind.lease_end, lease.token)
             raise
 
     def multi_set(self, call: Call, now: float, keys: list[str], values: list[bytes]) -> None:
@@ -197,7 +207,7 @@ class Keys:
         """Count a change without a key → its revision: a number larger than all before."""
         self.budget.make_room(0)
         revision = self.journal.next_revision()
-        self.journal.note(Kind.revision, revision)
+        self.journal.note(ChangeKind.revision, revision)
         self.sessions.done(call, revision)
 
     def _done_without(self, call: Call, value: bytes | bool) -> None:
@@ -222,10 +232,16 @@ class Keys:
     def dump(self) -> list[Change]:
         """Changes that make these keys, made quickly: values are shared, and none is copied."""
         puts: list[Change] = [
-            (Kind.put, key, entry.value, entry.revision, 0 if entry.lease is None else entry.lease.token)
+            (
+                ChangeKind.put,
+                key,
+                entry.value,
+                entry.revision,
+                0 if entry.lease is None else entry.lease.token,
+            )
             for key, entry in self.entries.items()
         ]
-        return [*puts, (Kind.revision, self.journal.revision)]
+        return [*puts, (ChangeKind.revision, self.journal.revision)]
 
     def replay_put(self, key: str, value: bytes, revision: int, token: int) -> None:
         """Repeat a change; so do the others."""
@@ -238,7 +254,7 @@ class Keys:
     def replay_value(self, key: str, value: bytes, revision: int) -> None:
         entry = self.entries[key]
         self.budget.size += len(value) - len(entry.value)
-        self.entries[key] = Entry(value, revision, entry.lease)
+        self.entries[key] = KeyEntry(value, revision, entry.lease)
         self.journal.revision = revision
 
     def replay_append(self, key: str, suffix: bytes, revision: int) -> None:
@@ -253,6 +269,6 @@ class Keys:
         self.journal.revision = revision
 
 
-def _growth(key: str, value: bytes, old: Entry | None) -> int:
+def _growth(key: str, value: bytes, old: KeyEntry | None) -> int:
     """Bytes more that a key takes with this value; `old` is what it holds."""
     return weight(key) + len(value) + ENTRY_COST if old is None else len(value) - len(old.value)

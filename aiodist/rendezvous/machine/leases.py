@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aiodist.rendezvous.machine.budget import LEASE_COST, Budget
-from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
-from aiodist.rendezvous.machine.entries import Lease
+from aiodist.rendezvous.machine.changes import Call, Change, ChangeKind, Journal
+from aiodist.rendezvous.machine.entries import LeaseEntry
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.timers import Timers
 from aiodist.rendezvous.rules import check_ttl, lease_ended
@@ -24,39 +24,39 @@ class Leases:
     journal: Journal
     timers: Timers
     sessions: Sessions
-    by_token: dict[int, Lease] = field(default_factory=dict)
+    by_token: dict[int, LeaseEntry] = field(default_factory=dict)
     held: dict[bytes, dict[int, None]] = field(default_factory=dict)  # client → tokens
 
-    def grant(self, client: bytes, now: float, ttl: float, *, single: bool) -> Lease:
+    def grant(self, client: bytes, now: float, ttl: float, *, single: bool) -> LeaseEntry:
         """Begin a lease of `ttl` seconds."""
         check_ttl(ttl)
         self.budget.make_room(LEASE_COST)
-        lease = Lease(self.journal.next_revision(), float(ttl), client, now + ttl, single=single)
+        lease = LeaseEntry(self.journal.next_revision(), float(ttl), client, now + ttl, single=single)
         self.by_token[lease.token] = lease
         self._hold(lease, client)
-        self.journal.note(Kind.lease, lease.token, lease.ttl, client, single)
+        self.journal.note(ChangeKind.lease, lease.token, lease.ttl, client, single)
         self.timers.set(lease.due, self, lease.token)
         return lease
 
-    def of_many(self, token: int) -> Lease | None:
+    def of_many(self, token: int) -> LeaseEntry | None:
         """Return the lease of this token, if it stands and is not one key's own."""
         lease = self.by_token.get(token)
         return None if lease is None or lease.single else lease
 
-    def standing(self, token: int) -> Lease:
+    def standing(self, token: int) -> LeaseEntry:
         """Do as `of_many`; refuses a token whose lease has ended."""
         lease = self.of_many(token)
         if lease is None:
             raise lease_ended(token)
         return lease
 
-    def leave(self, key: str, lease: Lease) -> None:
+    def leave(self, key: str, lease: LeaseEntry) -> None:
         """Take a key out of its lease; one that was this key's own is over."""
         lease.keys.pop(key, None)
         if lease.single:
             self.drop(lease)
 
-    def drop(self, lease: Lease) -> bool:
+    def drop(self, lease: LeaseEntry) -> bool:
         """Forget a lease without keys → whether it was still known (one key's own goes with the key)."""
         if self.by_token.pop(lease.token, None) is None:
             return False
@@ -75,15 +75,15 @@ class Leases:
         """Whether the client holds any lease."""
         return client in self.held
 
-    def singles_of(self, client: bytes) -> list[Lease]:
+    def singles_of(self, client: bytes) -> list[LeaseEntry]:
         """Return those leases of the client that are one key's own."""
         return [lease for token in self.held.get(client, ()) if (lease := self.by_token[token]).single]
 
     def cut(self, client: bytes, at: float) -> None:
         """Have the client's leases of one key end at `at`: it is away, and may come back before.
 
-        One of many keys lasts for the ttl that its holder counts on (`Lease.held`): it may not know yet that
-        it is away.
+        One of many keys lasts for the ttl that its holder counts on (`LeaseEntry.held`): it may not know yet
+        that it is away.
         """
         for lease in self.singles_of(client):
             self._cut(lease, at)
@@ -94,7 +94,7 @@ class Leases:
             if lease.cut is not None:
                 self._cut(lease, None)
 
-    def _cut(self, lease: Lease, at: float | None) -> None:
+    def _cut(self, lease: LeaseEntry, at: float | None) -> None:
         lease.cut = at
         self.timers.set(lease.due, self, lease.token)
 
@@ -102,12 +102,12 @@ class Leases:
         """Forget who held the client's leases: its session is over. They end by their ttl."""
         self.held.pop(client, None)
 
-    def _hold(self, lease: Lease, client: bytes) -> None:
+    def _hold(self, lease: LeaseEntry, client: bytes) -> None:
         self._let_go(lease)
         lease.owner = client
         self.held.setdefault(client, {})[lease.token] = None
 
-    def _let_go(self, lease: Lease) -> None:
+    def _let_go(self, lease: LeaseEntry) -> None:
         held = self.held.get(lease.owner, {})
         held.pop(lease.token, None)
         if not held:
@@ -125,7 +125,7 @@ class Leases:
         if lease is not None:
             if token not in self.held.get(call[0], ()):
                 self._hold(lease, call[0])
-                self.journal.note(Kind.lease, token, lease.ttl, lease.owner, False)
+                self.journal.note(ChangeKind.lease, token, lease.ttl, lease.owner, False)
             lease.expires = now + lease.ttl
             self._cut(lease, None)
         self.sessions.reply(call, lease is not None)
@@ -137,7 +137,7 @@ class Leases:
         changes: list[Change] = []
         for lease in self.by_token.values():
             owner = lease.owner if lease.token in self.held.get(lease.owner, ()) else b""
-            changes.append((Kind.lease, lease.token, lease.ttl, owner, lease.single))
+            changes.append((ChangeKind.lease, lease.token, lease.ttl, owner, lease.single))
         return changes
 
     def replay_lease(self, token: int, ttl: float, owner: bytes, single: bool) -> None:
@@ -146,7 +146,7 @@ class Leases:
         if lease is None:
             self.budget.size += LEASE_COST
             self.journal.revision = max(self.journal.revision, token)
-            lease = self.by_token[token] = Lease(token, float(ttl), owner, 0.0, single=single)
+            lease = self.by_token[token] = LeaseEntry(token, float(ttl), owner, 0.0, single=single)
         if owner:
             self.sessions.begin(owner)
             self._hold(lease, owner)

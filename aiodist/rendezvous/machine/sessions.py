@@ -6,9 +6,9 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aiodist.rendezvous.events import MAX_MISSING, Effect, Failure, Reply
+from aiodist.rendezvous.events import MAX_MISSING, Effect, Failure, StoreReply
 from aiodist.rendezvous.machine.budget import ANSWER_COST, SESSION_COST, Budget, weight
-from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
+from aiodist.rendezvous.machine.changes import Call, Change, ChangeKind, Journal
 from aiodist.rendezvous.machine.timers import Timers
 from aiodist.rendezvous.rules import RefusedError
 
@@ -39,7 +39,7 @@ class Session:
     ends: float | None = None  # when it is given up, unless it comes back; None while it is here
     lost: str = ""  # why nothing that it asks may happen: a kind of `Failure`
     last: int = 0  # the highest id of a change that was answered
-    answered: dict[int, Reply | Failure] = field(default_factory=dict)
+    answered: dict[int, StoreReply | Failure] = field(default_factory=dict)
     large: dict[int, int] = field(default_factory=dict)  # ids of those that weigh more than ANSWER_COST
 
     def check(self, *, keeps: bool) -> None:
@@ -120,13 +120,13 @@ class Sessions:
             session.lost = "older"
         session.check(keeps=False)
         self._keep_only(session, pending)
-        self.journal.note(Kind.resumed, client, pending)
+        self.journal.note(ChangeKind.resumed, client, pending)
 
     # Answers.
 
     def reply(self, call: Call, value: Any = None) -> None:
         """Answer a read: it is carried out again if it is asked again."""
-        self.effects.append(Reply(call[0], call[1], value))
+        self.effects.append(StoreReply(call[0], call[1], value))
 
     def refuse(self, call: Call, why: RefusedError) -> None:
         """Let a call fail that changed nothing: it is carried out again if it is asked again."""
@@ -135,20 +135,20 @@ class Sessions:
     def done(self, call: Call, value: Any = None) -> None:
         """Answer a change: the answer is kept until the client has it."""
         client, id = call
-        reply = Reply(client, id, value)
+        reply = StoreReply(client, id, value)
         session = self.by_client.get(client)
         if session is not None:
             large = len(value) if type(value) is bytes and len(value) > _LARGE else None
             self._keep(session, id, reply, large)
         if self.journal.noting:
-            self.journal.note(Kind.answer, client, id, value)
+            self.journal.note(ChangeKind.answer, client, id, value)
         self.effects.append(reply)
 
     def done_together(self, calls: list[Call], value: list[bytes]) -> None:
         """Answer many changes with one list, kept until each client has it."""
         self._keep_together(calls, value)
-        self.effects += [Reply(*call, value) for call in calls]
-        self.journal.note(Kind.gathered, value, [list(call) for call in calls])
+        self.effects += [StoreReply(*call, value) for call in calls]
+        self.journal.note(ChangeKind.gathered, value, [list(call) for call in calls])
 
     def fail(self, call: Call, why: RefusedError) -> None:
         """Let a change fail: this is kept as an answer is."""
@@ -157,10 +157,10 @@ class Sessions:
             missing = array("H", why.missing)  # two bytes each, as long as it is kept
             kept = Failure(*call, why.kind, why.message, why.hint, missing)
             self._keep(session, call[1], kept, weight(why.message) + 2 * len(missing))
-        self.journal.note(Kind.failed, *call, why.kind, why.message, why.hint, why.missing)
+        self.journal.note(ChangeKind.failed, *call, why.kind, why.message, why.hint, why.missing)
         self.effects.append(Failure(*call, why.kind, why.message, why.hint, why.missing))
 
-    def answer_again(self, answer: Reply | Failure) -> None:
+    def answer_again(self, answer: StoreReply | Failure) -> None:
         """Send a kept answer once more."""
         if isinstance(answer, Failure):
             answer = replace(answer, missing=tuple(answer.missing))
@@ -171,13 +171,13 @@ class Sessions:
         session = self.by_client[client]
         self._forget(session, ids)
         if self.journal.noting:
-            self.journal.note(Kind.settled, client, ids)
+            self.journal.note(ChangeKind.settled, client, ids)
 
-    def _keep(self, session: Session, id: int, answer: Reply | Failure, large: int | None) -> None:
+    def _keep(self, session: Session, id: int, answer: StoreReply | Failure, large: int | None) -> None:
         """Keep an answer that weighs `large` bytes beyond ANSWER_COST."""
         session.answered[id] = answer
         self.budget.size += ANSWER_COST
-        if id > session.last and isinstance(answer, Reply):
+        if id > session.last and isinstance(answer, StoreReply):
             session.last = id
         if large is not None:
             session.large[id] = large + _WEIGHT_COST
@@ -187,7 +187,7 @@ class Sessions:
         share = sum(map(len, value)) // len(calls)
         for client, id in calls:
             if (session := self.by_client.get(client)) is not None:
-                self._keep(session, id, Reply(client, id, value), share)
+                self._keep(session, id, StoreReply(client, id, value), share)
 
     def _forget(self, session: Session, ids: list[int]) -> None:
         answered, large = session.answered, session.large
@@ -205,23 +205,23 @@ class Sessions:
 
     def dump(self) -> list[Change]:
         """Changes that make these sessions."""
-        changes: list[Change] = [(Kind.ended, client, True) for client in self.ended]
+        changes: list[Change] = [(ChangeKind.ended, client, True) for client in self.ended]
         gathered: dict[int, tuple[list[bytes], list[Any]]] = {}
         for client, session in self.by_client.items():
             if not session.last and not session.answered:
                 continue  # nothing that it asked can be lost
-            changes.append((Kind.session, client, session.last))
+            changes.append((ChangeKind.session, client, session.last))
             for number, answer in session.answered.items():
                 if isinstance(answer, Failure):
                     failed = (answer.kind, answer.message, answer.hint, tuple(answer.missing))
-                    changes.append((Kind.failed, client, number, *failed))
+                    changes.append((ChangeKind.failed, client, number, *failed))
                 elif isinstance(answer.value, list):
                     gathered.setdefault(id(answer.value), (answer.value, []))[1].append([client, number])
                 else:
-                    changes.append((Kind.answer, client, number, answer.value))
-        changes += [(Kind.gathered, cards, calls) for cards, calls in gathered.values()]
+                    changes.append((ChangeKind.answer, client, number, answer.value))
+        changes += [(ChangeKind.gathered, cards, calls) for cards, calls in gathered.values()]
         if self.forgot:
-            changes.append((Kind.forgot,))
+            changes.append((ChangeKind.forgot,))
         return changes
 
     def replay_session(self, client: bytes, last: int) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiodist.base.errors import WireError
-from aiodist.rendezvous.events import Connected, Disconnected, Effect, Event, Request, Tick, Wake
+from aiodist.rendezvous.events import Connected, Disconnected, Effect, Event, StoreRequest, Tick, Wake
 from aiodist.rendezvous.machine.budget import DEFAULT_LIMIT, Budget
-from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
+from aiodist.rendezvous.machine.changes import Call, Change, ChangeKind, Journal
 from aiodist.rendezvous.machine.entries import Entries
 from aiodist.rendezvous.machine.gathers import Gathers
 from aiodist.rendezvous.machine.keys import Keys
 from aiodist.rendezvous.machine.leases import Leases
 from aiodist.rendezvous.machine.sessions import SESSION_GRACE, Sessions
 from aiodist.rendezvous.machine.timers import Timers
-from aiodist.rendezvous.machine.waits import Waits
+from aiodist.rendezvous.machine.waits import KeyWaits
 from aiodist.rendezvous.machine.watches import Watches
 from aiodist.rendezvous.methods import METHODS, check_args
 from aiodist.rendezvous.rules import RefusedError
@@ -24,7 +24,7 @@ _TURN = 1000  # calls, leases and clients that end in one turn: what arrives mea
 _KEYS = 100  # keys for which a call waited in vain, that count as one of them
 
 
-_Waiting = Waits | Watches | Gathers  # tables of calls that wait
+_Waiting = KeyWaits | Watches | Gathers  # tables of calls that wait
 
 
 class StoreMachine:
@@ -47,7 +47,7 @@ class StoreMachine:
         self.timers = Timers()
         self.sessions = Sessions(self.budget, self.journal, self.timers, self._effects)
         self.leases = Leases(self.budget, self.journal, self.timers, self.sessions)
-        self.waits = Waits(self.budget, self.timers, self.sessions, entries)
+        self.waits = KeyWaits(self.budget, self.timers, self.sessions, entries)
         self.watches = Watches(self.budget, self._effects, entries)
         self.gathers = Gathers(self.budget, self.timers, self.sessions)
         self.keys = Keys(
@@ -59,9 +59,9 @@ class StoreMachine:
             for name, method in METHODS.items()
         }
         parts = (self.keys, self.leases, self.sessions, self)
-        self._repeat: dict[Kind, Callable[..., None]] = {
+        self._repeat: dict[ChangeKind, Callable[..., None]] = {
             kind: getattr(part, f"replay_{kind.name}")
-            for kind in Kind
+            for kind in ChangeKind
             for part in parts
             if hasattr(part, f"replay_{kind.name}")
         }
@@ -72,7 +72,7 @@ class StoreMachine:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event in; what is to be done about it, in order."""
-        if isinstance(event, Request):
+        if isinstance(event, StoreRequest):
             self._request(event, now)
         elif isinstance(event, Tick):
             self._expire(now)
@@ -95,7 +95,7 @@ class StoreMachine:
 
     # Requests.
 
-    def _request(self, request: Request, now: float) -> None:
+    def _request(self, request: StoreRequest, now: float) -> None:
         client, id, name = request.client, request.id, request.method
         session = self.sessions.by_client.get(client) or self.sessions.begin(client)
         if answered := session.answered:
@@ -168,7 +168,7 @@ class StoreMachine:
         if may_return:
             self.sessions.remember_ended(client)
         if session.last or session.answered or self.leases.is_holder(client):
-            self.journal.note(Kind.ended, client, may_return)
+            self.journal.note(ChangeKind.ended, client, may_return)
         self.leases.disown(client)
 
     # Time.
@@ -209,7 +209,7 @@ class StoreMachine:
     def replay(self, change: Change) -> None:
         """Make a change of another machine happen here; `WireError` if it is none, or does not fit."""
         try:
-            self._repeat[Kind(change[0])](*change[1:])
+            self._repeat[ChangeKind(change[0])](*change[1:])
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise WireError(f"a change that cannot be repeated ({type(error).__name__})") from None
         self._effects.clear()

@@ -13,7 +13,7 @@ from aiodist.rendezvous.rules import nobody_set
 
 
 @dataclass(slots=True)
-class Waiter:
+class KeyWaiter:
     """A call that waits for keys."""
 
     keys: list[str]
@@ -24,14 +24,14 @@ class Waiter:
 
 
 @dataclass(eq=False, slots=True)
-class Waits:
+class KeyWaits:
     """The calls of a store that wait for keys."""
 
     budget: Budget
     timers: Timers
     sessions: Sessions
     entries: Entries
-    calls: dict[Call, Waiter] = field(default_factory=dict)
+    calls: dict[Call, KeyWaiter] = field(default_factory=dict)
     wanted: dict[str, dict[Call, None]] = field(default_factory=dict)  # key → who waits for it, in order
 
     def wait(self, call: Call, now: float, keys: list[str], timeout: float) -> None:
@@ -54,7 +54,7 @@ class Waits:
             return
         cost = CALL_COST + sum(map(weight, keys)) + KEY_COST * len(keys) + WANTED_COST * len(missing)
         self.budget.begin_wait(cost)
-        self.calls[call] = Waiter(keys, missing, wants_values, timeout, cost)
+        self.calls[call] = KeyWaiter(keys, missing, wants_values, timeout, cost)
         self._want(call, missing)
         self.timers.set(now + timeout, self, call)
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from aiodist.base.errors import RendezvousTimeout
 from aiodist.rendezvous.etcd import words
-from aiodist.rendezvous.etcd.ledger import Decision, Ledger, Mark
-from aiodist.rendezvous.etcd.words import Item, Json, Outcome, Range
+from aiodist.rendezvous.etcd.ledger import ChangeLedger, Decision, Mark
+from aiodist.rendezvous.etcd.words import Item, Json, Range, TransactionOutcome
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.clock import run_virtual
 
@@ -45,7 +45,7 @@ class Etcd:
         self.late: deque[Json] = deque()
         self._next = 0
 
-    def txn(self, body: Json) -> Outcome:
+    def txn(self, body: Json) -> TransactionOutcome:
         """Carry out a transaction."""
         self.asked += 1
         holds = all(self._unchanged(condition) for condition in body["compare"])
@@ -130,7 +130,7 @@ class Run:
         failure: Sequence[Json] = (),
         *,
         deadline: float,
-    ) -> Outcome:
+    ) -> TransactionOutcome:
         """As `aiodist.rendezvous.etcd.run.Run.txn`."""
         etcd, body = self._etcd, words.txn(conditions, success, failure)
         way = self.ways.popleft() if self.ways else Way.arrives
@@ -166,10 +166,10 @@ def _kv(item: Item) -> Json:
     return {"key": key, "value": value, "mod_revision": str(item.revision)}
 
 
-def ledger(etcd: Etcd, *ways: Way, client: bytes = b"me") -> tuple[Ledger, deque[Way]]:
+def ledger(etcd: Etcd, *ways: Way, client: bytes = b"me") -> tuple[ChangeLedger, deque[Way]]:
     """A process's ledger, and how its next requests fare."""
     run: Any = Run(etcd, client, deque(ways))
-    return Ledger(run), run.ways
+    return ChangeLedger(run), run.ways
 
 
 def append(more: bytes) -> Callable[[bytes | None], Decision[bytes]]:
@@ -203,7 +203,7 @@ def drop(held: bytes | None) -> Decision[bytes]:
     return Decision(b"", leave=True) if held is None else Decision(held, None)
 
 
-async def swap(book: Ledger, decide: Callable[[bytes | None], Decision[bytes]]) -> bytes:
+async def swap(book: ChangeLedger, decide: Callable[[bytes | None], Decision[bytes]]) -> bytes:
     return await book.swap(KEY, decide, NEVER)
 
 

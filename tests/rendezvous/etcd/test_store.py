@@ -21,7 +21,7 @@ from aiodist.rendezvous.etcd import gateway, words
 from aiodist.rendezvous.etcd import run as etcd_run
 from aiodist.rendezvous.etcd.rounds import Gather
 from aiodist.rendezvous.etcd.store import EtcdStore
-from aiodist.rendezvous.etcd.waiting import Call
+from aiodist.rendezvous.etcd.waiting import WaitingCall
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.conformance_store import arrived, check_store
 from tests.levels import few
@@ -258,7 +258,7 @@ async def test_who_met_the_others_before_dying_has_met_them(etcd: Any, job: str)
         deadline = asyncio.get_running_loop().time() + 60
         waits = asyncio.ensure_future(one.gather("g", 2, 0, b"dead"))
         await arrived(one)
-        call = Call(asyncio.get_running_loop(), 60, 0.0)
+        call = WaitingCall(asyncio.get_running_loop(), 60, 0.0)
         late = Gather(two._gateway, two._run, two._ledger, call, name="g", size=2, rank=0, value=b"late")
         now = await late.now()
         assert now is not None

@@ -16,14 +16,16 @@ from aiodist.base.errors import (
     UsageError,
 )
 from aiodist.rendezvous.etcd import words
-from aiodist.rendezvous.etcd.place import Place, place
-from aiodist.rendezvous.etcd.refusals import Away, LeaseExists, NoLease, TokenOver, refusal
+from aiodist.rendezvous.etcd.place import EtcdPlace, place
+from aiodist.rendezvous.etcd.refusals import EtcdAway, LeaseExists, NoLease, TokenOver, refusal
 from tests.rendezvous.meeting import rendezvous
 
 
 def test_places() -> None:
     environ = {"AIODIST_ETCD_USER": "job", "AIODIST_ETCD_PASSWORD": "hush"}
-    assert place("etcd://a:1,b,[::1]:3?rank=0&world_size=1", {}) == Place((("a", 1), ("b", 2379), ("::1", 3)))
+    assert place("etcd://a:1,b,[::1]:3?rank=0&world_size=1", {}) == EtcdPlace(
+        (("a", 1), ("b", 2379), ("::1", 3))
+    )
     assert place("etcd://a/team%20one/", {}).prefix == "team one"
     found = place("etcds://a", environ)
     assert (found.user, found.password, found.tls) == ("job", "hush", True)
@@ -144,20 +146,20 @@ def said(message: str, code: int) -> str:
         (400, said("etcdserver: user name is empty", 3), AuthenticationError, "wants a user"),
         (404, said("etcdserver: requested lease not found", 5), NoLease, "lease"),
         (412, said("etcdserver: lease already exists", 9), LeaseExists, "exists"),
-        (503, said("etcdserver: no leader", 14), Away, "no leader"),
-        (504, said("etcdserver: request timed out", 4), Away, "timed out"),
-        (429, said("etcdserver: too many requests", 8), Away, "too many requests"),
+        (503, said("etcdserver: no leader", 14), EtcdAway, "no leader"),
+        (504, said("etcdserver: request timed out", 4), EtcdAway, "timed out"),
+        (429, said("etcdserver: too many requests", 8), EtcdAway, "too many requests"),
         (
             200,
             '{"error":{"grpc_code":14,"http_code":503,"message":"etcdserver: no leader"}}',
-            Away,
+            EtcdAway,
             "no leader",
         ),
         (400, said("etcdserver: something new", 3), RendezvousError, "something new"),
         (400, "Client sent an HTTP request to an HTTPS server.", RendezvousError, "etcds://"),
         (404, "Not Found", RendezvousError, "not etcd's JSON gateway"),
-        (502, "<html>", Away, "HTTP status 502"),
-        (200, "[1]", Away, "HTTP status 200"),
+        (502, "<html>", EtcdAway, "HTTP status 502"),
+        (200, "[1]", EtcdAway, "HTTP status 200"),
     ],
 )
 def test_refusals(status: int, body: str, kind: type[Exception], text: str) -> None:

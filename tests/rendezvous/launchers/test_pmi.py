@@ -157,7 +157,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     """An mpirun, and a process that has not spoken."""
-    process = pmi.Process()
+    process = pmi.PmiProcess()
     monkeypatch.setattr(pmi, "this", process)
     found = Fake()
     yield found
