@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from aiodist.observe.fault import catches, parse, send
-from aiodist.observe.frames import Call, beside, telling
+from aiodist.observe.frames import FrameCall, beside, telling
 from aiodist.observe.host import host_name
 from aiodist.observe.question import put, put_before
 from aiodist.observe.recorder.records import FAULT, STACKS, Folders, Name, is_alive, name_of, open_folder
@@ -127,7 +127,7 @@ class _Asked:
         if not threads:
             return None
         wanted = _number(self.view.recording.about.get("thread"))
-        calls: dict[int, list[Call]] = {}
+        calls: dict[int, list[FrameCall]] = {}
         for one in threads:  # the first is whole; others may ask, too, and the last is being written
             calls.setdefault(one.thread, one.calls)
         first = calls.pop(wanted, [])

@@ -12,7 +12,7 @@ from aiodist.observe.view import RankView
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingCall:
     """Calls of one rank that have no answer.
 
     Args:
@@ -33,7 +33,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class RankCalls:
     """The calls that one rank tells of.
 
     Args:
@@ -46,19 +46,19 @@ class Calls:
 
     asked: int = 0
     served: int = 0
-    to: tuple[Pending, ...] = ()
-    room: tuple[Pending, ...] = ()
-    full: tuple[Pending, ...] = ()
-    within: tuple[Pending, ...] = ()
+    to: tuple[PendingCall, ...] = ()
+    room: tuple[PendingCall, ...] = ()
+    full: tuple[PendingCall, ...] = ()
+    within: tuple[PendingCall, ...] = ()
 
 
-def calls_of(view: RankView) -> Calls:
+def calls_of(view: RankView) -> RankCalls:
     """The calls that a rank tells of; none where it tells nothing, or nothing that can be read."""
     found = view.recording.about.get("calls")
     try:
         if not isinstance(found, dict):
-            return Calls()
-        return Calls(
+            return RankCalls()
+        return RankCalls(
             _count(found["asked"]),
             _count(found["served"]),
             tuple(_pending(*one) for one in found["to"]),
@@ -67,10 +67,10 @@ def calls_of(view: RankView) -> Calls:
             tuple(replace(_pending(*one), by=one_line(str(by))) for by, *one in found["within"]),
         )
     except (KeyError, TypeError, ValueError):
-        return Calls()
+        return RankCalls()
 
 
-def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
+def circles(ranks: dict[int, RankView], after: float) -> list[list[PendingCall]]:
     """Calls that wait for each other: each asks a handler that has itself asked the next one.
 
     At least one of them waits for a place, since its handler runs as often as it may. So no answer comes
@@ -85,11 +85,11 @@ def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
     Returns:
         circles without a handler in common; of each the calls, of the lowest rank's handler first.
     """
-    waits: dict[_Handler, list[Pending]] = {}
+    waits: dict[_Handler, list[PendingCall]] = {}
     for rank, call in _late(ranks, after, within=True):
         waits.setdefault((rank, call.by), []).append(call)
     full = {(call.rank, call.name) for calls in waits.values() for call in calls if call.full}
-    found: list[list[Pending]] = []
+    found: list[list[PendingCall]] = []
     seen: set[_Handler] = set()
     for start in sorted(full & waits.keys()):
         path = _path(start, waits, seen)
@@ -99,9 +99,9 @@ def circles(ranks: dict[int, RankView], after: float) -> list[list[Pending]]:
     return found
 
 
-def crowds(ranks: dict[int, RankView], after: float) -> dict[tuple[int, str], list[tuple[int, Pending]]]:
+def crowds(ranks: dict[int, RankView], after: float) -> dict[tuple[int, str], list[tuple[int, PendingCall]]]:
     """By rank and handler which runs as often as it may there, who has waited for that long, and in what."""
-    found: dict[tuple[int, str], list[tuple[int, Pending]]] = {}
+    found: dict[tuple[int, str], list[tuple[int, PendingCall]]] = {}
     for rank, call in _late(ranks, after, within=False):
         if call.full:
             found.setdefault((call.rank, call.name), []).append((rank, call))
@@ -112,7 +112,7 @@ _Handler = tuple[int, str]
 """A rank, and the name of a handler there."""
 
 
-def _late(ranks: dict[int, RankView], after: float, *, within: bool) -> Iterator[tuple[int, Pending]]:
+def _late(ranks: dict[int, RankView], after: float, *, within: bool) -> Iterator[tuple[int, PendingCall]]:
     """The calls that have waited for that long, with the rank that waits: all, or those that handlers have
     asked."""
     by_rank = {rank: calls_of(view) for rank, view in ranks.items()}
@@ -123,9 +123,11 @@ def _late(ranks: dict[int, RankView], after: float, *, within: bool) -> Iterator
                 yield rank, replace(call, full=any(one.name == call.name for one in full))
 
 
-def _path(start: _Handler, waits: dict[_Handler, list[Pending]], without: set[_Handler]) -> list[Pending]:
+def _path(
+    start: _Handler, waits: dict[_Handler, list[PendingCall]], without: set[_Handler]
+) -> list[PendingCall]:
     """The shortest way from a handler back to it; [] where there is none."""
-    ways: list[list[Pending]] = [[call] for call in waits[start] if start not in without]
+    ways: list[list[PendingCall]] = [[call] for call in waits[start] if start not in without]
     reached = {start} | without
     for way in ways:
         last = way[-1].rank, way[-1].name
@@ -137,10 +139,10 @@ def _path(start: _Handler, waits: dict[_Handler, list[Pending]], without: set[_H
     return []
 
 
-def _pending(rank: Any, name: Any, since: Any, count: Any) -> Pending:
+def _pending(rank: Any, name: Any, since: Any, count: Any) -> PendingCall:
     if type(rank) is not int or type(since) is not float or not sound(since):
         raise ValueError("no call")
-    return Pending(rank, one_line(str(name)), since, _count(count))
+    return PendingCall(rank, one_line(str(name)), since, _count(count))
 
 
 def _count(value: Any) -> int:

@@ -40,7 +40,7 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ClockPair:
     """Two clocks, and how to get from the first one's time to the second one's."""
 
     one: Hashable
@@ -48,7 +48,7 @@ class Pair:
     shift: Shift
 
 
-def align(reference: Hashable, pairs: Iterable[Pair]) -> dict[Hashable, Shift]:
+def align(reference: Hashable, pairs: Iterable[ClockPair]) -> dict[Hashable, Shift]:
     """The shift from each clock that a path leads to, to the reference: that with the least error."""
     ways: dict[Hashable, list[tuple[Hashable, Shift]]] = {}
     for pair in pairs:
@@ -95,10 +95,10 @@ def place(job: JobView) -> JobView:
     return JobView(job.key, tuple(placed))
 
 
-def _pairs(job: JobView, clocks: Mapping[int, Hashable]) -> Iterable[Pair]:
+def _pairs(job: JobView, clocks: Mapping[int, Hashable]) -> Iterable[ClockPair]:
     for rank in job.ranks:
         for seen in rank.recording.clocks:
             other = clocks.get(seen.rank)
             if other is not None and other != clocks[rank.rank]:
                 shift = Shift(seen.at, seen.offset, seen.drift, seen.error)
-                yield Pair(clocks[rank.rank], other, shift)
+                yield ClockPair(clocks[rank.rank], other, shift)

@@ -90,7 +90,7 @@ def _wish(data: bytes) -> tuple[int, bool] | None:
         return None
 
 
-class Exchange:
+class ViewExchange:
     """A rank's part: it answers for its host, and asks for it. `poll` and `gather` are for other threads.
 
     Args:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aiodist.base.environment.threads import send_to_thread
-from aiodist.observe.frames import Call
+from aiodist.observe.frames import FrameCall
 from aiodist.observe.recorder.records import FAULT, open_folder
 
 _MOST = 1 << 20  # bytes of the file that are kept
@@ -124,7 +124,7 @@ class Thread(NamedTuple):
     """
 
     thread: int
-    calls: list[Call]
+    calls: list[FrameCall]
 
 
 def parse(text: str) -> list[Thread]:
@@ -140,7 +140,7 @@ def _threads(text: str) -> Iterator[Thread]:
                 yield found
             found = Thread(int(head[1], 16), [])
         elif found is not None and (call := _CALL.match(line)):
-            found.calls.append(Call(call[1], int(call[2]), call[3]))
+            found.calls.append(FrameCall(call[1], int(call[2]), call[3]))
     if found is not None:
         yield found
 

@@ -26,7 +26,7 @@ _MOST = 10_000  # folders
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class JobRun:
     """The dumps of one run of a launcher; of one job, where no launcher has said how it ended.
 
     Args:
@@ -40,7 +40,7 @@ class Run:
     outcome: Outcome | None = None
 
 
-def find(path: Path) -> tuple[list[Run], bool]:
+def find(path: Path) -> tuple[list[JobRun], bool]:
     """The runs whose dumps are in a folder, the newest first; and whether there are logs of workers.
 
     Raises:
@@ -51,7 +51,7 @@ def find(path: Path) -> tuple[list[Run], bool]:
     runs = list(_runs(path, 0, seen))
     above = _outcome(path.absolute().parent / OUTCOME)
     if above is not None:  # the folder of one of a run's jobs is named
-        runs = [Run(run.at, run.ranks, above) if run.outcome is None else run for run in runs]
+        runs = [JobRun(run.at, run.ranks, above) if run.outcome is None else run for run in runs]
     return sorted(runs, key=lambda run: -run.at), seen.logs
 
 
@@ -68,7 +68,7 @@ class _Seen:
     logs: bool = False
 
 
-def _runs(folder: Path, depth: int, seen: _Seen) -> Iterator[Run]:
+def _runs(folder: Path, depth: int, seen: _Seen) -> Iterator[JobRun]:
     seen.folders += 1
     if seen.folders > _MOST:
         return
@@ -86,7 +86,7 @@ def _runs(folder: Path, depth: int, seen: _Seen) -> Iterator[Run]:
     own = max(map(_written, ranks), default=0.0)
     if outcome is not None:  # all that is below is its, but for what another run has left there
         mine = [run for run in inside if run.outcome is None]
-        yield Run(
+        yield JobRun(
             max(own, outcome.ended, *(run.at for run in mine)) if mine else max(own, outcome.ended),
             (*ranks, *(file for run in mine for file in run.ranks)),
             outcome,
@@ -94,7 +94,7 @@ def _runs(folder: Path, depth: int, seen: _Seen) -> Iterator[Run]:
         yield from (run for run in inside if run.outcome is not None)
         return
     if ranks:
-        yield Run(own, tuple(ranks))
+        yield JobRun(own, tuple(ranks))
     yield from inside
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from aiodist.base.callers import Whose, short_path, whose
 
 
-class Call(NamedTuple):
+class FrameCall(NamedTuple):
     """A call that a thread is in, or a coroutine."""
 
     file: str
@@ -18,7 +18,7 @@ class Call(NamedTuple):
     function: str
 
     @classmethod
-    def of(cls, frame: FrameType) -> Call:
+    def of(cls, frame: FrameType) -> FrameCall:
         """That of a frame."""
         code = frame.f_code
         return cls(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
@@ -27,14 +27,14 @@ class Call(NamedTuple):
         return f"{_short(self.file)}:{self.line} in {self.function}"
 
 
-def calls_of(frame: FrameType | None) -> Iterator[Call]:
+def calls_of(frame: FrameType | None) -> Iterator[FrameCall]:
     """The calls that have led to a frame, the innermost first."""
     while frame is not None:
-        yield Call.of(frame)
+        yield FrameCall.of(frame)
         frame = frame.f_back
 
 
-def telling(calls: Iterable[Call]) -> tuple[str, ...]:
+def telling(calls: Iterable[FrameCall]) -> tuple[str, ...]:
     """Those of the program, and the innermost, whosever it is; as lines."""
     return tuple(
         str(call) for depth, call in enumerate(calls) if depth == 0 or whose(call.file) is Whose.program
@@ -53,7 +53,7 @@ def stacks(first: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return own, beside(others)
 
 
-def beside(threads: dict[int, list[Call]]) -> tuple[str, ...]:
+def beside(threads: dict[int, list[FrameCall]]) -> tuple[str, ...]:
     """Lines of the threads that are in a call of the program's."""
     lines: list[str] = []
     for thread, calls in threads.items():

@@ -18,7 +18,7 @@ _ENDED = (Doing.left, Doing.dead)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """Something that has happened to a job's membership, or that a rank has told of.
 
     Args:
@@ -43,12 +43,12 @@ class History:
 
     def __init__(self) -> None:
         self._members: dict[tuple[str, int, float], _Member] = {}
-        self._entries: deque[Entry] = deque(maxlen=MOST)
+        self._entries: deque[HistoryEntry] = deque(maxlen=MOST)
         self._events_of: dict[tuple[str, int, float], int] = {}  # how many events of each process
         self._epoch = -1
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[HistoryEntry, ...]:
         """The entries, the oldest first."""
         return tuple(self._entries)
 
@@ -58,7 +58,7 @@ class History:
         Args:
             at: the present time, in seconds since 1970.
         """
-        found: list[Entry] = []
+        found: list[HistoryEntry] = []
         views = {_identity(view): view for view in job.ranks}
         views |= {one: view for view in job.past if (one := _identity(view)) in self._members}
         epoch = max((view.recording.epoch for view in job.ranks), default=self._epoch)
@@ -68,10 +68,14 @@ class History:
             hosts = [(f"{len(hosts)} hosts", [view.rank for view in fresh])]
         if fresh:
             since = max(view.recording.since for view in fresh)
-            found += [Entry(since, "joined", f"{name_ranks(ranks)} began on {on}") for on, ranks in hosts]
+            found += [
+                HistoryEntry(since, "joined", f"{name_ranks(ranks)} began on {on}") for on, ranks in hosts
+            ]
         if epoch > self._epoch:
             if self._epoch >= 0:
-                found.append(Entry(at, "epoch", f"epoch {epoch} began, with {_size(job, epoch)} ranks"))
+                found.append(
+                    HistoryEntry(at, "epoch", f"epoch {epoch} began, with {_size(job, epoch)} ranks")
+                )
             self._epoch = epoch
         ended: dict[tuple[str, str], list[int]] = {}
         for one, member in list(self._members.items()):
@@ -87,13 +91,13 @@ class History:
         for (kind, host), ranks in ended.items():
             words = {"gone": "has gone", "died": "has ended without leaving", "left": "has left"}[kind]
             many = words.replace("has", "have", 1) if len(ranks) > 1 else words
-            found.append(Entry(at, kind, f"{name_ranks(sorted(ranks))} on {host} {many}"))
+            found.append(HistoryEntry(at, kind, f"{name_ranks(sorted(ranks))} on {host} {many}"))
         found += self._events(views.values())
         for one, view in views.items():
             self._members[one] = _Member(view.rank, view.doing)
         self._entries.extend(sorted(found, key=lambda entry: entry.at))
 
-    def _events(self, views: Iterable[RankView]) -> Iterable[Entry]:
+    def _events(self, views: Iterable[RankView]) -> Iterable[HistoryEntry]:
         for view in views:
             events = view.recording.events
             known = self._events_of.get(_identity(view), 0)
@@ -104,7 +108,7 @@ class History:
                 if before is not None and before.rank != view.rank:  # the event may be why
                     who = f"rank {before.rank}, now {who}"
                 for event in events[known:]:
-                    yield Entry(view.recording.offset + event.at, "event", f"{who}: {event.text}")
+                    yield HistoryEntry(view.recording.offset + event.at, "event", f"{who}: {event.text}")
 
 
 def _identity(view: RankView) -> tuple[str, int, float]:

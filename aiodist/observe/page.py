@@ -13,12 +13,12 @@ from math import isfinite
 from typing import Any
 
 from aiodist.base.sanitize import one_line
-from aiodist.observe.history import Entry
-from aiodist.observe.rates import News, Row
+from aiodist.observe.history import HistoryEntry
+from aiodist.observe.rates import RankNews, RateRow
 from aiodist.observe.summary import Summary
 from aiodist.observe.verdict import Verdict
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(RateRow))
 """The cells of a row, in their order; the first is the rank."""
 
 _LONGEST = 200  # characters of a cell
@@ -43,7 +43,7 @@ class Page:
     rows: Mapping[int, tuple[Cell, ...]]
 
 
-def page(summary: Summary, history: Iterable[Entry], **more: Any) -> Page:
+def page(summary: Summary, history: Iterable[HistoryEntry], **more: Any) -> Page:
     """What a page shows.
 
     Args:
@@ -126,7 +126,7 @@ def _differing(rank: int, old: tuple[Cell, ...], new: tuple[Cell, ...]) -> list[
     return cells
 
 
-def _row(row: Row) -> tuple[Cell, ...]:
+def _row(row: RateRow) -> tuple[Cell, ...]:
     return tuple([_cell(name, getattr(row, name)) for name in COLUMNS])
 
 
@@ -162,11 +162,11 @@ def indented(line: str) -> str:
     return " " * min(24, len(line) - len(bare)) + one_line(bare, _LINE)
 
 
-def _news(news: News) -> dict[str, Any]:
+def _news(news: RankNews) -> dict[str, Any]:
     ago = _round(news.ago) if news.ago < 60 else _round(news.ago / 60) * 60
     event = {"rank": news.rank, "ago": ago, "text": one_line(news.text, _LINE), "failure": news.failure}
     return event | {"past": news.past}
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: HistoryEntry) -> dict[str, Any]:
     return {"at": _round(10 * entry.at) / 10, "kind": entry.kind, "text": one_line(entry.text, _LINE)}

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from aiodist.observe.calls import Calls, calls_of
+from aiodist.observe.calls import RankCalls, calls_of
 from aiodist.observe.recorder.reading import Line, Record
 from aiodist.observe.view import Doing, JobView, RankView
 from aiodist.observe.words import call, message
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RateRow:
     """A rank, as it is and as it went between two views.
 
     Args:
@@ -87,7 +87,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class RankNews:
     """Something that has happened to a rank.
 
     Args:
@@ -105,7 +105,7 @@ class News:
     past: bool = False
 
 
-def rows(before: JobView | None, now: JobView) -> tuple[Row, ...]:
+def rows(before: JobView | None, now: JobView) -> tuple[RateRow, ...]:
     """A row for each rank that was seen, by rank.
 
     Args:
@@ -115,7 +115,7 @@ def rows(before: JobView | None, now: JobView) -> tuple[Row, ...]:
     return tuple(_row(known.get(view.identity), view) for view in now.ranks)
 
 
-def totals(rows: Iterable[Row]) -> Totals:
+def totals(rows: Iterable[RateRow]) -> Totals:
     """All of these together."""
     rows = tuple(rows)
     shares = [row.waiting for row in rows if row.waiting is not None]
@@ -141,17 +141,17 @@ _TROUBLE = {
 }
 
 
-def worst_first(rows: Iterable[Row]) -> list[Row]:
+def worst_first(rows: Iterable[RateRow]) -> list[RateRow]:
     """The dead, stopped, held and blocked ones; then those that wait, the longest first; then by rank."""
 
-    def place(row: Row) -> tuple[int, float, int]:
+    def place(row: RateRow) -> tuple[int, float, int]:
         waited = row.since if row.doing == Doing.waiting.name else 0.0
         return _TROUBLE.get(row.doing, len(_TROUBLE)), -waited, row.rank
 
     return sorted(rows, key=place)
 
 
-def news(job: JobView) -> list[News]:
+def news(job: JobView) -> list[RankNews]:
     """The failed operations and the events that its ranks remember, the newest first."""
     return sorted((one for view in job.ranks for one in _news(view)), key=lambda one: one.ago)
 
@@ -177,12 +177,12 @@ def placed(line: Line | None) -> str:
     return f"{line.file.rpartition('/')[2]}:{line.number} in {line.function}" if line is not None else ""
 
 
-def _row(before: RankView | None, view: RankView) -> Row:
+def _row(before: RankView | None, view: RankView) -> RateRow:
     recording, vitals = view.recording, view.recording.vitals
     record = recording.pending[0] if recording.pending else view.last
     ops, nbytes, waiting = _speed(before, view)
-    calls = calls_of(view) if view.alive else Calls()
-    return Row(
+    calls = calls_of(view) if view.alive else RankCalls()
+    return RateRow(
         *(view.rank, view.host, recording.pid, recording.epoch, view.doing.name, view.since),
         what=named(record) if record is not None else "",
         group=record.group.name if record is not None and record.group is not None else "",
@@ -241,7 +241,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _news(view: RankView) -> Iterator[News]:
+def _news(view: RankView) -> Iterator[RankNews]:
     recording = view.recording
     found = recording.about.get("entered")
     entered = found if isinstance(found, float) else 0.0
@@ -250,7 +250,7 @@ def _news(view: RankView) -> Iterator[News]:
             where = f" at {placed(record.line)}" if record.line is not None else ""
             text = f"{named(record)} has failed{where}"
             ago = max(0.0, view.now - record.ended)
-            yield News(view.rank, ago, text, failure=True, past=record.ended < entered)
+            yield RankNews(view.rank, ago, text, failure=True, past=record.ended < entered)
     for event in recording.events:
         ago = max(0.0, view.now - event.at)
-        yield News(view.rank, ago, event.text, failure=False, past=event.at < entered)
+        yield RankNews(view.rank, ago, event.text, failure=False, past=event.at < entered)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from aiodist.base.sanitize import one_line
 from aiodist.observe.figures import rate, share, size, span
-from aiodist.observe.rates import Row, Totals, totals, worst_first
+from aiodist.observe.rates import RateRow, Totals, totals, worst_first
 from aiodist.observe.summary import Summary
 
 _FEW = 30  # columns for the operation: with fewer other columns are left out
@@ -38,7 +38,7 @@ class _Column:
 
     title: str
     width: int
-    of: Callable[[Row], str]
+    of: Callable[[RateRow], str]
     all: Callable[[Totals], str]
     worth: int
 
@@ -80,8 +80,8 @@ def screen(job: Summary, width: int, height: int | None = None, note: str = "") 
     tail = _tail(job)
     if note:
         tail.append(_cut(Text(_clean(note), style="dim")))
-    shown: Sequence[Row] = job.rows
-    rest: Sequence[Row] = ()
+    shown: Sequence[RateRow] = job.rows
+    rest: Sequence[RateRow] = ()
     if height is not None:
         room = max(1, height - len(head) - len(tail) - 2)  # the columns' heads, and the totals
         if len(job.rows) > room:
@@ -124,10 +124,10 @@ def _tail(job: Summary) -> list[Text]:
     return lines
 
 
-def _table(job: Summary, shown: Iterable[Row], rest: Sequence[Row], width: int) -> Table:
+def _table(job: Summary, shown: Iterable[RateRow], rest: Sequence[RateRow], width: int) -> Table:
     one_host = len(job.hosts) == 1
 
-    def process(row: Row) -> str:
+    def process(row: RateRow) -> str:
         return str(row.pid) if one_host else f"{_clean(row.host)}:{row.pid}"
 
     shown = list(shown)
@@ -166,11 +166,11 @@ def _that_fit(all: Iterable[_Column], room: int) -> list[_Column]:
     return columns
 
 
-def _state(row: Row) -> str:
+def _state(row: RateRow) -> str:
     return f"{row.doing} {span(row.since)}" if row.since else row.doing
 
 
-def _operation(row: Row) -> str:
+def _operation(row: RateRow) -> str:
     """What it waits in, or did last."""
     if not row.what:
         return ""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from aiodist.observe.outcome import Outcome
-from aiodist.observe.rates import News, Row, Totals, age, epoch, news, rows, totals
+from aiodist.observe.rates import RankNews, RateRow, Totals, age, epoch, news, rows, totals
 from aiodist.observe.verdict import Verdict, judge
 from aiodist.observe.view import JobView
 
@@ -37,9 +37,9 @@ class Summary:
     hosts: tuple[str, ...]
     epoch: int
     age: float
-    rows: tuple[Row, ...]
+    rows: tuple[RateRow, ...]
     totals: Totals
-    news: tuple[News, ...]
+    news: tuple[RankNews, ...]
     verdicts: tuple[Verdict, ...]
     code: int | None = None
 

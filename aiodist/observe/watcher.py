@@ -22,7 +22,7 @@ from aiodist.net.traffic import Traffic
 from aiodist.observe.ask import ask
 from aiodist.observe.box import render
 from aiodist.observe.clocks import place
-from aiodist.observe.exchange import Exchange
+from aiodist.observe.exchange import ViewExchange
 from aiodist.observe.host import read_ranks
 from aiodist.observe.recorder import Recorder
 from aiodist.observe.recorder.reading import Glance, glance
@@ -62,7 +62,7 @@ class Watcher:
         after: float,
         *,
         answer: Callable[[], object],
-        exchange: Exchange,
+        exchange: ViewExchange,
         calls: Callable[[float], dict[str, Any] | None] = lambda now: None,
     ) -> None:
         self._recorder = recorder

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from aiodist.base.errors import name_ranks
 from aiodist.observe.figures import rate, share, size, span
-from aiodist.observe.rates import Row, age, rows, totals
+from aiodist.observe.rates import RateRow, age, rows, totals
 from aiodist.observe.view import JobView, RankView
 from aiodist.observe.words import operation, place, reported
 
@@ -61,7 +61,7 @@ def _pending(ranks: Sequence[RankView]) -> Iterator[str]:
     yield f"{who} {'wait' if len(waiting) > 1 else 'waits'} now, for {span(max(0.0, oldest))} at most"
 
 
-def _slowest(table: Sequence[Row]) -> Iterator[str]:
+def _slowest(table: Sequence[RateRow]) -> Iterator[str]:
     """The rank that waits least: the others wait for it."""
     known = sorted((row.waiting, row.rank) for row in table if row.waiting is not None)
     if len(known) < 2:
@@ -80,6 +80,6 @@ def _between(least: float, most: float) -> str:
     return share(least) if share(least) == share(most) else f"{share(least)} to {share(most)}"
 
 
-def _lag(table: Sequence[Row]) -> Iterator[str]:
+def _lag(table: Sequence[RateRow]) -> Iterator[str]:
     worst = max(table, key=lambda row: row.late)
     yield f"the event loops run; rank {worst.rank}'s was late by {span(worst.late)}, the most of all of late"

@@ -61,7 +61,7 @@ _IMPORTED_THERE = ("hypothesis",)
 
 
 @dataclass(frozen=True)
-class Request:
+class ForkRequest:
     """Request for a process.
 
     Args:
@@ -120,7 +120,7 @@ class ForkServer:
                 },
             )
 
-    def ask(self, request: Request, descriptors: Sequence[int]) -> None:
+    def ask(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
         """Have it fork a process, from any thread. The descriptors stay the caller's; see `Forked`."""
         with self._turn:
             send_message(self._requests, json.dumps(asdict(request)).encode(), descriptors)
@@ -163,7 +163,9 @@ class Forked:
         OSError: the server does not answer.
     """
 
-    def __init__(self, server: ForkServer, request: Request, output: int, more: Sequence[int] = ()) -> None:
+    def __init__(
+        self, server: ForkServer, request: ForkRequest, output: int, more: Sequence[int] = ()
+    ) -> None:
         self.returncode: int | None = None
         self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ExitStack() as kept:
@@ -250,7 +252,7 @@ def serve(number: int, driver: int, more: Sequence[str] = ()) -> Callable[[], ob
                 request = receive_message(requests, _MOST) if key.fd == number else None
                 if request is None:
                     os._exit(0)
-                program = _fork(selector, Request(**json.loads(request[0])), *request[1])
+                program = _fork(selector, ForkRequest(**json.loads(request[0])), *request[1])
                 if program is not None:
                     return program
 
@@ -271,7 +273,7 @@ class _Child:
 
 
 def _fork(
-    selector: selectors.BaseSelector, request: Request, status: int, output: int, *more: int
+    selector: selectors.BaseSelector, request: ForkRequest, status: int, output: int, *more: int
 ) -> Callable[[], object] | None:
     """Fork a process. → in that one, what it is to do; None in the server."""
     die_with_server = die_with_parent()

@@ -48,7 +48,7 @@ class Issued:
             array[...] = True if array.dtype.kind == "b" else 77
 
 
-class Place(Protocol):
+class IssuingPlace(Protocol):
     """The place of a program's tensors, if not on the host."""
 
     def put(self, array: Array, layout: str) -> Any:
@@ -58,7 +58,7 @@ class Place(Protocol):
         """The tensor's values as an array of the host."""
 
 
-async def perform(pg: ProcessGroup, step: Step, place: Place | None = None) -> None:
+async def perform(pg: ProcessGroup, step: Step, place: IssuingPlace | None = None) -> None:
     """Carry out one step on this rank and check its result. Tensors on the host are written to at once."""
     issued = issue(pg, step, place=place)
     if issued.work is not None:
@@ -67,7 +67,9 @@ async def perform(pg: ProcessGroup, step: Step, place: Place | None = None) -> N
             issued.spoil()
 
 
-def issue(pg: ProcessGroup, step: Step, timeout: float | None = None, place: Place | None = None) -> Issued:
+def issue(
+    pg: ProcessGroup, step: Step, timeout: float | None = None, place: IssuingPlace | None = None
+) -> Issued:
     """Start one step on this rank: what is passed, and what it must give, follow from the table of roles."""
     make = room(step, pg.rank, lambda nbytes: _shared(pg, nbytes))
     tensors: list[Any] = []
@@ -140,7 +142,7 @@ def _message(
     lay: Callable[[Array], Any],
     get: Callable[[Any], Array],
     options: dict[str, Any],
-    place: Place | None,
+    place: IssuingPlace | None,
 ) -> tuple[Work[Any] | None, Callable[[Any], None]]:
     """A message from the step's root to its receiver."""
     root, target = step.root, step.receiver(pg.size)
@@ -164,7 +166,7 @@ def _message(
     return receiving or sending, check
 
 
-def _given(step: Step, laid: Any, place: Place | None) -> Any:
+def _given(step: Step, laid: Any, place: IssuingPlace | None) -> Any:
     """The argument that is passed for a tensor."""
     if place is not None or not step.frozen:
         return laid

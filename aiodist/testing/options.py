@@ -14,7 +14,7 @@ _TRANSPORTS = ("auto", "shm", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SpmdOptions:
     """What the decorator was given; see `spmd`."""
 
     world_size: int

@@ -12,7 +12,7 @@ from aiodist.testing.report import TAIL, Report, same_lines
 
 
 @dataclass(slots=True)
-class Outcome:
+class RankOutcome:
     """The end of one rank: its exit code (negative: the signal), output, and place in the order of failing.
 
     A rank that raised failed when it raised, whenever its process ended; one that died without an
@@ -48,10 +48,10 @@ class RanksFailed(AssertionError):
         self.place = place
 
 
-def put_in_order(outcomes: Sequence[Outcome]) -> None:
+def put_in_order(outcomes: Sequence[RankOutcome]) -> None:
     """Sort out who failed first: those who tell a cause before those whom it reached, then by time."""
 
-    def key(outcome: Outcome) -> tuple[bool, int, int]:
+    def key(outcome: RankOutcome) -> tuple[bool, int, int]:
         report = outcome.report
         if report is None or report.kind == "passed":
             return False, 0, outcome.order
@@ -61,7 +61,7 @@ def put_in_order(outcomes: Sequence[Outcome]) -> None:
         outcome.order = place
 
 
-def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bool = False) -> None:
+def check(outcomes: Sequence[RankOutcome], exits: Mapping[int, int], *, reported: bool = False) -> None:
     """Raise `RanksFailed` unless every rank ended as expected.
 
     Args:
@@ -107,19 +107,19 @@ def check(outcomes: Sequence[Outcome], exits: Mapping[int, int], *, reported: bo
         )
 
 
-def _passed(one: Outcome) -> bool:
+def _passed(one: RankOutcome) -> bool:
     """Whether a rank reported its function's end: one that raises SystemExit(0) does not."""
     return one.report is not None and one.report.kind == "passed"
 
 
-def _same(one: Outcome, other: Outcome) -> bool:
+def _same(one: RankOutcome, other: RankOutcome) -> bool:
     """Whether two ranks have failed in the same line by the same: which was first says nothing then."""
     if one.report is None or other.report is None:
         return one is other
     return (one.report.line, one.report.place) == (other.report.line, other.report.place)
 
 
-def _skip(first: Outcome, everywhere: bool) -> None:
+def _skip(first: RankOutcome, everywhere: bool) -> None:
     report = first.report
     assert report is not None
     reason = report.line if everywhere else f"rank {first.rank}: {report.line}"
@@ -132,7 +132,7 @@ def _skip(first: Outcome, everywhere: bool) -> None:
     pytest.skip(reason)
 
 
-def _ended(outcome: Outcome, reported: bool) -> str:
+def _ended(outcome: RankOutcome, reported: bool) -> str:
     code = outcome.code
     how = _left(code, "was", "exited")
     if not reported:
@@ -152,14 +152,14 @@ def _left(code: int, be: str = "is", leave: str = "exits") -> str:
         return f"{be} killed by signal {-code}"
 
 
-def _described(outcome: Outcome, reported: bool) -> str:
+def _described(outcome: RankOutcome, reported: bool) -> str:
     report = outcome.report
     if report is None or report.kind != "failed":
         return _ended(outcome, reported)
     return f"{report.line} ({report.place})" if report.place else report.line
 
 
-def _tail(outcome: Outcome) -> str:
+def _tail(outcome: RankOutcome) -> str:
     lines = outcome.output.rstrip().splitlines()
     cut = [f"… {len(lines) - TAIL} lines before"] if len(lines) > TAIL else []
     return "\n".join([*cut, *lines[-TAIL:]])

@@ -24,7 +24,7 @@ MAIN = "__main__"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where a module is: its file, and the folders of its submodules if it is a package."""
 
     file: str | None
@@ -57,7 +57,7 @@ class Reporting:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RankPlan:
     """The plan.
 
     Args:
@@ -78,7 +78,7 @@ class Plan:
 
     module: str
     qualname: str
-    places: Mapping[str, Place]
+    places: Mapping[str, RankPlace]
     path: tuple[str, ...] = ()
     arguments: Mapping[str, bytes] = field(default_factory=dict)
     own: Mapping[str, str] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Plan:
         return path
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
+    def read(cls, path: Path) -> RankPlan:
         """The plan of a file."""
         found = unpack(path.read_bytes())
         assert isinstance(found, cls)
@@ -146,10 +146,10 @@ def own_kind(value: object) -> str | None:
     return OWN_KINDS.get(kind.__name__ if captures is None else captures.__name__)
 
 
-def places_of(function: Callable[..., Any]) -> dict[str, Place]:
+def places_of(function: Callable[..., Any]) -> dict[str, RankPlace]:
     """The modules that ranks are told the places of: the function's, its packages, and conftest files."""
     file = inspect.getsourcefile(function)
-    found = {function.__module__: Place(file)}
+    found = {function.__module__: RankPlace(file)}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if name == function.__module__ or (path and Path(path).name == "conftest.py"):
@@ -157,13 +157,13 @@ def places_of(function: Callable[..., Any]) -> dict[str, Place]:
     return found
 
 
-def _with_packages(name: str) -> Iterator[tuple[str, Place]]:
+def _with_packages(name: str) -> Iterator[tuple[str, RankPlace]]:
     while name and name != MAIN:
         module = sys.modules.get(name)
         if module is not None:
             folders = getattr(module, "__path__", None)
             file = getattr(module, "__file__", None)
-            yield name, Place(file, None if folders is None else tuple(folders))
+            yield name, RankPlace(file, None if folders is None else tuple(folders))
         name = name.rpartition(".")[0]
 
 
@@ -175,7 +175,7 @@ class Finder(MetaPathFinder):
         loader: loads their files; None: Python's own.
     """
 
-    def __init__(self, places: Mapping[str, Place], loader: Loader | None = None) -> None:
+    def __init__(self, places: Mapping[str, RankPlace], loader: Loader | None = None) -> None:
         self._places = places
         self._loader = loader
 

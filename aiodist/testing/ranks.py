@@ -14,9 +14,9 @@ from pathlib import Path
 
 from aiodist.base.environment import tls
 from aiodist.rendezvous import StoreServer
-from aiodist.testing.forkserver import SERVERS, Forked, Request, servers
+from aiodist.testing.forkserver import SERVERS, Forked, ForkRequest, servers
 from aiodist.testing.hosts import entering
-from aiodist.testing.outcome import Outcome, RanksFailed, put_in_order
+from aiodist.testing.outcome import RankOutcome, RanksFailed, put_in_order
 from aiodist.testing.report import Report
 from aiodist.testing.terminal import Terminal
 
@@ -39,7 +39,7 @@ async def launch(
     say: Say | None = None,
     terminal: Terminal | None = None,
     broken_off: Callable[[list[str]], object] | None = None,
-) -> list[Outcome]:
+) -> list[RankOutcome]:
     """Run `python *arguments` once a rank and return how each ended.
 
     The ranks of a test are forked from a server, other programs are started anew.
@@ -68,12 +68,12 @@ async def launch(
     processes: list[Process] = []
     ended: list[int] = []
 
-    async def watch(rank: int, process: Process, output: asyncio.StreamReader) -> Outcome:
+    async def watch(rank: int, process: Process, output: asyncio.StreamReader) -> RankOutcome:
         words = await _lines(rank, output, say)
         code = await process.wait()
         ended.append(rank)
         report = None if folder is None else Report.read(folder, rank)
-        return Outcome(rank, code, words, len(ended), report)
+        return RankOutcome(rank, code, words, len(ended), report)
 
     async def start(rank: int, output: int) -> Process:
         variables = {
@@ -93,7 +93,9 @@ async def launch(
         }
         if forks:
             network = places[rank] if places else ""
-            request = Request("aiodist.testing.worker:main", arguments[2:], variables, os.getcwd(), network)
+            request = ForkRequest(
+                "aiodist.testing.worker:main", arguments[2:], variables, os.getcwd(), network
+            )
             return Forked(servers()[rank % SERVERS], request, output)
         return await asyncio.create_subprocess_exec(
             *(entering(places[rank]) if places else ()),
@@ -107,7 +109,7 @@ async def launch(
         )
 
     outputs: list[tuple[asyncio.StreamReader, asyncio.ReadTransport]] = []
-    watches: list[asyncio.Task[Outcome]] = []
+    watches: list[asyncio.Task[RankOutcome]] = []
     try:
         if terminal is not None:
             await terminal.start()
@@ -159,7 +161,9 @@ def _unlogged() -> Iterator[None]:
         logger.disabled = was
 
 
-async def _in_time(watches: list[asyncio.Task[Outcome]], timeout: float, terminal: Terminal | None) -> bool:
+async def _in_time(
+    watches: list[asyncio.Task[RankOutcome]], timeout: float, terminal: Terminal | None
+) -> bool:
     """Wait for the ends → whether some are late. While a rank is debugged, and as long after it, none is."""
     left = timeout
     while True:
@@ -186,7 +190,7 @@ async def _ask(processes: list[Process]) -> tuple[list[str], list[str]]:
     return why(views), described(views) if len(known) == len(pids) else []
 
 
-async def _doing_now(processes: list[Process], watches: list[asyncio.Task[Outcome]]) -> list[str]:
+async def _doing_now(processes: list[Process], watches: list[asyncio.Task[RankOutcome]]) -> list[str]:
     """The tasks of the ranks, as lines; of those that do not tell them, what they have printed."""
     cause, doing = await _ask(processes)
     if not doing:
@@ -197,7 +201,7 @@ async def _doing_now(processes: list[Process], watches: list[asyncio.Task[Outcom
     return [*cause, "", *doing]
 
 
-def _hung(timeout: float, cause: list[str], doing: list[str], outcomes: Sequence[Outcome]) -> RanksFailed:
+def _hung(timeout: float, cause: list[str], doing: list[str], outcomes: Sequence[RankOutcome]) -> RanksFailed:
     head = f"no end within {timeout:g} s" + (f": {cause[0]}" if cause else "")
     more = [f"  {line}" for line in cause[1:]]
     if not doing:

@@ -16,10 +16,10 @@ from typing import Any
 from aiodist.base.errors import UsageError
 from aiodist.testing import measuring, terminal, warned
 from aiodist.testing.hosts import Hosts
-from aiodist.testing.options import Options
+from aiodist.testing.options import SpmdOptions
 from aiodist.testing.outcome import RanksFailed, check
 from aiodist.testing.parcel import pack
-from aiodist.testing.plan import Plan, Reporting, own_kind, pickled, places_of
+from aiodist.testing.plan import RankPlan, Reporting, own_kind, pickled, places_of
 from aiodist.testing.ranks import WORKER, launch
 from aiodist.testing.terminal import Terminal
 
@@ -41,7 +41,9 @@ class Around:
     why_not: str = ""
 
 
-def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, Any], *itself: Any) -> None:
+def run(
+    function: Callable[..., Any], options: SpmdOptions, arguments: Mapping[str, Any], *itself: Any
+) -> None:
     """Run a function on ranks, and raise what the test's outcome is; nothing where it passed."""
     name = function.__qualname__
     if asyncio._get_running_loop() is not None:
@@ -61,7 +63,7 @@ def run(function: Callable[..., Any], options: Options, arguments: Mapping[str, 
             places = [hosts.place(rank * options.hosts // size) for rank in range(size)]
             env = {**hosts.env, **env}
         screen = _terminal(folder, around)
-        plan = Plan(
+        plan = RankPlan(
             function.__module__,
             name,
             places_of(function),

@@ -20,7 +20,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Never, overload
 
-from aiodist.testing.options import Options
+from aiodist.testing.options import SpmdOptions
 from aiodist.testing.outcome import RanksFailed as RanksFailed
 
 __tracebackhide__ = True  # pytest shows the line of the decorator
@@ -77,7 +77,7 @@ def spmd(
         raise TypeError(f"spmd has no argument {name!r}: {instead}")
     if callable(world_size):
         return spmd()(world_size)
-    options = Options(world_size, transport, timeout, _or_none(exits), _or_none(env), hosts, backend)
+    options = SpmdOptions(world_size, transport, timeout, _or_none(exits), _or_none(env), hosts, backend)
     options.check()
 
     def decorate(function: Callable[..., Any]) -> Test:

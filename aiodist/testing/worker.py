@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.testing import report as reports
 from aiodist.testing.parcel import unpack
-from aiodist.testing.plan import MAIN, Finder, Place, Plan
+from aiodist.testing.plan import MAIN, Finder, RankPlace, RankPlan
 from aiodist.testing.report import Report
 from aiodist.testing.terminal import Debugger
 from aiodist.testing.warned import Warnings
@@ -37,10 +37,10 @@ def load(path: str, qualname: str) -> Any:
     """The test function inside its decorator, from its file."""
     name = f"spmd_{Path(path).stem}"
     sys.path.insert(0, str(Path(path).parent))
-    return _found(Plan(name, qualname, {name: Place(path)}))
+    return _found(RankPlan(name, qualname, {name: RankPlace(path)}))
 
 
-def _found(plan: Plan, rewriting: Any = None) -> Any:
+def _found(plan: RankPlan, rewriting: Any = None) -> Any:
     places, name = dict(plan.places), plan.module
     if name == MAIN:  # a script: its `if __name__ == "__main__"` is not for ranks
         name = "__mp_main__"
@@ -56,7 +56,7 @@ def _found(plan: Plan, rewriting: Any = None) -> Any:
 
 
 async def _run(
-    plan: Plan, call: Callable[[ProcessGroup], Awaitable[None]], note: Callable[[BaseException], None]
+    plan: RankPlan, call: Callable[[ProcessGroup], Awaitable[None]], note: Callable[[BaseException], None]
 ) -> None:
     import aiodist as dist
 
@@ -89,7 +89,7 @@ def main() -> None:
     if len(given) > 1:
         _main_alone(*given)
         return
-    plan = Plan.read(Path(given[0]))
+    plan = RankPlan.read(Path(given[0]))
     _Rank(plan, Path(given[0]).parent).run()
 
 
@@ -107,7 +107,7 @@ def _main_alone(path: str, qualname: str, arguments: str, backend: str = "") -> 
 class _Rank:
     """A rank that reports to the folder of its plan."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: RankPlan, folder: Path) -> None:
         self._plan = plan
         self._folder = folder
         self._rank = int(os.environ["RANK"])

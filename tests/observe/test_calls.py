@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.observe.calls import Calls, calls_of, circles, crowds
+from aiodist.observe.calls import RankCalls, calls_of, circles, crowds
 from aiodist.observe.view import RankView
 from tests.observe.made import a_rank
 
@@ -103,7 +103,7 @@ def test_a_circle_is_a_way_that_ends_where_it_begins(edges: list[tuple[int, int]
     ],
 )
 def test_what_cannot_be_read_says_nothing(told: Any) -> None:
-    assert calls_of(a_rank(0, about={"calls": told})) == Calls()
+    assert calls_of(a_rank(0, about={"calls": told})) == RankCalls()
 
 
 def test_text_of_others_is_one_line() -> None:

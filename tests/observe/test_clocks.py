@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from aiodist.base.environment.clock import clock_id
 from aiodist.observe import RankView
-from aiodist.observe.clocks import UNKNOWN, Pair, Shift, align, clock_of, place
+from aiodist.observe.clocks import UNKNOWN, ClockPair, Shift, align, clock_of, place
 from aiodist.observe.recorder.reading import Clock
 from tests.observe.made import a_job, a_rank
 
 
 def test_the_best_path_counts() -> None:
     pairs = [
-        Pair("a", "b", Shift(0.0, 10.0, 0.0, 5.0)),
-        Pair("a", "c", Shift(0.0, 1.0, 0.0, 0.5)),
-        Pair("b", "c", Shift(0.0, -9.5, 0.0, 0.25)),
-        Pair("x", "y", Shift()),
+        ClockPair("a", "b", Shift(0.0, 10.0, 0.0, 5.0)),
+        ClockPair("a", "c", Shift(0.0, 1.0, 0.0, 0.5)),
+        ClockPair("b", "c", Shift(0.0, -9.5, 0.0, 0.25)),
+        ClockPair("x", "y", Shift()),
     ]
     found = align("a", pairs)
     assert set(found) == {"a", "b", "c"}

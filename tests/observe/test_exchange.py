@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiodist.observe import exchange
-from aiodist.observe.exchange import ASKED, Exchange, gather
+from aiodist.observe.exchange import ASKED, ViewExchange, gather
 from aiodist.observe.view import RankView
 from aiodist.rendezvous import HashStore
 from tests.observe.made import a_rank, a_record
@@ -26,7 +26,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[RankView]:
     return shown
 
 
-async def asked(store: HashStore, other: Exchange, **more: Any) -> list[RankView]:
+async def asked(store: HashStore, other: ViewExchange, **more: Any) -> list[RankView]:
     """What is gathered while the other host looks for wishes all the time."""
     task = asyncio.ensure_future(gather(store, 3, [HERE], **more))
     while not task.done():
@@ -43,7 +43,7 @@ async def test_the_other_host_answers() -> None:
         asks.append(len(views))
         return views
 
-    other = Exchange(asyncio.get_running_loop(), lambda: store, "cafe", ask)
+    other = ViewExchange(asyncio.get_running_loop(), lambda: store, "cafe", ask)
     found = await asked(store, other, most=2, stacks=False)
     assert [view.rank for view in found] == [0, 1, 2]
     assert [len(view.recording.last) for view in found] == [5, 2, 2]
@@ -63,7 +63,7 @@ async def test_answers_that_cannot_be_read_are_passed_over(monkeypatch: pytest.M
     monkeypatch.setattr(exchange, "PATIENCE", 0.3)
     monkeypatch.setattr(exchange, "pack", lambda views, most: b"nonsense")
     store = HashStore()
-    other = Exchange(asyncio.get_running_loop(), lambda: store, "cafe", lambda views: views)
+    other = ViewExchange(asyncio.get_running_loop(), lambda: store, "cafe", lambda views: views)
     assert await asked(store, other, most=1, stacks=False) == [HERE]
     other.close()
 
@@ -78,7 +78,7 @@ async def test_a_wish_that_cannot_be_read_is_passed_over(
     monkeypatch.setattr(exchange, "PATIENCE", 0.2)
     store = HashStore()
     await store.set(f"{ASKED}somebody", wish)
-    other = Exchange(asyncio.get_running_loop(), lambda: store, "cafe", lambda views: views)
+    other = ViewExchange(asyncio.get_running_loop(), lambda: store, "cafe", lambda views: views)
     found = await asked(store, other, most=1, stacks=False)
     assert [view.rank for view in found] == [0, 1, 2]  # who asks well is answered
     assert "cannot be read" in caplog.text
@@ -88,8 +88,8 @@ async def test_a_wish_that_cannot_be_read_is_passed_over(
 async def test_a_rank_gathers_from_another_thread() -> None:
     store = HashStore()
     loop = asyncio.get_running_loop()
-    other = Exchange(loop, lambda: store, "cafe", lambda views: views)
-    mine = Exchange(loop, lambda: store, "cafe", lambda views: views)
+    other = ViewExchange(loop, lambda: store, "cafe", lambda views: views)
+    mine = ViewExchange(loop, lambda: store, "cafe", lambda views: views)
     task = asyncio.ensure_future(asyncio.to_thread(mine.gather, [HERE]))
     while not task.done():
         other.poll()
@@ -101,7 +101,7 @@ async def test_a_rank_gathers_from_another_thread() -> None:
 
 async def test_a_rank_whose_loop_ends_while_it_gathers_has_what_it_saw() -> None:
     loop = asyncio.get_running_loop()
-    mine = Exchange(loop, HashStore, "cafe", lambda views: views)
+    mine = ViewExchange(loop, HashStore, "cafe", lambda views: views)
     before = asyncio.all_tasks()
     task = asyncio.ensure_future(asyncio.to_thread(mine.gather, [HERE]))
     asking: set[asyncio.Task[object]] = set()

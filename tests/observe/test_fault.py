@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.observe.fault import FaultFile, catches, parse, send
-from aiodist.observe.frames import Call
+from aiodist.observe.frames import FrameCall
 from aiodist.observe.recorder import records
 from aiodist.observe.recorder.records import FAULT, Memory
 from tests.levels import COSTLY
@@ -117,12 +117,12 @@ def test_other_threads_are_read_as_they_are_written(tmp_path: Path) -> None:
 
 
 words = st.text(st.characters(codec="ascii", categories=["L", "N", "P"], exclude_characters='"'), min_size=1)
-calls = st.builds(Call, words, st.integers(0, 10**6), words)
+calls = st.builds(FrameCall, words, st.integers(0, 10**6), words)
 
 
 @pytest.mark.slow(COSTLY)
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.lists(calls))), st.integers(0))
-def test_what_is_written_is_read(threads: list[tuple[int, list[Call]]], cut: int) -> None:
+def test_what_is_written_is_read(threads: list[tuple[int, list[FrameCall]]], cut: int) -> None:
     text = "".join(
         f"Thread {thread:#018x} (most recent call first):\n"
         + "".join(f'  File "{call.file}", line {call.line} in {call.function}\n' for call in calls)

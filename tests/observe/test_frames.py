@@ -8,13 +8,13 @@ import threading
 from pathlib import Path
 
 import aiodist.base.callers
-from aiodist.observe.frames import Call, beside, calls_of, stacks, telling
+from aiodist.observe.frames import FrameCall, beside, calls_of, stacks, telling
 
 HERE = Path(__file__).name
 
 
 def test_the_calls_of_a_frame_the_innermost_first() -> None:
-    def inner() -> list[Call]:
+    def inner() -> list[FrameCall]:
         return list(calls_of(sys._getframe(0)))
 
     calls = inner()
@@ -25,8 +25,8 @@ def test_the_calls_of_a_frame_the_innermost_first() -> None:
 
 
 def test_of_libraries_only_the_innermost_is_told() -> None:
-    mine, theirs = Call("/home/u/train.py", 3, "step"), Call(selectors.__file__, 5, "select")
-    ours = Call(aiodist.base.callers.__file__, 7, "whose")
+    mine, theirs = FrameCall("/home/u/train.py", 3, "step"), FrameCall(selectors.__file__, 5, "select")
+    ours = FrameCall(aiodist.base.callers.__file__, 7, "whose")
     lines = telling([theirs, ours, mine, theirs, mine])
     assert [line.rpartition("/")[2] for line in lines] == ["selectors.py:5 in select"] + 2 * [
         "train.py:3 in step"
@@ -35,7 +35,7 @@ def test_of_libraries_only_the_innermost_is_told() -> None:
 
 
 def test_threads_that_are_in_no_call_of_the_programs_are_left_out() -> None:
-    mine, theirs = Call("/home/u/train.py", 3, "step"), Call(selectors.__file__, 5, "select")
+    mine, theirs = FrameCall("/home/u/train.py", 3, "step"), FrameCall(selectors.__file__, 5, "select")
     lines = beside({16: [theirs, mine], 17: [theirs]})
     assert lines[0] == "thread 0x10"
     assert len(lines) == 3 and all(line.startswith("  ") for line in lines[1:])

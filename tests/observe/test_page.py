@@ -9,7 +9,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.observe.history import Entry
+from aiodist.observe.history import HistoryEntry
 from aiodist.observe.page import COLUMNS, Page, apply, change, page, whole
 from aiodist.observe.recorder.reading import Vitals
 from aiodist.observe.summary import summary
@@ -62,7 +62,7 @@ def test_foreign_text_is_one_line() -> None:
     nasty = "a\x1b[2J\nb\u202e" + "x" * 1000
     verdict = Verdict("late", (1,), nasty, (f"    {nasty}",), nasty)
     view = replace(a_rank(0, pending=[a_record(nasty, 0, 1.0)], about={"argv": [nasty]}), host=nasty)
-    found = page(summary(None, a_job(view), (verdict,)), [Entry(1.0, "event", nasty)])
+    found = page(summary(None, a_job(view), (verdict,)), [HistoryEntry(1.0, "event", nasty)])
     told = json.dumps(whole(found), ensure_ascii=False)
     assert "\\u001b" not in told and "\\n" not in told and "\u202e" not in told
     assert len(told) < 6000

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.observe import RankView
-from aiodist.observe.rates import Row, age, epoch, named, news, placed, rows, totals, worst_first
+from aiodist.observe.rates import RateRow, age, epoch, named, news, placed, rows, totals, worst_first
 from aiodist.observe.recorder.reading import Event, Vitals
 from aiodist.observe.view import Doing
 from tests.observe.made import LINE, a_job, a_rank, a_record, a_sum
 
 
-def row_of(before: RankView | None, now: RankView) -> Row:
+def row_of(before: RankView | None, now: RankView) -> RateRow:
     (row,) = rows(None if before is None else a_job(before), a_job(now))
     return row
 

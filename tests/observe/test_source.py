@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from aiodist.observe import exchange, source
-from aiodist.observe.exchange import Exchange
+from aiodist.observe.exchange import ViewExchange
 from aiodist.observe.source import HostSource, StoreSource, source_of, whole
 from aiodist.observe.view import JobView, RankView
 from aiodist.rendezvous import PrefixStore, StoreServer, TcpStore
@@ -45,7 +45,7 @@ async def other(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     monkeypatch.setattr(exchange, "read_ranks", lambda key: [replace(view, host="there") for view in there])
     store = await TcpStore.connect("127.0.0.1", server.port, "j", SECRET.encode(), 10.0)
     loop = asyncio.get_running_loop()
-    shows = Exchange(loop, lambda: PrefixStore("aiodist/world", store), "cafe", lambda views: views)
+    shows = ViewExchange(loop, lambda: PrefixStore("aiodist/world", store), "cafe", lambda views: views)
 
     async def poll() -> None:
         while True:

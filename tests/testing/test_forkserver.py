@@ -13,7 +13,7 @@ import pytest
 
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from aiodist.testing.forkserver import Forked, Request, servers
+from aiodist.testing.forkserver import Forked, ForkRequest, servers
 from tests.levels import COSTLY
 from tests.waiting import until
 
@@ -56,7 +56,7 @@ async def start(folder: Path, text: str) -> tuple[Forked, str]:
     with open(ours) as output:
         env = os.environ | {"OF_THE_TEST": "here"}
         arguments = [str(folder / "job.py"), "test", "{}"]
-        request = Request("aiodist.testing.worker:main", arguments, env, os.getcwd())
+        request = ForkRequest("aiodist.testing.worker:main", arguments, env, os.getcwd())
         rank = Forked(servers()[0], request, theirs)
         os.close(theirs)
         return rank, output.read()
@@ -87,7 +87,7 @@ async def test_how_it_ended(tmp_path: Path, end: str, code: int) -> None:
 
 def test_one_that_is_killed_is_gone_for_good() -> None:
     with open(os.devnull, "wb") as null:
-        rank = Forked(servers()[0], Request("signal:pause", (), None, "/"), null.fileno())
+        rank = Forked(servers()[0], ForkRequest("signal:pause", (), None, "/"), null.fileno())
     before = rank.alive
     rank.end()
     assert (before, rank.alive) == (True, False)

@@ -19,7 +19,7 @@ from hypothesis.strategies import integers
 from aiodist.base.errors import UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing import RanksFailed, spmd
-from aiodist.testing.outcome import Outcome, check, put_in_order
+from aiodist.testing.outcome import RankOutcome, check, put_in_order
 from aiodist.testing.ranks import launch
 from aiodist.testing.report import Report
 from tests.levels import COSTLY
@@ -185,10 +185,10 @@ def test_first_to_fail_comes_first() -> None:
         return Report("failed", line=line, text=f"Traceback: {line}", place="a.py:7", follows=follows)
 
     outcomes = [
-        Outcome(0, 1, "", 3, raised("PeerLost", follows=True)),
-        Outcome(1, 0, "fine", 1),
-        Outcome(2, -9, "last\nwords", 2),
-        Outcome(3, 1, "", 4, raised("PeerLost", follows=True)),
+        RankOutcome(0, 1, "", 3, raised("PeerLost", follows=True)),
+        RankOutcome(1, 0, "fine", 1),
+        RankOutcome(2, -9, "last\nwords", 2),
+        RankOutcome(3, 1, "", 4, raised("PeerLost", follows=True)),
     ]
     with pytest.raises(RanksFailed) as caught:
         check(outcomes, {})
@@ -205,18 +205,18 @@ def test_first_to_fail_comes_first() -> None:
 
 def test_who_fails_by_itself_comes_before_whom_that_reached() -> None:
     outcomes = [
-        Outcome(0, 1, "", 1, Report("failed", when=5, line="GroupAborted", follows=True)),
-        Outcome(1, 1, "", 2, Report("failed", when=9, line="ValueError: bad", place="a.py:7")),
-        Outcome(2, 1, "", 3, Report("failed", when=8, line="KeyError: 1", place="a.py:9")),
+        RankOutcome(0, 1, "", 1, Report("failed", when=5, line="GroupAborted", follows=True)),
+        RankOutcome(1, 1, "", 2, Report("failed", when=9, line="ValueError: bad", place="a.py:7")),
+        RankOutcome(2, 1, "", 3, Report("failed", when=8, line="KeyError: 1", place="a.py:9")),
     ]
     put_in_order(outcomes)
     assert [outcome.order for outcome in outcomes] == [3, 2, 1]
 
 
 def test_a_test_is_skipped_if_a_rank_skips_it_and_none_fails() -> None:
-    skips = Outcome(0, 1, "", 1, Report("skipped", when=5, line="no device"))
-    follows = Outcome(1, 1, "", 2, Report("failed", when=6, line="GroupAborted", follows=True))
-    fails = Outcome(1, 1, "", 2, Report("failed", when=7, line="ValueError: bad"))
+    skips = RankOutcome(0, 1, "", 1, Report("skipped", when=5, line="no device"))
+    follows = RankOutcome(1, 1, "", 2, Report("failed", when=6, line="GroupAborted", follows=True))
+    fails = RankOutcome(1, 1, "", 2, Report("failed", when=7, line="ValueError: bad"))
     with pytest.raises(pytest.skip.Exception, match=r"^rank 0: no device$"):
         check([skips, follows], {}, reported=True)
     with pytest.raises(pytest.skip.Exception, match=r"^no device$"):

@@ -41,11 +41,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(list(argv))
     need_aiohttp("dashboard")
-    from aiodist.observe.dashboard.run import Options, check, serve
+    from aiodist.observe.dashboard.run import DashboardOptions, check, serve
     from aiodist.observe.host import check_records
 
     check_records()
-    options = Options(
+    options = DashboardOptions(
         *(args.job, plain_host(args.host, "--host"), args.port, args.allow_insecure, args.metrics_token_file),
         after=tuning(os.environ).stall_after,
         beside=args.beside,

@@ -25,8 +25,8 @@ from aiodist.cli.show import show
 
 if TYPE_CHECKING:
     from aiodist.observe import JobView
-    from aiodist.observe.metrics.families import Family
-    from aiodist.observe.metrics.otel import Push
+    from aiodist.observe.metrics.families import MetricFamily
+    from aiodist.observe.metrics.otel import OtlpPush
     from aiodist.observe.metrics.tally import Tally
 
 _SHORTEST = 0.1  # seconds between two views
@@ -81,7 +81,7 @@ def _once(wanted: str | None) -> int:
 
 async def _tell_on(args: Namespace) -> int:
     """Tell the job on until it has gone, or somebody leaves → the exit code."""
-    from aiodist.observe.metrics.otel import Push
+    from aiodist.observe.metrics.otel import OtlpPush
     from aiodist.observe.metrics.tally import Tally
 
     tally = Tally()
@@ -103,7 +103,7 @@ async def _tell_on(args: Namespace) -> int:
                     _write(file, _text(job, families))
                 if args.otlp is not None:
                     if pusher is None:
-                        push = Push(job, args.otlp or None)
+                        push = OtlpPush(job, args.otlp or None)
                         ends.callback(push.close)
                         pusher = _Pusher(push, args.otlp or "the collector")
                     await pusher.send(families, left)
@@ -118,12 +118,12 @@ class _Pusher:
         where: the collector, for people.
     """
 
-    def __init__(self, push: Push, where: str) -> None:
+    def __init__(self, push: OtlpPush, where: str) -> None:
         self._push = push
         self._where = where
         self._trouble = ""
 
-    async def send(self, families: Sequence[Family], left: Future[int]) -> None:
+    async def send(self, families: Sequence[MetricFamily], left: Future[int]) -> None:
         """Push; who leaves meanwhile waits for no collector."""
         pushing = asyncio.create_task(asyncio.to_thread(self._push.push, families))
         waited: list[Future[Any]] = [pushing, left]
@@ -146,14 +146,14 @@ def _write(file: Path, text: str) -> None:
         raise AiodistError(f"cannot write {str(file)!r}: {error.strerror}") from None
 
 
-def _families(job: JobView, tally: Tally) -> tuple[Family, ...]:
+def _families(job: JobView, tally: Tally) -> tuple[MetricFamily, ...]:
     from aiodist.observe.metrics.families import families
     from aiodist.observe.summary import summary
 
     return families(summary(None, job), job, tally)
 
 
-def _text(job: JobView, families: Sequence[Family]) -> str:
+def _text(job: JobView, families: Sequence[MetricFamily]) -> str:
     from aiodist.observe.metrics.prometheus import render
 
     return render(job.key, families)[0].decode()

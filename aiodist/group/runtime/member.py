@@ -41,7 +41,7 @@ from aiodist.group.runtime.late_worker import Late
 from aiodist.group.seats import UNSAID
 from aiodist.net.sockets import join_address
 from aiodist.observe.ask import ask
-from aiodist.observe.exchange import Exchange
+from aiodist.observe.exchange import ViewExchange
 from aiodist.observe.leaving import LOG_DIR, RUN, keep_own, log_dir
 from aiodist.observe.overheard import Overheard
 from aiodist.observe.recorder import Recorder
@@ -123,7 +123,7 @@ class Member:
         self._interrupts.begin()
         self._overheard = Overheard(self._loop, self._recorder)
         self._answerer = Answerer(self._recorder, self._record.name, self._loop, threading.get_ident())
-        self._exchange = Exchange(self._loop, lambda: self.job.store, self._key, ask)
+        self._exchange = ViewExchange(self._loop, lambda: self.job.store, self._key, ask)
         watcher = Watcher(
             *(self._recorder, self._record, self._key, tuned.stall_after),
             answer=self._answerer.answer,

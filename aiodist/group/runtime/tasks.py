@@ -13,7 +13,7 @@ from typing import Any
 
 from aiodist.backends.work import Work
 from aiodist.base.callers import Whose, whose
-from aiodist.observe.frames import Call
+from aiodist.observe.frames import FrameCall
 
 MOST_TASKS = 200  # that are shown; the rest is counted
 MOST_CALLS = 40  # of one task
@@ -156,7 +156,7 @@ def _described(coroutine: object) -> tuple[list[str], str]:
         awaited = frame.f_locals.get("self") if frame.f_code.co_name in _AWAITS else None
         if isinstance(awaited, Work):
             return calls, f"awaits {_operation(awaited)}"
-        calls.append(str(Call.of(frame)))
+        calls.append(str(FrameCall.of(frame)))
     return calls, ""
 
 

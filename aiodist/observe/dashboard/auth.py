@@ -20,7 +20,7 @@ _OWN_SITE = ("same-origin", "none", "")  # 'none': the address was typed, or ope
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BrowserSession:
     """A browser that may see the data.
 
     Args:
@@ -32,7 +32,7 @@ class Session:
     cookie: str
 
 
-class Sessions:
+class BrowserSessions:
     """The one-time token, and the sessions that came of it.
 
     Args:
@@ -46,15 +46,15 @@ class Sessions:
         self._make = make
         self.token: str = make()
         self._used = False
-        self._sessions: list[Session] = []
+        self._sessions: list[BrowserSession] = []
 
-    def open(self, token: str) -> Session | None:
+    def open(self, token: str) -> BrowserSession | None:
         """A session for who has the token; None: it is another, or was used before."""
         right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
         if not right or self._used:
             return None
         self._used = True
-        session = Session(self._make(), self._make())
+        session = BrowserSession(self._make(), self._make())
         self._sessions.append(session)
         return session
 

@@ -36,7 +36,7 @@ Asks = Callable[[Iterable[RankView]], list[RankView]]
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class PageUpdate:
     """The state that all pages are sent.
 
     Args:
@@ -88,7 +88,7 @@ class Feed:
         self._judge_due = self._judged = 0.0
         self._stacks: dict[str, dict[tuple[str, int, float], Stacks]] = {}
         self._page = Page({"state": "waiting", "wall": self._time()}, {})
-        self._update = Update(0, b"{}")
+        self._update = PageUpdate(0, b"{}")
         self._whole: tuple[int, bytes] = (-1, b"")
         self._news = asyncio.Condition()
         self._closed = False
@@ -118,7 +118,7 @@ class Feed:
             self._whole = self.version, _encoded(whole(self._page))
         return self._whole
 
-    async def next(self, version: int) -> Update | None:
+    async def next(self, version: int) -> PageUpdate | None:
         """The state after `version`, once it is there; None: nothing comes any more."""
         async with self._news:
             await self._news.wait_for(lambda: self._closed or self.version > version)
@@ -236,7 +236,7 @@ class Feed:
     def _show(self, fresh: Page) -> None:
         changed = _encoded(change(self._page, fresh))
         self._page = fresh
-        self._update = Update(self.version + 1, changed)
+        self._update = PageUpdate(self.version + 1, changed)
 
 
 def _left(view: RankView) -> RankView:

@@ -19,7 +19,7 @@ from aiodist.base.environment.files import Folder, check_private, make_folders, 
 from aiodist.base.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.observe.ask import ask
 from aiodist.observe.choice import pick
-from aiodist.observe.dashboard.auth import Sessions
+from aiodist.observe.dashboard.auth import BrowserSessions
 from aiodist.observe.dashboard.feed import Feed
 from aiodist.observe.dashboard.logs import Logs
 from aiodist.observe.dashboard.server import Server
@@ -42,7 +42,7 @@ _URL = re.compile(r"dashboard-(\d+)\.url")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DashboardOptions:
     """The options of the command line.
 
     Args:
@@ -63,7 +63,7 @@ class Options:
     beside: bool = False
 
 
-def check(options: Options) -> None:
+def check(options: DashboardOptions) -> None:
     """Refuse options that contradict each other."""
     if options.host not in _LOOPBACK and not options.open_network:
         raise UsageError(
@@ -74,7 +74,7 @@ def check(options: Options) -> None:
         raise UsageError(f"--port {options.port} is no port")
 
 
-async def serve(options: Options, say: Callable[[str], None], environ: Mapping[str, str]) -> int:
+async def serve(options: DashboardOptions, say: Callable[[str], None], environ: Mapping[str, str]) -> int:
     """Serve the page until somebody ends it, or until the launcher's job has ended.
 
     Args:
@@ -101,7 +101,7 @@ async def serve(options: Options, say: Callable[[str], None], environ: Mapping[s
         after=options.after,
         launched=launcher is not None,
     )
-    sessions = Sessions(lambda: secrets.token_urlsafe(_TOKEN_BYTES))
+    sessions = BrowserSessions(lambda: secrets.token_urlsafe(_TOKEN_BYTES))
     server = Server(
         *(feed, logs, sessions),
         names={options.host, host_name().lower()} if options.open_network else (),

@@ -23,7 +23,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from aiodist.base.errors import UsageError
-from aiodist.observe.dashboard.auth import COOKIE, Sessions, bears, refusal
+from aiodist.observe.dashboard.auth import COOKIE, BrowserSessions, bears, refusal
 from aiodist.observe.dashboard.door import Door
 from aiodist.observe.dashboard.feed import Feed
 from aiodist.observe.dashboard.logs import Logs
@@ -116,7 +116,7 @@ class Server:
         self,
         feed: Feed,
         logs: Logs,
-        sessions: Sessions,
+        sessions: BrowserSessions,
         *,
         names: Iterable[str] = (),
         metrics_token: str = "",

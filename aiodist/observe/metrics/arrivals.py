@@ -18,7 +18,7 @@ from aiodist.observe.waits import MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class LastArrival:
     """A collective to which all came.
 
     Args:
@@ -53,7 +53,7 @@ class Arrivals:
         self._counted: dict[Group, tuple[frozenset[Hashable], int]] = {}
         self._horizon: dict[Hashable, float] = {}  # by process: all that was issued before was counted
 
-    def take(self, job: JobView) -> Iterator[Arrival]:
+    def take(self, job: JobView) -> Iterator[LastArrival]:
         """The collectives that were not counted yet, and in which all have come now."""
         job = place(job)
         groups = self._groups(job)
@@ -64,7 +64,7 @@ class Arrivals:
             ]
             for number in whole:
                 found = last_of(group.calls.pop(number), ranks)
-                yield Arrival(*(found or (None, 0.0)))
+                yield LastArrival(*(found or (None, 0.0)))
             if whole:
                 self._counted[group.group] = group.members, whole[-1]
         self._look_ahead(job, groups)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 _WRITTEN = {"s": "_seconds", "By": "_bytes"}
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """The behaviour of a metric's values."""
 
     counter = "it only grows"
@@ -34,7 +34,7 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     labels: tuple[str, ...]
     meaning: str
@@ -43,7 +43,7 @@ class Metric:
     @property
     def prometheus(self) -> str:
         """The metric's name in Prometheus, 'aiodist_op_time_seconds_total'."""
-        return self.stem + ("_total" if self.kind is Kind.counter else "")
+        return self.stem + ("_total" if self.kind is MetricKind.counter else "")
 
     @property
     def stem(self) -> str:
@@ -57,7 +57,7 @@ class Metric:
 
 
 def _counter(name: str, unit: str, labels: tuple[str, ...], meaning: str) -> Metric:
-    return Metric(f"aiodist.{name}", Kind.counter, unit, labels, meaning)
+    return Metric(f"aiodist.{name}", MetricKind.counter, unit, labels, meaning)
 
 
 def _gauge(
@@ -67,7 +67,7 @@ def _gauge(
     meaning: str,
     together: Callable[[Iterable[float]], float] = sum,
 ) -> Metric:
-    return Metric(f"aiodist.{name}", Kind.gauge, unit, labels, meaning, together)
+    return Metric(f"aiodist.{name}", MetricKind.gauge, unit, labels, meaning, together)
 
 
 _OP = ("op", "group")

@@ -24,14 +24,14 @@ Sample = tuple[tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """All values of a metric; each has labels of its own."""
 
     metric: Metric
     samples: tuple[Sample, ...]
 
 
-def families(summary: Summary, job: JobView, tally: Tally) -> tuple[Family, ...]:
+def families(summary: Summary, job: JobView, tally: Tally) -> tuple[MetricFamily, ...]:
     """All metrics of a job.
 
     Args:
@@ -40,7 +40,7 @@ def families(summary: Summary, job: JobView, tally: Tally) -> tuple[Family, ...]
     """
     with tally.gate:  # two may scrape at once
         tally.take(job)
-        return tuple(Family(metric, tuple(_samples(metric, summary, job, tally))) for metric in CATALOG)
+        return tuple(MetricFamily(metric, tuple(_samples(metric, summary, job, tally))) for metric in CATALOG)
 
 
 def _samples(metric: Metric, summary: Summary, job: JobView, tally: Tally) -> Iterable[Sample]:

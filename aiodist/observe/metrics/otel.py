@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from aiodist.base.errors import UsageError
 from aiodist.base.sanitize import one_line
 from aiodist.observe.host import host_name
-from aiodist.observe.metrics.catalog import CATALOG, Kind, Metric
-from aiodist.observe.metrics.families import Family
+from aiodist.observe.metrics.catalog import CATALOG, Metric, MetricKind
+from aiodist.observe.metrics.families import MetricFamily
 from aiodist.observe.metrics.labels import text
 from aiodist.observe.view import JobView
 
@@ -77,7 +77,7 @@ def _words() -> Iterator[list[str]]:
         log.removeHandler(handler)
 
 
-class Push:
+class OtlpPush:
     """Pushes the metrics of one job, when it is told to.
 
     Args:
@@ -96,7 +96,7 @@ class Push:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
         self._closed = self._arrived = False
-        self._families: dict[Metric, Family] = {}
+        self._families: dict[Metric, MetricFamily] = {}
         exporter = OTLPMetricExporter(endpoint=url(endpoint) if endpoint else None)
         export = exporter.export
 
@@ -122,7 +122,7 @@ class Push:
         for metric in CATALOG:
             make: Any = (
                 meter.create_observable_counter
-                if metric.kind is Kind.counter
+                if metric.kind is MetricKind.counter
                 else meter.create_observable_gauge
             )
             make(metric.name, [self._observe(metric)], unit=metric.unit, description=metric.meaning)
@@ -139,7 +139,7 @@ class Push:
 
         return observe
 
-    def push(self, families: Sequence[Family]) -> str:
+    def push(self, families: Sequence[MetricFamily]) -> str:
         """Send these. It blocks, for as long as OpenTelemetry tries again.
 
         Returns:

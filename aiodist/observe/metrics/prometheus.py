@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from aiodist.base.errors import UsageError
-from aiodist.observe.metrics.catalog import Kind
-from aiodist.observe.metrics.families import Family, families
+from aiodist.observe.metrics.catalog import MetricKind
+from aiodist.observe.metrics.families import MetricFamily, families
 from aiodist.observe.metrics.tally import Tally
 from aiodist.observe.summary import Summary
 from aiodist.observe.view import JobView
@@ -46,7 +46,7 @@ def exposition(
     return render(job.key, families(summary, job, Tally() if tally is None else tally), accept)
 
 
-def render(key: str, families: Sequence[Family], accept: str = "") -> tuple[bytes, str]:
+def render(key: str, families: Sequence[MetricFamily], accept: str = "") -> tuple[bytes, str]:
     """Metrics of the job with this key → the body, and its content type. As `exposition`."""
     need()
     from prometheus_client import CollectorRegistry
@@ -61,7 +61,7 @@ def render(key: str, families: Sequence[Family], accept: str = "") -> tuple[byte
 class _Collector:
     """Gives a registry what it shows. A custom collector of prometheus-client."""
 
-    def __init__(self, key: str, families: Sequence[Family]) -> None:
+    def __init__(self, key: str, families: Sequence[MetricFamily]) -> None:
         self._key = key
         self._families = families
 
@@ -71,7 +71,7 @@ class _Collector:
 
         for family in self._families:
             metric = family.metric
-            make = CounterMetricFamily if metric.kind is Kind.counter else GaugeMetricFamily
+            make = CounterMetricFamily if metric.kind is MetricKind.counter else GaugeMetricFamily
             found = make(metric.stem, metric.meaning, labels=(KEY, *metric.labels), unit=metric.base_unit)
             for labels, value in family.samples:
                 found.add_metric((self._key, *labels), value)

@@ -137,7 +137,7 @@ class Memory:
             os.close(lock)
 
 
-class Found(NamedTuple):
+class FoundRecord(NamedTuple):
     """A recorder's file that was found.
 
     Args:
@@ -237,7 +237,7 @@ def open_folder() -> Folders:
 
 def find(
     folder: Folders, job: str | None = None, pid: int | None = None, most: int = RING_PLACES
-) -> Iterator[Found]:
+) -> Iterator[FoundRecord]:
     """Read the recorders of this host and user: all, those of a job, or those of a process; of each so many
     of its last operations."""
     for text in folder.names():
@@ -249,7 +249,7 @@ def find(
                     if os.fstat(handle).st_size >= SIZE:  # to read beyond the end would be SIGBUS
                         recording = read(mapped(handle, SIZE), most)
                         if recording.pid == name.pid:  # else a signal might go to somebody else
-                            yield Found(name, _is_locked(handle), recording)
+                            yield FoundRecord(name, _is_locked(handle), recording)
                 finally:
                     os.close(handle)
 

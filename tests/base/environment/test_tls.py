@@ -15,7 +15,7 @@ import pytest
 from aiodist.base.environment import files, tls, tuning
 from aiodist.base.environment.tls import NAMES, read_ca, tls_files
 from aiodist.base.errors import UsageError
-from aiodist.rendezvous.etcd.place import Place
+from aiodist.rendezvous.etcd.place import EtcdPlace
 from tests.conftest import HandOver
 
 Certificates = Callable[[str], dict[str, str]]
@@ -136,7 +136,7 @@ def test_a_ca_that_another_user_has_written_lets_in_nobody(
     shutil.copy(certificates("ours")["AIODIST_TLS_CA"], path)
     path.chmod(0o644)
     assert "BEGIN CERTIFICATE" in read_ca("the CA", str(path))
-    etcd = Place((("h", 1),), tls=True, ca=str(path))
+    etcd = EtcdPlace((("h", 1),), tls=True, ca=str(path))
     context = etcd.ssl_context()
     assert context is not None and len(context.get_ca_certs()) == 1
     hand_over(path)

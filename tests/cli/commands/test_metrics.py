@@ -14,8 +14,8 @@ from aiodist.cli.commands import metrics
 from aiodist.cli.main import main
 from aiodist.observe import JobView, host, sight
 from aiodist.observe.metrics import otel, prometheus
-from aiodist.observe.metrics.families import Family
-from aiodist.observe.metrics.otel import Push
+from aiodist.observe.metrics.families import MetricFamily
+from aiodist.observe.metrics.otel import OtlpPush
 from tests.observe.made import a_job
 from tests.observe.metrics.made import a_sum, seen
 from tests.observe.metrics.receiver import receiving
@@ -116,13 +116,13 @@ def test_what_is_pushed(looks: list[list[JobView]]) -> None:
 
 
 class Collector:
-    """Instead of `Push`: what it answers, one after the other; at the end it hangs until it is closed."""
+    """Instead of `OtlpPush`: what it answers, one after the other; at the end it hangs until it is closed."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
         self.closed = threading.Event()
 
-    def push(self, families: Sequence[Family]) -> str:
+    def push(self, families: Sequence[MetricFamily]) -> str:
         if self.answers:
             return self.answers.pop(0)
         self.closed.wait()
@@ -134,7 +134,7 @@ class Collector:
 
 async def test_a_collector_that_fails_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     collector = Collector("", "refused", "refused again", "", "refused")
-    pusher = metrics._Pusher(cast("Push", collector), "http://c")
+    pusher = metrics._Pusher(cast("OtlpPush", collector), "http://c")
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     while collector.answers:
         await pusher.send((), left)
@@ -149,7 +149,7 @@ async def test_a_collector_that_fails_is_told_once(capsys: pytest.CaptureFixture
 async def test_who_leaves_waits_for_no_collector(capsys: pytest.CaptureFixture[str]) -> None:
     collector = Collector()
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    sending = asyncio.create_task(metrics._Pusher(cast("Push", collector), "http://c").send((), left))
+    sending = asyncio.create_task(metrics._Pusher(cast("OtlpPush", collector), "http://c").send((), left))
     left.set_result(0)
     await sending
     assert collector.closed.is_set()

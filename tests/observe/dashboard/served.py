@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from aiodist.net.sockets import join_address
-from aiodist.observe.dashboard.auth import Sessions
+from aiodist.observe.dashboard.auth import BrowserSessions
 from aiodist.observe.dashboard.door import Door
 from aiodist.observe.dashboard.feed import Feed
 from aiodist.observe.dashboard.logs import Logs
@@ -39,7 +39,7 @@ class Served:
         self.logs = Logs("here")
         self.feed = Feed(self.read, self.logs, ask=list, now=lambda: 1000.0)
         numbers = itertools.count()
-        self.sessions = Sessions(lambda: f"secret-{next(numbers)}")
+        self.sessions = BrowserSessions(lambda: f"secret-{next(numbers)}")
         self.signed_in = 0
         self.server = Server(self.feed, self.logs, self.sessions, metrics_token=METRICS, signed_in=self._note)
         self.base = ""

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from aiodist.observe.dashboard.auth import Sessions, bears, refusal
+from aiodist.observe.dashboard.auth import BrowserSessions, bears, refusal
 
 
-def made() -> Sessions:
+def made() -> BrowserSessions:
     numbers = itertools.count()
-    return Sessions(lambda: f"secret-{next(numbers)}")
+    return BrowserSessions(lambda: f"secret-{next(numbers)}")
 
 
 def test_the_token_opens_one_session_once() -> None:

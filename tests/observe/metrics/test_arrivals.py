@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.observe.metrics.arrivals import Arrival, Arrivals
+from aiodist.observe.metrics.arrivals import Arrivals, LastArrival
 from aiodist.observe.recorder.reading import Group, Record
 from aiodist.observe.view import JobView
 from tests.observe.made import a_job
@@ -32,7 +32,7 @@ def job(*records: list[Record], pids: tuple[int, ...] = (1, 2, 3)) -> JobView:
 def test_the_last_one_and_what_the_others_lost() -> None:
     looked = job(*([collective(WORLD, 0, issued)] for issued in (1.0, 2.0, 4.0)))
     arrivals = Arrivals()
-    assert list(arrivals.take(looked)) == [Arrival(2, 5.0)]
+    assert list(arrivals.take(looked)) == [LastArrival(2, 5.0)]
     assert list(arrivals.take(looked)) == []
 
 
@@ -41,15 +41,15 @@ def test_who_has_not_come_yet_is_counted_when_it_comes() -> None:
     first, second = collective(WORLD, 0, 1.0), collective(WORLD, 1, 2.0)
     assert list(arrivals.take(job([first, second], [first], []))) == []
     late = collective(WORLD, 0, 3.0)
-    assert list(arrivals.take(job([first, second], [first], [late]))) == [Arrival(2, 4.0)]
+    assert list(arrivals.take(job([first, second], [first], [late]))) == [LastArrival(2, 4.0)]
     later = collective(WORLD, 1, 5.0)
     whole = job([first, second], [first, later], [late, collective(WORLD, 1, 4.0)])
-    assert list(arrivals.take(whole)) == [Arrival(1, 4.0)]
+    assert list(arrivals.take(whole)) == [LastArrival(1, 4.0)]
 
 
 def test_clocks_that_are_not_known_well_enough_tell_nothing() -> None:
     views = [seen(rank, last=[collective(WORLD, 0, 1.0 + rank)], size=3, pid=rank) for rank in range(3)]
-    told = [Arrival(2, 3.0)]
+    told = [LastArrival(2, 3.0)]
     assert list(Arrivals().take(a_job(*views))) == told
     apart = [
         seen(
@@ -61,7 +61,7 @@ def test_clocks_that_are_not_known_well_enough_tell_nothing() -> None:
         )
         for rank in range(3)
     ]
-    assert list(Arrivals().take(a_job(*apart))) == [Arrival(None, 0.0)]
+    assert list(Arrivals().take(a_job(*apart))) == [LastArrival(None, 0.0)]
 
 
 def test_a_group_that_is_not_seen_whole_is_left_out() -> None:
@@ -82,7 +82,7 @@ def test_a_job_that_begins_anew_is_counted_anew() -> None:
     old = [[collective(WORLD, number, 1.0 + number + rank / 10) for number in range(5)] for rank in range(3)]
     assert len(list(arrivals.take(job(*old)))) == 5
     fresh = [[collective(WORLD, 0, 20.0 + rank)] for rank in range(3)]
-    assert list(arrivals.take(job(*fresh, pids=(4, 5, 6)))) == [Arrival(2, 3.0)]
+    assert list(arrivals.take(job(*fresh, pids=(4, 5, 6)))) == [LastArrival(2, 3.0)]
 
 
 @st.composite
@@ -103,7 +103,7 @@ def runs(draw: st.DrawFn) -> tuple[list[list[Record]], list[float]]:
 def test_in_pieces_or_at_once_the_same_is_counted(run: tuple[list[list[Record]], list[float]]) -> None:
     records, looks = run
     arrivals = Arrivals()
-    found: Counter[Arrival] = Counter()
+    found: Counter[LastArrival] = Counter()
     for time in (*looks, 1000.0):
         shown = [[record for record in of if record.issued <= time] for of in records]
         found.update(arrivals.take(job(*shown)))

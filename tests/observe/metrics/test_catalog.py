@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.observe.metrics import catalog
-from aiodist.observe.metrics.catalog import CATALOG, Kind, Metric
+from aiodist.observe.metrics.catalog import CATALOG, Metric, MetricKind
 from aiodist.observe.metrics.prometheus import KEY
 
 PAGE = Path(__file__).parents[3] / "docs/metrics-table.md"
@@ -25,7 +25,7 @@ def test_all_metrics_are_in_the_catalog_once() -> None:
 def test_names_keep_the_rules_of_both_sides(metric: Metric) -> None:
     assert re.fullmatch(r"aiodist(\.[a-z][a-z_]*[a-z])+", metric.name)
     assert re.fullmatch(r"s|By||\{[a-z]+\}", metric.unit)
-    assert (metric.kind is Kind.counter) == metric.prometheus.endswith("_total")
+    assert (metric.kind is MetricKind.counter) == metric.prometheus.endswith("_total")
     assert {"s": "seconds", "By": "bytes"}.get(metric.unit, "") == metric.base_unit
     assert metric.stem.endswith(metric.base_unit)
     assert KEY not in metric.labels

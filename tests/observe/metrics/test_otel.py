@@ -13,9 +13,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from aiodist.base.errors import UsageError
 from aiodist.observe.host import host_name
 from aiodist.observe.metrics import catalog, otel
-from aiodist.observe.metrics.catalog import CATALOG, Kind, Metric
+from aiodist.observe.metrics.catalog import CATALOG, Metric, MetricKind
 from aiodist.observe.metrics.families import families
-from aiodist.observe.metrics.otel import Push, url
+from aiodist.observe.metrics.otel import OtlpPush, url
 from aiodist.observe.metrics.tally import Tally
 from aiodist.observe.summary import summary
 from aiodist.observe.view import JobView
@@ -41,11 +41,11 @@ def values(request: ExportMetricsServiceRequest) -> dict[Metric, Values]:
     for one in scope.metrics:
         metric = by_name[one.name]
         assert (one.unit, one.description) == (metric.unit, metric.meaning)
-        assert one.WhichOneof("data") == ("sum" if metric.kind is Kind.counter else "gauge")
-        if metric.kind is Kind.counter:
+        assert one.WhichOneof("data") == ("sum" if metric.kind is MetricKind.counter else "gauge")
+        if metric.kind is MetricKind.counter:
             assert one.sum.is_monotonic
             assert one.sum.aggregation_temporality == CUMULATIVE
-        points = one.sum.data_points if metric.kind is Kind.counter else one.gauge.data_points
+        points = one.sum.data_points if metric.kind is MetricKind.counter else one.gauge.data_points
         found[metric] = {
             tuple(_text(one, f"aiodist.{label}") for label in metric.labels): one.as_int or one.as_double
             for one in points
@@ -57,7 +57,7 @@ def _text(holder: Any, name: str) -> str:
     return next(str(one.value.string_value) for one in holder.attributes if one.key == name)
 
 
-def pushed(push: Push, job: JobView, tally: Tally) -> str:
+def pushed(push: OtlpPush, job: JobView, tally: Tally) -> str:
     return push.push(families(summary(None, job), job, tally))
 
 
@@ -70,7 +70,7 @@ def test_what_arrives_is_what_there_was(receiver: Receiver) -> None:
     first = a_job(seen(0, sums=[a_sum(uses=3, waited=0.5)], memory=77), seen(1, cpu=2.5))
     second = a_job(seen(0, sums=[a_sum(uses=4, waited=0.5)], memory=66))
     tally = Tally()
-    with contextlib.closing(Push(first, receiver.url)) as push:
+    with contextlib.closing(OtlpPush(first, receiver.url)) as push:
         assert pushed(push, first, tally) == ""
         assert pushed(push, second, tally) == ""
     (path, one), (_, other) = receiver.requests
@@ -85,7 +85,7 @@ def test_what_arrives_is_what_there_was(receiver: Receiver) -> None:
 def test_the_resource_says_which_job(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=here")
     job = a_job(seen())
-    with contextlib.closing(Push(job, receiver.url)) as push:
+    with contextlib.closing(OtlpPush(job, receiver.url)) as push:
         pushed(push, job, Tally())
     resource = receiver.requests[0][1].resource_metrics[0].resource
     assert _text(resource, "service.name") == "train"
@@ -99,7 +99,7 @@ def test_opentelemetrys_variables_hold(receiver: Receiver, monkeypatch: pytest.M
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     job = a_job(seen())
-    with contextlib.closing(Push(job)) as push:
+    with contextlib.closing(OtlpPush(job)) as push:
         assert pushed(push, job, Tally()) == ""
     path, request = receiver.requests[0]
     assert path == "/v1/metrics"
@@ -110,7 +110,7 @@ def test_what_is_not_taken_is_told_and_nothing_else_says_it(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, tally = a_job(seen()), Tally()
-    with contextlib.closing(Push(job, receiver.url)) as push:
+    with contextlib.closing(OtlpPush(job, receiver.url)) as push:
         receiver.answer = 400
         assert "400" in pushed(push, job, tally)
         receiver.answer = 200
@@ -141,4 +141,4 @@ def test_what_is_no_url_is_refused(endpoint: str) -> None:
 def test_who_lacks_the_library_is_told(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otel, "find_spec", lambda name: None if name == missing else object())
     with pytest.raises(UsageError, match=r"pip install 'aiodist\[otel\]'"):
-        Push(a_job(seen()))
+        OtlpPush(a_job(seen()))

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as classic
 
 from aiodist.base.errors import UsageError
 from aiodist.observe.metrics import Tally, exposition, prometheus
-from aiodist.observe.metrics.catalog import CATALOG, Kind
+from aiodist.observe.metrics.catalog import CATALOG, MetricKind
 from aiodist.observe.summary import summary
 from aiodist.observe.view import JobView
 from tests.levels import COSTLY
@@ -105,7 +105,7 @@ def test_who_lacks_the_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_counters_are_counters() -> None:
-    assert {metric.kind for metric in CATALOG} == set(Kind)
+    assert {metric.kind for metric in CATALOG} == set(MetricKind)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")

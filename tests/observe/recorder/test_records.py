@@ -22,7 +22,7 @@ from aiodist.observe.recorder.layout import SIZE
 from aiodist.observe.recorder.records import (
     FAULT,
     STACKS,
-    Found,
+    FoundRecord,
     Memory,
     Name,
     find,
@@ -55,7 +55,7 @@ def recording(memory: Memory) -> Recorder:
     return recorder
 
 
-def found(**which: object) -> list[Found]:
+def found(**which: object) -> list[FoundRecord]:
     with open_folder() as folder:
         return list(find(folder, **which))  # type: ignore[arg-type]
 

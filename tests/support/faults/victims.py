@@ -36,7 +36,7 @@ from typing import IO, Any, Self
 
 from aiodist.base.environment import tls
 from aiodist.rendezvous import StoreServer
-from aiodist.testing.forkserver import Forked, ForkServer, Request
+from aiodist.testing.forkserver import Forked, ForkRequest, ForkServer
 from aiodist.testing.hosts import Hosts
 from tests.support.faults.detour import Detours
 from tests.support.faults.process import RankProcess
@@ -179,7 +179,7 @@ class Victims:
             prefix = [] if self._hosts is None else self._hosts.enter(host)
             self._servers[host] = ForkServer(prefix, self._env, output)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = Request("tests.support.faults.rank:main", (), None, os.getcwd())
+        request = ForkRequest("tests.support.faults.rank:main", (), None, os.getcwd())
         try:
             with theirs:
                 forked = Forked(self._servers[host], request, output, [theirs.fileno()])
