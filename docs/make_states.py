@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from aiodist.group.control.liveness import CHANGES
-from aiodist.group.control.liveness import State as Running
+from aiodist.group.control.liveness import LoopState as Running
 from aiodist.group.membership import drafts
 from aiodist.launch import supervisor
 from aiodist.transport import ending
@@ -95,7 +95,7 @@ def page() -> str:
     parts = [
         HEAD,
         *machine(WORKERS, supervisor.TRANSITIONS, supervisor.State),
-        *machine(DRAFTS, drafts.TRANSITIONS, drafts.State),
+        *machine(DRAFTS, drafts.TRANSITIONS, drafts.DraftState),
         *machine(LINKS, ending.STAGES, ending.Stage),
         *(LOOPS, shown("runs", loops)),
     ]

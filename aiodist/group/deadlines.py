@@ -35,7 +35,7 @@ REMEMBERED = 64  # calls that a member can still describe after they ended
 
 
 @dataclass(slots=True)
-class Entry:
+class FlightEntry:
     """One operation in flight; times in seconds of the loop's clock."""
 
     timeout: float
@@ -70,7 +70,7 @@ class Flight:
         self._loop = loop
         self._stalled = stalled
         self._expired = expired
-        self._open: dict[Operation, Entry] = {}
+        self._open: dict[Operation, FlightEntry] = {}
         self._recent: dict[int, Call] = {}
         self._alarm = Alarm(loop, self._tick)
         self._questions, self._next_questions = 0, 0.0  # still allowed until then
@@ -93,7 +93,7 @@ class Flight:
         """Enter an operation that begins."""
         now = self._loop.time()
         ask_at = now + min(STALL, timeout / 2)
-        self._open[operation] = Entry(timeout, now + timeout, ask_at)
+        self._open[operation] = FlightEntry(timeout, now + timeout, ask_at)
         operation.happened = operation.work._happened
         call = operation.call
         if not call.message:
@@ -163,7 +163,7 @@ class Flight:
             await happens(self._fewer, None if but is None else AGAIN)
             self._catch_up()  # what was begun meanwhile
 
-    def _ask(self, silent: list[tuple[Operation, Entry]], now: float) -> None:
+    def _ask(self, silent: list[tuple[Operation, FlightEntry]], now: float) -> None:
         if now >= self._next_questions:
             self._next_questions, self._questions = now + STALL, FEW if self._moves else MOST
             self._moves = False
@@ -185,7 +185,7 @@ class Flight:
         began = thread_time()  # its own time: it may be stopped meanwhile
         for operation in self._open:
             operation.work._is_pending()  # nobody awaits it, perhaps
-        silent: list[tuple[Operation, Entry]] = []
+        silent: list[tuple[Operation, FlightEntry]] = []
         for operation, entry in list(self._open.items()):
             if operation not in self._open:
                 continue  # ended by what an earlier one set off

@@ -40,7 +40,7 @@ class Regrouping(Protocol):
         """The number of processes that wait to be admitted, as far as is known here."""
 
 
-class Dropped:
+class DroppedFamily:
     """The record of the groups that a program has dropped, and that the loop has closed. The world's end
     tells it.
 
@@ -66,7 +66,7 @@ class Family(Generic[G]):
 
     def __init__(self) -> None:
         self.regroup: Regrouping | None = None
-        self.dropped = Dropped()
+        self.dropped = DroppedFamily()
         self._groups: weakref.WeakSet[G] = weakref.WeakSet()
 
     def add(self, group: G) -> None:

@@ -21,7 +21,7 @@ NOTE = 8
 
 
 @dataclass(frozen=True)
-class Piece:
+class QuantizedPiece:
     """A part of the tensor.
 
     Args:
@@ -38,7 +38,7 @@ class Piece:
 
 
 @lru_cache(64)
-def pieces(count: int, size: int, codec: Blockwise) -> tuple[Piece, ...]:
+def pieces(count: int, size: int, codec: Blockwise) -> tuple[QuantizedPiece, ...]:
     """Cut a tensor of so many elements, for so many ranks. There is at least one piece; it may be empty."""
     long = max(1, AT_ONCE // (size * codec.block)) * size * codec.block
     return tuple(
@@ -46,10 +46,10 @@ def pieces(count: int, size: int, codec: Blockwise) -> tuple[Piece, ...]:
     )
 
 
-def _piece(start: int, stop: int, size: int, codec: Blockwise) -> Piece:
+def _piece(start: int, stop: int, size: int, codec: Blockwise) -> QuantizedPiece:
     count = stop - start
     unit = codec.block if count >= size * codec.block else 2
     each = -(-count // (size * unit)) * unit
     bounds = [min(start + rank * each, stop) for rank in range(size + 1)]
     nbytes = [-(-codec.nbytes(high - low) // 4) * 4 for low, high in pairwise(bounds)]
-    return Piece(tuple(bounds), tuple(nbytes))
+    return QuantizedPiece(tuple(bounds), tuple(nbytes))

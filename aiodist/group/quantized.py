@@ -33,7 +33,7 @@ from aiodist.base.timeouts import Timeout
 from aiodist.base.types import AS, FLOATS, Call, Kind, ReduceOp
 from aiodist.group.core import GroupCore
 from aiodist.group.feedback import ErrorFeedback
-from aiodist.group.pieces import NOTE, Piece, pieces
+from aiodist.group.pieces import NOTE, QuantizedPiece, pieces
 from aiodist.group.places import HOST_PLACE, common_place
 from aiodist.group.requests import Op, Request, request
 
@@ -79,7 +79,7 @@ class Quantized:
         _check(asked)
         limit = core.limit(timeout)
         core.check_here()
-        run = Run(core, asked, codec, feedback, keep_non_finite, agree_on, limit, self._rooms)
+        run = QuantizedRun(core, asked, codec, feedback, keep_non_finite, agree_on, limit, self._rooms)
         core.batches.begin()
         numbers = [core.reserve(part=bool(step)) for step in range(2 * len(run.pieces))]
         dtype, shape = asked.agreed
@@ -123,7 +123,7 @@ def _check(asked: Request) -> None:
         raise UsageError("all_reduce_quantized takes tensors on the host", hint="Copy it to the host first")
 
 
-class Run:
+class QuantizedRun:
     """One quantised all_reduce on one rank.
 
     Args:
@@ -171,7 +171,7 @@ class Run:
                 hint="Reduce it in parts",
             ) from None
 
-    def _make(self, piece: Piece) -> _Room:
+    def _make(self, piece: QuantizedPiece) -> _Room:
         mine = piece.nbytes[self._rank]
         others = sum(piece.nbytes) - mine
         notes = NOTE * self._size
@@ -334,7 +334,7 @@ class Run:
                 notes.append((bad, giver))
         return notes
 
-    def _length(self, piece: Piece, rank: int) -> int:
+    def _length(self, piece: QuantizedPiece, rank: int) -> int:
         """The number of elements of a rank's share."""
         return piece.bounds[rank + 1] - piece.bounds[rank]
 
@@ -385,13 +385,13 @@ class Rooms:
     as much as encoding into it."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Piece, ...], list[_Room]] = {}
+        self._kept: dict[tuple[QuantizedPiece, ...], list[_Room]] = {}
 
-    def take(self, pieces: tuple[Piece, ...]) -> list[_Room] | None:
+    def take(self, pieces: tuple[QuantizedPiece, ...]) -> list[_Room] | None:
         """The rooms of an operation with the same pieces; None: there are none."""
         return self._kept.pop(pieces, None)
 
-    def give_back(self, pieces: tuple[Piece, ...], rooms: list[_Room]) -> None:
+    def give_back(self, pieces: tuple[QuantizedPiece, ...], rooms: list[_Room]) -> None:
         """Keep the rooms of an operation that has ended well; the oldest go beyond `MOST_KEPT` bytes."""
         self._kept[pieces] = rooms
         while sum(room.nbytes for kept in self._kept.values() for room in kept) > MOST_KEPT:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from aiodist.base.sanitize import one_line
-from aiodist.group.seats import Place, Seat, place_in
+from aiodist.group.seats import RankSeat, Seat, place_in
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Roster:
     seats: tuple[Seat, ...]
     rank: int = field(init=False)
     size: int = field(init=False)
-    place: Place = field(init=False)
+    place: RankSeat = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", one_line(self.name))

@@ -34,7 +34,7 @@ class Seat(NamedTuple):
     local: int
 
 
-class Place(NamedTuple):
+class RankSeat(NamedTuple):
     """One member's place in a group: ranks from 0, and of how many."""
 
     local_rank: int
@@ -60,12 +60,12 @@ def seats_of(said: Sequence[Said]) -> tuple[Seat, ...]:
     )
 
 
-def place_in(seats: Sequence[Seat], member: int) -> Place:
+def place_in(seats: Sequence[Seat], member: int) -> RankSeat:
     """The place of one of these, among these: of the members of a group, in group order."""
     mine = seats[member]
     nodes = sorted({seat.node for seat in seats})
     local = sorted((seat.local, other) for other, seat in enumerate(seats) if seat.node == mine.node)
-    return Place(local.index((mine.local, member)), len(local), nodes.index(mine.node), len(nodes))
+    return RankSeat(local.index((mine.local, member)), len(local), nodes.index(mine.node), len(nodes))
 
 
 def _nodes(said: Sequence[Said]) -> list[int]:

@@ -29,7 +29,7 @@ from aiodist.base.sanitize import one_line
 from aiodist.base.types import describe_signature
 from aiodist.group.breakage import departure, pack, unpack
 from aiodist.group.control.inquiry import Absence, Disagreement, Inquiry
-from aiodist.group.control.liveness import Blocked, State
+from aiodist.group.control.liveness import Blocked, LoopState
 from aiodist.group.control.messages import Message, Say
 from aiodist.group.control.plane import ControlPlane
 from aiodist.group.deadlines import MOST, Flight
@@ -125,7 +125,7 @@ class Watch:
         self._timers: set[asyncio.TimerHandle] = set()
         self._left: dict[int, int] = {}
         self._suspected: set[int] = set()
-        self._warned: dict[int, State] = {}  # whose loops do not turn, and which reason was logged
+        self._warned: dict[int, LoopState] = {}  # whose loops do not turn, and which reason was logged
         self.absent: Noted[Absence] = Noted(flight.collectives)
         self._asked: Noted[int] = Noted(flight.collectives)  # how often, in vain
 

@@ -21,7 +21,7 @@ from aiodist.base.errors import (
 from aiodist.base.types import Call, Kind
 from aiodist.group.breakage import pack, unpack
 from aiodist.group.control.clocks import Stamp
-from aiodist.group.control.liveness import State
+from aiodist.group.control.liveness import LoopState
 from aiodist.group.control.messages import EVERYBODY, MAX_BYTES, PING, Message, Say, decode
 from aiodist.group.control.plane import ControlPlane
 from aiodist.group.roster import Roster
@@ -62,8 +62,8 @@ def bodies() -> list[tuple[Say, tuple[Any, ...]]]:
         (Say.missing, (CONTEXT, 4, (2, 3), (1,))),
         (Say.left, (CONTEXT, 3, 9, ())),
         (Say.left, (ELSEWHERE, 3, 9, ())),
-        (Say.blocked, (2, int(State.blocked), 8000, "train.py:41 in evaluate")),
-        (Say.blocked, (RANK, int(State.silent), 8000, "")),
+        (Say.blocked, (2, int(LoopState.blocked), 8000, "train.py:41 in evaluate")),
+        (Say.blocked, (RANK, int(LoopState.silent), 8000, "")),
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.group.seats import UNSAID, Place, Said, Seat, place_in, seats_of
+from aiodist.group.seats import UNSAID, RankSeat, Said, Seat, place_in, seats_of
 
 
 def places(said: list[Said]) -> list[tuple[int, ...]]:
@@ -53,8 +53,8 @@ def test_what_is_left_of_a_job_has_no_holes() -> None:
 
 def test_a_groups_members_are_counted_among_themselves() -> None:
     seats = seats_of([Said("a"), Said("b"), Said("a"), Said("b")])
-    assert place_in([seats[1], seats[3]], 1) == Place(1, 2, 0, 1)
-    assert place_in([seats[3], seats[0]], 0) == Place(0, 1, 1, 2)
+    assert place_in([seats[1], seats[3]], 1) == RankSeat(1, 2, 0, 1)
+    assert place_in([seats[3], seats[0]], 0) == RankSeat(0, 1, 1, 2)
 
 
 NUMBERS = st.integers(UNSAID, 4)

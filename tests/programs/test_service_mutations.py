@@ -13,7 +13,7 @@ from aiodist.group.services.asking import Asked
 from aiodist.group.services.mailbox import Letter, Mailbox
 from aiodist.group.services.queue import Queue
 from aiodist.group.services.stream import Stream
-from aiodist.group.services.way import Way
+from aiodist.group.services.way import CallWay
 from aiodist.net.wire import repeats
 from aiodist.net.wire.calls import Says
 from tests.levels import COSTLY
@@ -30,24 +30,24 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 def room_that_others_take(patch: pytest.MonkeyPatch) -> None:
     """Who begins asks at once where there is room, though others wait."""
-    ask = Way.ask
+    ask = CallWay.ask
 
-    def asks(self: Way, asked: Asked) -> None:
+    def asks(self: CallWay, asked: Asked) -> None:
         caller = self.caller
         if caller is not None and caller.fits(asked.nbytes):
             caller.ask(asked)
         else:
             ask(self, asked)
 
-    patch.setattr(Way, "ask", asks)
+    patch.setattr(CallWay, "ask", asks)
 
 
 def room_a_turn_later(patch: pytest.MonkeyPatch) -> None:
     """Who is let in asks when its task runs again."""
 
-    admit = Way.admit
+    admit = CallWay.admit
 
-    def admits(self: Way) -> None:
+    def admits(self: CallWay) -> None:
         caller = self.caller
         if caller is None or caller.over or self._over is not None:
             admit(self)
@@ -55,7 +55,7 @@ def room_a_turn_later(patch: pytest.MonkeyPatch) -> None:
             self._leave(first)
             self._loop.call_soon(again, self, first)
 
-    def again(self: Way, asked: Asked) -> None:
+    def again(self: CallWay, asked: Asked) -> None:
         if self.caller is not None and self.caller.fits(asked.nbytes):
             self.caller.ask(asked)
             self.admit()
@@ -63,7 +63,7 @@ def room_a_turn_later(patch: pytest.MonkeyPatch) -> None:
             self._waiting[asked] = None
             self._waiting.move_to_end(asked, last=False)
 
-    patch.setattr(Way, "admit", admits)
+    patch.setattr(CallWay, "admit", admits)
 
 
 def a_place_when_encoded(patch: pytest.MonkeyPatch) -> None:
@@ -73,9 +73,9 @@ def a_place_when_encoded(patch: pytest.MonkeyPatch) -> None:
 
 def one_at_a_time(patch: pytest.MonkeyPatch) -> None:
     """What makes room lets one in, and nobody lets in the next."""
-    admit = Way.admit
+    admit = CallWay.admit
 
-    def admits(self: Way) -> None:
+    def admits(self: CallWay) -> None:
         caller = self.caller
         if caller is None or caller.over or self._over is not None:
             admit(self)
@@ -83,7 +83,7 @@ def one_at_a_time(patch: pytest.MonkeyPatch) -> None:
             self._leave(first)
             caller.ask(first)
 
-    patch.setattr(Way, "admit", admits)
+    patch.setattr(CallWay, "admit", admits)
 
 
 def a_mailbox_that_does_not_look(patch: pytest.MonkeyPatch) -> None:

@@ -64,14 +64,14 @@ LIES: dict[str, Callable[[Any], None]] = {
 def test_a_sum_that_is_none_is_no_result(
     lie: Callable[[Any], None], codec: str, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = quantized.Run._sum
+    honest = quantized.QuantizedRun._sum
 
     def lying(run: Any, index: int) -> None:
         honest(run, index)
         if run._rank == LIAR:
             lie(run._room[index].summed)
 
-    monkeypatch.setattr(quantized.Run, "_sum", lying)
+    monkeypatch.setattr(quantized.QuantizedRun, "_sum", lying)
 
     async def part(pg: ProcessGroup) -> None:
         tensor = np.arange(1000, dtype=np.float32) + pg.rank
@@ -83,14 +83,14 @@ def test_a_sum_that_is_none_is_no_result(
 
 
 def test_a_share_of_ones_is_that_of_the_rank_that_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = quantized.Run._encode
+    honest = quantized.QuantizedRun._encode
 
     def lying(run: Any, index: int) -> None:
         honest(run, index)
         if run._rank == LIAR:
             run._room[index].given.view(np.float32)[:] = np.inf
 
-    monkeypatch.setattr(quantized.Run, "_encode", lying)
+    monkeypatch.setattr(quantized.QuantizedRun, "_encode", lying)
 
     async def part(pg: ProcessGroup) -> None:
         tensor = np.arange(960, dtype=np.float32)

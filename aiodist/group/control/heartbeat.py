@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from aiodist.base.sanitize import one_line
 from aiodist.group.control.clocks import Clocks, Stamp
-from aiodist.group.control.liveness import Blocked, Liveness, Patience, State
+from aiodist.group.control.liveness import Blocked, Liveness, LoopState, Patience
 from aiodist.group.control.messages import PING, Message, Say
 from aiodist.observe.recorder import Recorder
 
@@ -116,7 +116,7 @@ class Signs:
         else:
             seconds = max(millis, 0) / 1000
             where = one_line(where, MAX_WHERE)
-            self._liveness.learn(rank, State(state), seconds, where, self._loop.time())
+            self._liveness.learn(rank, LoopState(state), seconds, where, self._loop.time())
 
     def confess(self) -> None:
         """Note that this process's watchdog has told that the loop does not turn. Called in its thread."""
@@ -145,7 +145,7 @@ class Signs:
         self._timer = loop.call_later(liveness.patience.heartbeat, self._beat)
         if self._was_blocked:
             self._was_blocked = False
-            self._plane.flood(Say.blocked, self._plane.rank, int(State.runs), 0, "")
+            self._plane.flood(Say.blocked, self._plane.rank, int(LoopState.runs), 0, "")
         for rank in liveness.tick(loop.time()):
             self._plane.ping(rank, PING if self._clocks is None else self._clocks.ping(rank))
         if self._clocks is not None and (self.turns < _EARLY or self.turns % _TOLD == 0):
@@ -184,5 +184,5 @@ def _is_watchdogs(neighbour: int, message: Message) -> bool:
     return (
         message.say is Say.blocked
         and message.origin == neighbour
-        and message.body[:2] == (neighbour, State.blocked)
+        and message.body[:2] == (neighbour, LoopState.blocked)
     )

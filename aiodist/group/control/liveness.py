@@ -41,7 +41,7 @@ WORDS_AT_LEAST = 4
 """Messages about a living process whose loop is blocked in the time after which a silent one is given up."""
 
 
-class State(enum.IntEnum):
+class LoopState(enum.IntEnum):
     """State of a process whose event loop is blocked, as far as is known. Codes are part of the protocol."""
 
     runs = 0  # again
@@ -52,20 +52,20 @@ class State(enum.IntEnum):
 
 
 CHANGES = {
-    (State.blocked, State.stopped),
-    (State.held, State.stopped),
-    (State.silent, State.stopped),
-    (State.silent, State.held),
-    (State.stopped, State.held),
+    (LoopState.blocked, LoopState.stopped),
+    (LoopState.held, LoopState.stopped),
+    (LoopState.silent, LoopState.stopped),
+    (LoopState.silent, LoopState.held),
+    (LoopState.stopped, LoopState.held),
 }
 """What is told at once: (what all have been told, what is seen now). A stop, because that process will be
 given up; its end; and a look at one that others cannot look at. The rest waits until it is due: that a
 process lives is known already, and who cannot look knows less than who could."""
 
 _WORDS = {
-    State.held: "a call holds its interpreter",
-    State.stopped: "it is stopped (by a signal or a debugger)",
-    State.silent: "it gives no sign of life: it is stopped, or a call holds its interpreter",
+    LoopState.held: "a call holds its interpreter",
+    LoopState.stopped: "it is stopped (by a signal or a debugger)",
+    LoopState.silent: "it gives no sign of life: it is stopped, or a call holds its interpreter",
 }
 
 
@@ -101,7 +101,7 @@ class Blocked:
         told: seconds that it had not turned when all were last told.
     """
 
-    state: State
+    state: LoopState
     where: str
     since: float
     told: float
@@ -130,7 +130,7 @@ class _Peer:
     stopped: bool | None = None  # as of the last look since its last sign
 
 
-class Progress:
+class LoopProgress:
     """A watchdog's count: it has to speak when its loop has not turned for so long.
 
     Time in which the watchdog itself did not run counts for nothing: its process was stopped, or a call held
@@ -220,22 +220,22 @@ class Liveness:
             if not stopped:
                 peer.lived = peer.unstopped = self._counted
 
-    def learn(self, rank: int, state: State, seconds: float, where: str, now: float) -> None:
+    def learn(self, rank: int, state: LoopState, seconds: float, where: str, now: float) -> None:
         """Note what all were told of a peer's loop."""
         peer, known = self._peers.get(rank), self.blocked.get(rank)
-        if state is State.runs:
+        if state is LoopState.runs:
             self.blocked.pop(rank, None)
             if peer is not None and not peer.linked:
                 del self._peers[rank]
             return
-        if state is State.silent and known is not None:  # who says so knows less
+        if state is LoopState.silent and known is not None:  # who says so knows less
             known.told = max(known.told, seconds)
             return
         self.blocked[rank] = Blocked(state, where, now - seconds, seconds)
         if peer is None and rank in self.visible:
             last = self._at(now) - seconds
             peer = self._peers[rank] = _Peer(False, now - seconds, last, last, last, last)
-        if peer is not None and state in (State.blocked, State.held):
+        if peer is not None and state in (LoopState.blocked, LoopState.held):
             peer.lived = peer.unstopped = self._at(now)
 
     # ── what to do ───────────────────────────────────────────────────────────────────────────────────
@@ -264,7 +264,7 @@ class Liveness:
                 )
         return found
 
-    def news(self, now: float) -> list[tuple[int, State, float]]:
+    def news(self, now: float) -> list[tuple[int, LoopState, float]]:
         """The news for all, as of the last tick: whose loop does not turn, why, for how many seconds. The
         caller tells itself, too (`learn`)."""
         return [
@@ -296,10 +296,16 @@ class Liveness:
             peer.spoke = peer.lived = peer.unstopped = self._at(now)
         return peer
 
-    def _remark(self, rank: int, peer: _Peer, now: float) -> State | None:
+    def _remark(self, rank: int, peer: _Peer, now: float) -> LoopState | None:
         """The state to tell of a peer now, if any."""
         patience, known = self.patience, self.blocked.get(rank)
-        state = State.silent if peer.stopped is None else State.stopped if peer.stopped else State.held
+        state = (
+            LoopState.silent
+            if peer.stopped is None
+            else LoopState.stopped
+            if peer.stopped
+            else LoopState.held
+        )
         slack = SLACK * patience.heartbeat
         if known is None:
             silent = self._counted - peer.spoke

@@ -14,7 +14,7 @@ import msgpack
 
 from aiodist.base.errors import WireError
 from aiodist.base.sanitize import one_line
-from aiodist.group.control.liveness import State
+from aiodist.group.control.liveness import LoopState
 from aiodist.net.wire.bounded import unpack
 
 MAX_BYTES = 64 * 1024
@@ -99,7 +99,7 @@ def decode(data: bytes) -> Message:
         if tuple(map(type, shown)) != _BODIES[kind]:
             raise ValueError(f"{kind.name} with other values than it has")
         if kind is Say.blocked:
-            State(body[1])
+            LoopState(body[1])
         if kind is Say.left and not all(map(_is_counts, body[3])):
             raise ValueError("left with counts that are none")
         if kind in _LOOSE and not _is_plain(body, 2):

@@ -20,7 +20,7 @@ from aiodist.group.control.clocks import stamp_of
 from aiodist.group.control.core import ControlCore, Deliver, Drop, Effect, Transmit
 from aiodist.group.control.early import Early
 from aiodist.group.control.heartbeat import MAX_WHERE, IsStopped, Signs
-from aiodist.group.control.liveness import Blocked, Patience, State
+from aiodist.group.control.liveness import Blocked, LoopState, Patience
 from aiodist.group.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.group.control.resend_buffer import Unsaid
 from aiodist.observe.recorder import Recorder
@@ -28,7 +28,7 @@ from aiodist.observe.recorder import Recorder
 logger = logging.getLogger("aiodist.group.control")
 
 
-class Link(Protocol):
+class NeighbourLink(Protocol):
     """A connection to a neighbour, as the plane needs it; `transport.ControlLink` says more."""
 
     def send(self, message: bytes) -> None:
@@ -47,7 +47,7 @@ class Link(Protocol):
         """Close at once, without goodbye."""
 
 
-class Listener(Protocol):
+class ControlListener(Protocol):
     """A group, as the plane tells it of events."""
 
     def rank_lost(self, rank: int, cause: str, silence: float | None) -> None:
@@ -87,8 +87,8 @@ class ControlPlane:
         self.size = size
         self.on_lost: Callable[[int], object] = _ignore
         self.on_proven: Callable[[int], object] = _ignore
-        self._links: dict[int, Link] = {}
-        self._listeners: dict[int, Listener] = {}
+        self._links: dict[int, NeighbourLink] = {}
+        self._listeners: dict[int, ControlListener] = {}
         self._early = Early()
         self._unsaid = Unsaid()
         self._retired = Recent()
@@ -100,7 +100,7 @@ class ControlPlane:
 
     # ── links ────────────────────────────────────────────────────────────────────────────────────────
 
-    def attach(self, neighbour: int, link: Link) -> None:
+    def attach(self, neighbour: int, link: NeighbourLink) -> None:
         """Take a link to a neighbour. One with a rank that was given up is closed."""
         if neighbour in self.core.lost or self._closed:
             link.kill()
@@ -231,7 +231,9 @@ class ControlPlane:
         signs = self._signs
         if signs is not None:
             signs.confess()
-            self._post(Say.blocked, self.rank, int(State.blocked), round(seconds * 1000), where[:MAX_WHERE])
+            self._post(
+                Say.blocked, self.rank, int(LoopState.blocked), round(seconds * 1000), where[:MAX_WHERE]
+            )
 
     def say_ended(self, cause: str) -> None:
         """Tell everybody that this process will take no further part."""
@@ -273,7 +275,7 @@ class ControlPlane:
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────
 
-    def subscribe(self, context: int, listener: Listener) -> None:
+    def subscribe(self, context: int, listener: ControlListener) -> None:
         """Have a group told what concerns it. What was said of it before is told now."""
         self._listeners[context] = listener
         for message in self._early.take(context):
@@ -341,7 +343,7 @@ class ControlPlane:
         for link in self.stop():
             link.kill()
 
-    def stop(self) -> list[Link]:
+    def stop(self) -> list[NeighbourLink]:
         """Hear and tell nothing any more → the links, whose ends are the caller's."""
         self._closed = True
         self._stop_signs()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from aiodist.base.callers import Whose, short_path, whose
-from aiodist.group.control.liveness import Patience, Progress
+from aiodist.group.control.liveness import LoopProgress, Patience
 from aiodist.group.control.plane import ControlPlane
 
 _log = logging.getLogger("aiodist.group.control")
@@ -50,7 +50,7 @@ class Watchdog:
         self._plane = plane
         self._also = also
         self._watched = threading.get_ident()
-        self._progress = Progress(patience, time.monotonic())
+        self._progress = LoopProgress(patience, time.monotonic())
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aiodist watchdog", daemon=True)
         self._thread.start()

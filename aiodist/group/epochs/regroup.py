@@ -62,7 +62,7 @@ from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.listening import EVICTED_HINT, Listener
 from aiodist.group.epochs.world import World
 from aiodist.group.membership.assembly import FORMING, Adopt, Assembly, Fail, Form, Invite, Rule, Wait
-from aiodist.group.membership.drafts import State
+from aiodist.group.membership.drafts import DraftState
 from aiodist.group.membership.messages import Decided, Dropped, Ready
 from aiodist.group.membership.newcomers import WaitingList
 from aiodist.group.membership.presence import LATEST
@@ -291,7 +291,7 @@ class Regroup:
         if candidate is not None:
             if candidate.formed:
                 assembly.form(number)
-            elif candidate.error is not None and assembly.state_of(number) is not State.DROPPED:
+            elif candidate.error is not None and assembly.state_of(number) is not DraftState.DROPPED:
                 logger.info("a draft of epoch %d came to nothing: %s", assembly.epoch + 1, candidate.error)
                 culprits, lack = self._culprits(candidate), shortage(candidate.error)
                 why = str(candidate.error) if lack is None else f"rank {self._world.control.rank} {lack.what}"

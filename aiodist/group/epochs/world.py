@@ -42,7 +42,7 @@ from aiodist.group.epochs.links import Links
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.roster import Roster, context_of
 from aiodist.group.seats import UNSAID, Said, seats_of
-from aiodist.group.services.peers import Place
+from aiodist.group.services.peers import ServicePlace
 from aiodist.group.services.switchboard import Switchboard
 from aiodist.net.shortage import raise_descriptors
 from aiodist.net.traffic import Traffic
@@ -244,7 +244,7 @@ class World:
         """Make this world, whose members have met, the one in which services find each other."""
         services = self._settings.services
         if services is not None:
-            place = Place(self.uids, self._endpoint.dial_line)
+            place = ServicePlace(self.uids, self._endpoint.dial_line)
             services.enter(place)
             self._links.on_lost = partial(services.lose, place)
             for rank, cause in self._control.core.lost.items():

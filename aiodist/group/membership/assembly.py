@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from aiodist.base.errors import name_ranks
 from aiodist.base.sanitize import says
-from aiodist.group.membership.drafts import Event, State, after
+from aiodist.group.membership.drafts import DraftEvent, DraftState, after
 from aiodist.group.membership.messages import Decided, Draft, Dropped, MemberMessage, Ready, Void
 from aiodist.group.membership.record import Number, Record
 
@@ -126,7 +126,7 @@ class Assembly:
         self.ready: dict[int, Ready] = {}
         self.culprits: set[bytes] = set()
         self._drafts: dict[Number, Record] = {}
-        self._states: dict[Number, State] = {}
+        self._states: dict[Number, DraftState] = {}
         self._void: Void | None = None
         self._deadline = float("inf")
         self._late = float("inf")  # the end of every wait for a convener or a draft
@@ -155,7 +155,7 @@ class Assembly:
             case Draft(_, record):
                 if record.epoch == self.epoch + 1 and record.number not in self._drafts:
                     self._drafts[record.number] = record
-                    self._note(record.number, Event.HEARD)
+                    self._note(record.number, DraftEvent.HEARD)
                     self._attempt = max(self._attempt, record.number[0])
                     # Longer than forming it may take: where it fails there is time for another.
                     late = now + FORMING + GRACE
@@ -170,7 +170,7 @@ class Assembly:
 
     def drop(self, number: Number, culprits: Collection[bytes] = (), why: str = "") -> None:
         """Drop a draft that could not be formed; `why` is for the error, if no other can be formed."""
-        if self._note(number, Event.FAILED):
+        if self._note(number, DraftEvent.FAILED):
             self._why = why or self._why
             self._attempt = max(self._attempt, number[0])
             if number >= max(self._drafts, default=number):  # else they went with a later one
@@ -178,25 +178,25 @@ class Assembly:
 
     def form(self, number: Number) -> None:
         """Note that a draft has been formed here: all its members are connected."""
-        self._note(number, Event.CONNECTED)
+        self._note(number, DraftEvent.CONNECTED)
 
     def decide(self, record: Record) -> None:
         """Note the arbiter's decision."""
         if self._decided() is None and record.epoch == self.epoch + 1:
             self._drafts[record.number] = record
-            self._note(record.number, Event.DECIDED)
+            self._note(record.number, DraftEvent.DECIDED)
 
     def asked(self, number: Number, why: str) -> None:
         """Note that the arbiter was asked for this draft, and could not answer. It is asked again while there
         is time."""
-        self._note(number, Event.UNANSWERED)
+        self._note(number, DraftEvent.UNANSWERED)
         self._unruled = why
 
-    def state_of(self, number: Number) -> State:
+    def state_of(self, number: Number) -> DraftState:
         """The state of a draft here."""
-        return self._states.get(number, State.UNHEARD)
+        return self._states.get(number, DraftState.UNHEARD)
 
-    def _note(self, number: Number, event: Event) -> bool:
+    def _note(self, number: Number, event: DraftEvent) -> bool:
         """Take news of a draft → whether its state is another now."""
         before = self.state_of(number)
         self._states[number] = after(before, event)
@@ -211,12 +211,12 @@ class Assembly:
 
     def current(self) -> Record | None:
         """The latest draft that was not dropped."""
-        alive = [number for number in self._drafts if self.state_of(number) is not State.DROPPED]
+        alive = [number for number in self._drafts if self.state_of(number) is not DraftState.DROPPED]
         return self._drafts[max(alive)] if alive else None
 
     def _decided(self) -> Record | None:
         """The draft that the arbiter has decided for."""
-        return next((self._drafts[n] for n, state in self._states.items() if state is State.EPOCH), None)
+        return next((self._drafts[n] for n, state in self._states.items() if state is DraftState.EPOCH), None)
 
     def next(self, now: float) -> Step:
         """The step to take now."""
@@ -274,11 +274,11 @@ class Assembly:
     def _with(self, draft: Record, now: float) -> Step:
         uid, end, state = self.uids[self.rank], self._end(), self.state_of(draft.number)
         member, late = uid in draft.members, now >= end
-        if member and state is State.DRAFTED:
+        if member and state is DraftState.DRAFTED:
             return (
                 Fail(f"epoch {draft.epoch} could not be formed in time", quorum=True) if late else Form(draft)
             )
-        ask = state is not State.UNRULED or now < end + GRACE
+        ask = state is not DraftState.UNRULED or now < end + GRACE
         if member and ask and (draft.number[1] == self.rank or late):
             return Rule(draft)
         if now >= end + GRACE:

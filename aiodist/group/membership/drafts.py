@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class State(Enum):
+class DraftState(Enum):
     """The state of a draft at one member."""
 
     UNHEARD = "nothing is known of it"
@@ -25,7 +25,7 @@ class State(Enum):
     EPOCH = "it is the next epoch, for ever"
 
 
-class Event(Enum):
+class DraftEvent(Enum):
     """News of a draft."""
 
     HEARD = "its convener tells it"
@@ -35,22 +35,22 @@ class Event(Enum):
     DECIDED = "the arbiter has decided for it"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.UNHEARD, Event.HEARD): State.DRAFTED,
-    (State.UNHEARD, Event.FAILED): State.DROPPED,
-    (State.UNHEARD, Event.DECIDED): State.EPOCH,
-    (State.DRAFTED, Event.CONNECTED): State.FORMED,
-    (State.DRAFTED, Event.FAILED): State.DROPPED,
-    (State.DRAFTED, Event.DECIDED): State.EPOCH,
-    (State.FORMED, Event.UNANSWERED): State.UNRULED,
-    (State.FORMED, Event.FAILED): State.DROPPED,
-    (State.FORMED, Event.DECIDED): State.EPOCH,
-    (State.UNRULED, Event.FAILED): State.DROPPED,
-    (State.UNRULED, Event.DECIDED): State.EPOCH,
-    (State.DROPPED, Event.DECIDED): State.EPOCH,
+TRANSITIONS: dict[tuple[DraftState, DraftEvent], DraftState] = {
+    (DraftState.UNHEARD, DraftEvent.HEARD): DraftState.DRAFTED,
+    (DraftState.UNHEARD, DraftEvent.FAILED): DraftState.DROPPED,
+    (DraftState.UNHEARD, DraftEvent.DECIDED): DraftState.EPOCH,
+    (DraftState.DRAFTED, DraftEvent.CONNECTED): DraftState.FORMED,
+    (DraftState.DRAFTED, DraftEvent.FAILED): DraftState.DROPPED,
+    (DraftState.DRAFTED, DraftEvent.DECIDED): DraftState.EPOCH,
+    (DraftState.FORMED, DraftEvent.UNANSWERED): DraftState.UNRULED,
+    (DraftState.FORMED, DraftEvent.FAILED): DraftState.DROPPED,
+    (DraftState.FORMED, DraftEvent.DECIDED): DraftState.EPOCH,
+    (DraftState.UNRULED, DraftEvent.FAILED): DraftState.DROPPED,
+    (DraftState.UNRULED, DraftEvent.DECIDED): DraftState.EPOCH,
+    (DraftState.DROPPED, DraftEvent.DECIDED): DraftState.EPOCH,
 }
 
 
-def after(state: State, event: Event) -> State:
+def after(state: DraftState, event: DraftEvent) -> DraftState:
     """The state of a draft after an event."""
     return TRANSITIONS.get((state, event), state)

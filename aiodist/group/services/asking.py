@@ -13,19 +13,19 @@ from typing import Any
 
 from aiodist.base.errors import WireError
 from aiodist.group.services.serving import SERVED
-from aiodist.group.services.under_way import PART_COST, PARTS, Call, UnderWay
+from aiodist.group.services.under_way import PART_COST, PARTS, OpenCall, UnderWay
 from aiodist.net.wire.calls import Says
 
 
-class Asked(Call):
+class Asked(OpenCall):
     """A call that is asked, or waits to be.
 
     Args:
-        kind: see `Call`.
+        kind: see `OpenCall`.
         waiter: who waits for the answer; opaque here.
 
     Attributes:
-        number: 0 until it is asked; see `Call` for others.
+        number: 0 until it is asked; see `OpenCall` for others.
         name: of the handler; b"": of a message.
         payload: its arguments, until it is asked.
         timer: rings where it waits for too long; None: nothing does.

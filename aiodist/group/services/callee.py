@@ -12,7 +12,7 @@ from aiodist.group.services.connection import Connection
 from aiodist.group.services.handlers import Handlers
 from aiodist.group.services.mailbox import Letter, Mailbox
 from aiodist.group.services.outcomes import LEAVES
-from aiodist.group.services.running import Running
+from aiodist.group.services.running import HandlerRuns
 from aiodist.group.services.serving import CANCELLED, Served, Serving
 from aiodist.net.alarm import Alarm
 from aiodist.net.wire import calls
@@ -53,7 +53,7 @@ class Callee:
         self._connection = Connection(loop, line, self._take, self._lost, _nothing)
         self._connection.taken = self._poll_next
         self._answers = Answers(self._serving, self._connection, handlers.notes)
-        self._running = Running(loop, handlers, self._serving, self._answers, self._poll_next)
+        self._running = HandlerRuns(loop, handlers, self._serving, self._answers, self._poll_next)
 
     async def aclose(self, patience: float) -> None:
         """Stop what runs, say so to the caller, and say goodbye; within so many seconds."""
@@ -132,7 +132,7 @@ class Callee:
         """Stop a call; its task answers. A task that has not begun takes its first step before, and sees."""
         work = served.work
         if work is None:
-            return  # in its first step, after which `Running` looks
+            return  # in its first step, after which `HandlerRuns` looks
         if served.started or type(work) is _Waiting:
             work.cancel()
         else:

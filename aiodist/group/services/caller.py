@@ -24,7 +24,7 @@ _CALL, _STREAM, _MESSAGE, _PART = (
 )  # members of an enum are slow
 
 
-class Waiter(Protocol):
+class CallWaiter(Protocol):
     """The waiting end of a stream: its answer goes there."""
 
     def part(self, body: bytes | bytearray) -> None:

@@ -15,13 +15,13 @@ from aiodist.base.errors import AiodistError
 from aiodist.group.services.callee import Callee
 from aiodist.group.services.caller import Caller
 from aiodist.group.services.outcomes import closed, not_run
-from aiodist.group.services.way import Way
+from aiodist.group.services.way import CallWay
 from aiodist.transport.line import Line, MemoryLine
 
 _NEWS = 2.0  # seconds in which it is known why a process could not be reached: it died, or a new epoch began
 
 
-class Place:
+class ServicePlace:
     """Where the processes of an epoch are.
 
     Args:
@@ -35,7 +35,7 @@ class Place:
         self.dial = dial
 
 
-class Peer:
+class ServicePeer:
     """The two directions between this process and another: a connection for the calls of each.
 
     Args:
@@ -45,7 +45,7 @@ class Peer:
         callee: what the other process asks; None while it has no connection.
     """
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: CallWay) -> None:
         self.way = way
         self.callee: Callee | None = None
 
@@ -71,18 +71,18 @@ class Peers:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, uid: bytes, accept: Callable[[bytes, Line], object]
     ) -> None:
-        self.by_uid: dict[bytes, Peer] = {}
+        self.by_uid: dict[bytes, ServicePeer] = {}
         self.closed = False
         self._loop = loop
         self._uid = uid
         self._accept = accept
-        self._place: Place | None = None
+        self._place: ServicePlace | None = None
         self._lost: dict[bytes, str] = {}
         self._news = asyncio.Event()
 
     # What the epochs say.
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: ServicePlace) -> None:
         """Begin an epoch: who is no member of it is lost."""
         self._place = place
         self._lost.clear()
@@ -91,7 +91,7 @@ class Peers:
                 self._drop(uid, "it is no member of the job any more")
         self._tell()
 
-    def lose(self, place: Place, rank: int, cause: str) -> None:
+    def lose(self, place: ServicePlace, rank: int, cause: str) -> None:
         """Note that a rank of an epoch is lost; news of another than the present one says nothing."""
         if place is self._place:
             uid = place.uids[rank]
@@ -107,7 +107,7 @@ class Peers:
         """The rank of a process in the present epoch; -1: it has none."""
         return -1 if self._place is None else self._place.ranks.get(uid, -1)
 
-    def close(self) -> list[Peer]:
+    def close(self) -> list[ServicePeer]:
         """Reach nobody any more → those with whom there are connections."""
         self.closed = True
         self._tell()
@@ -117,14 +117,14 @@ class Peers:
 
     # Ways to them.
 
-    def peer(self, uid: bytes) -> Peer:
+    def peer(self, uid: bytes) -> ServicePeer:
         """The connections with a process, from now on where there were none."""
         peer = self.by_uid.get(uid)
         if peer is None:
-            peer = self.by_uid[uid] = Peer(Way(self._loop, partial(self._dial, uid)))
+            peer = self.by_uid[uid] = ServicePeer(CallWay(self._loop, partial(self._dial, uid)))
         return peer
 
-    def way(self, uid: bytes, rank: int, name: str) -> Way:
+    def way(self, uid: bytes, rank: int, name: str) -> CallWay:
         """The way to a process, for a call.
 
         Raises:
@@ -160,7 +160,7 @@ class Peers:
                 if self._place is place:
                     raise
 
-    async def _hear(self, place: Place, uid: bytes) -> None:
+    async def _hear(self, place: ServicePlace, uid: bytes) -> None:
         """Wait, but not for long, for what says why a process cannot be reached."""
         try:
             async with asyncio.timeout(_NEWS):

@@ -23,7 +23,7 @@ class _Refused(Exception):
     """The reason why a call is not begun."""
 
 
-class Running:
+class HandlerRuns:
     """The handlers that run for the calls of one connection.
 
     Args:

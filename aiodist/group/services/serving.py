@@ -15,17 +15,17 @@ from typing import Any
 
 from aiodist.base.errors import WireError
 from aiodist.group.services.outcomes import PASSED
-from aiodist.group.services.under_way import CALLS, PART_COST, PARTS, Call, UnderWay
+from aiodist.group.services.under_way import CALLS, PART_COST, PARTS, OpenCall, UnderWay
 from aiodist.net.wire.calls import Says
 
 CANCELLED = "the caller cancelled it"
 
 
-class Served(Call):
+class Served(OpenCall):
     """A call that came, and is not answered at once.
 
     Args:
-        number, kind, nbytes, deadline: see `Call`.
+        number, kind, nbytes, deadline: see `OpenCall`.
 
     Attributes:
         work: what is to be cancelled with it: has `cancel`; None until it begins.

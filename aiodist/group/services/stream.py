@@ -15,7 +15,7 @@ from aiodist.group.services.asking import Asked
 from aiodist.group.services.codec import Received
 from aiodist.group.services.outcomes import LATE, Outcome, error_of
 from aiodist.group.services.records import Build, Misfit
-from aiodist.group.services.way import Way
+from aiodist.group.services.way import CallWay
 from aiodist.net.wire.calls import Says
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Stream(Generic[T]):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        opens: Callable[[], Way],
+        opens: Callable[[], CallWay],
         rank: int,
         name: str,
         payload: bytes,
@@ -54,7 +54,7 @@ class Stream(Generic[T]):
         self._payload = payload
         self._timeout = timeout
         self._build = build
-        self._way: Way | None = None
+        self._way: CallWay | None = None
         self._asked: Asked | None = None
         self._parts: deque[Received] = deque()
         self._end: Outcome | None = None  # what comes behind the parts

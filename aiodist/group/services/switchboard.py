@@ -1,6 +1,6 @@
 """The services of one process, which outlive epochs: what users ask of other processes, and what these ask.
 
-An epoch says who is where (`Place`); its control plane says who is lost.
+An epoch says who is where (`ServicePlace`); its control plane says who is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiodist.group.services.handlers import Handlers
 from aiodist.group.services.mailbox import Mailbox
 from aiodist.group.services.outcomes import Outcome, closed, error_of
 from aiodist.group.services.overview import Overview
-from aiodist.group.services.peers import Peer, Peers, Place
+from aiodist.group.services.peers import Peers, ServicePeer, ServicePlace
 from aiodist.group.services.records import Build, Misfit
 from aiodist.group.services.stream import Stream
 from aiodist.net.wire import objects
@@ -52,11 +52,11 @@ class Switchboard:
 
     # ── what the epochs say ──────────────────────────────────────────────────────────────────────────
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: ServicePlace) -> None:
         """Begin an epoch: who is no member of it is lost."""
         self._peers.enter(place)
 
-    def lose(self, place: Place, rank: int, cause: str) -> None:
+    def lose(self, place: ServicePlace, rank: int, cause: str) -> None:
         """Note that a rank of an epoch is lost; news of another than the present one says nothing."""
         self._peers.lose(place, rank, cause)
 
@@ -175,7 +175,7 @@ class Switchboard:
         except Misfit as error:
             raise CallError(rank, name, f"a result of another shape: {error}") from None
 
-    def _left(self, peer: Peer, callee: Callee) -> None:
+    def _left(self, peer: ServicePeer, callee: Callee) -> None:
         """Let a connection go that the other process, or this one, has ended."""
         if peer.callee is callee:
             peer.callee = None

@@ -25,7 +25,7 @@ PART_COST = 64
 """Bytes that a part counts besides its own."""
 
 
-class Call:
+class OpenCall:
     """A call without an answer.
 
     Args:
@@ -50,7 +50,7 @@ class Call:
         self.credit = PARTS
 
 
-C = TypeVar("C", bound=Call)
+C = TypeVar("C", bound=OpenCall)
 
 
 class UnderWay(Generic[C]):

@@ -20,7 +20,7 @@ from aiodist.net.wire.calls import Says
 from aiodist.transport.line import Line
 
 
-class Way:
+class CallWay:
     """The calls of this process at another, over all connections.
 
     Args:

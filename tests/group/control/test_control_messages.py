@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiodist.base.errors import WireError
 from aiodist.base.sanitize import one_line
-from aiodist.group.control.liveness import State
+from aiodist.group.control.liveness import LoopState
 from aiodist.group.control.messages import EVERYBODY, MAX_BYTES, PING, Message, Say, decode
 
 WORD = st.integers(0, 2**64 - 1)
@@ -27,7 +27,7 @@ BODIES: dict[Say, st.SearchStrategy[tuple[Any, ...]]] = {
     Say.missing: st.tuples(WORD, WORD, *[st.lists(RANK, max_size=20).map(tuple)] * 2),
     Say.left: st.tuples(WORD, RANK, WORD, st.lists(COUNTS, max_size=3).map(tuple)),
     Say.membership: st.tuples(WORD, st.binary(max_size=50)),
-    Say.blocked: st.tuples(RANK, st.sampled_from(State).map(int), st.integers(0, 2**40), TEXT),
+    Say.blocked: st.tuples(RANK, st.sampled_from(LoopState).map(int), st.integers(0, 2**40), TEXT),
 }
 MESSAGES = st.sampled_from(Say).flatmap(
     lambda say: st.builds(

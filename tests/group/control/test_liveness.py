@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.group.control.liveness import LATE, PATIENCE, Blocked, Liveness, Patience, Progress, State
+from aiodist.group.control.liveness import (
+    LATE,
+    PATIENCE,
+    Blocked,
+    Liveness,
+    LoopProgress,
+    LoopState,
+    Patience,
+)
 
 EVERY, LIMIT = 0.25, 30.0
 USUAL = Patience()
@@ -111,10 +119,10 @@ def test_who_cannot_be_looked_at_has_minutes() -> None:
 
 def test_the_word_of_a_watchdog_is_a_sign_of_life_and_so_is_that_of_who_looked() -> None:
     for state, alive in [
-        (State.blocked, True),
-        (State.held, True),
-        (State.stopped, False),
-        (State.silent, False),
+        (LoopState.blocked, True),
+        (LoopState.held, True),
+        (LoopState.stopped, False),
+        (LoopState.silent, False),
     ]:
         liveness = Liveness(USUAL, 0.0)
         liveness.attach(7, 0.0)
@@ -179,7 +187,7 @@ def test_peers_whose_loops_are_silent_are_left_alone_until_they_are_heard() -> N
 
 def told(
     liveness: Liveness, seconds: float, stopped: bool | None = None, now: float = 0.0
-) -> list[tuple[float, State]]:
+) -> list[tuple[float, LoopState]]:
     """The news of rank 7 in the course of time: after how many seconds, and what."""
     found = []
     for _ in range(round(seconds / EVERY)):
@@ -195,9 +203,9 @@ def told(
 
 
 @pytest.mark.parametrize(
-    ("stopped", "state"), [(None, State.silent), (False, State.held), (True, State.stopped)]
+    ("stopped", "state"), [(None, LoopState.silent), (False, LoopState.held), (True, LoopState.stopped)]
 )
-def test_silence_is_told_once_after_each_doubling(stopped: bool | None, state: State) -> None:
+def test_silence_is_told_once_after_each_doubling(stopped: bool | None, state: LoopState) -> None:
     liveness = Liveness(USUAL, 0.0, visible=[] if stopped is None else [7])
     liveness.attach(7, 0.0)
     found = told(liveness, 590, stopped)
@@ -211,7 +219,7 @@ def test_silence_is_told_once_after_each_doubling(stopped: bool | None, state: S
 def test_who_has_been_told_already_keeps_quiet() -> None:
     liveness = Liveness(USUAL, 0.0, visible=[7])
     liveness.attach(7, 0.0)
-    progress = Progress(USUAL, 0.0)
+    progress = LoopProgress(USUAL, 0.0)
     now, words = 0.0, []
     for number in range(round(300 / EVERY)):
         now += EVERY
@@ -221,7 +229,7 @@ def test_who_has_been_told_already_keeps_quiet() -> None:
         if number % 2 == 1 and (seconds := progress.tick(now, 0)) is not None:
             words.append(seconds)
             liveness.lives(7, now)
-            liveness.learn(7, State.blocked, seconds, "train.py:41 in evaluate", now)
+            liveness.learn(7, LoopState.blocked, seconds, "train.py:41 in evaluate", now)
         assert not liveness.news(now), now
     assert words == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0]
     assert (
@@ -229,33 +237,33 @@ def test_who_has_been_told_already_keeps_quiet() -> None:
     )
     # Then the watchdog falls silent, too.
     found = told(liveness, 100, False, now)
-    assert [state for _, state in found] == [State.held]
+    assert [state for _, state in found] == [LoopState.held]
 
 
 def test_a_stop_is_told_at_once_and_so_is_its_end() -> None:
     liveness = Liveness(USUAL, 0.0, visible=[7])
     liveness.attach(7, 0.0)
-    liveness.learn(7, State.blocked, 5.0, "train.py:41", 0.0)
-    assert told(liveness, 2, True) == [(0.75, State.stopped)]
+    liveness.learn(7, LoopState.blocked, 5.0, "train.py:41", 0.0)
+    assert told(liveness, 2, True) == [(0.75, LoopState.stopped)]
     assert liveness.blocked[7].describe(2.0).endswith(": it is stopped (by a signal or a debugger)")
-    assert [state for _, state in told(liveness, 2, False, 2.0)] == [State.held]
+    assert [state for _, state in told(liveness, 2, False, 2.0)] == [LoopState.held]
     assert liveness.blocked[7].describe(2.0).endswith(": a call holds its interpreter")
 
 
 def test_who_sees_a_process_answers_who_cannot() -> None:
     """A rank of another host falls silent; this one has no link with it, but shares its host."""
-    for stopped, state in [(True, State.stopped), (False, State.held)]:
+    for stopped, state in [(True, LoopState.stopped), (False, LoopState.held)]:
         liveness = Liveness(USUAL, 0.0, visible=[7])
         now = turn(liveness, 0.0, 1000)
         assert liveness.unsure() == ()
-        liveness.learn(7, State.silent, 6.0, "", now)
-        assert liveness.blocked[7].state is State.silent
+        liveness.learn(7, LoopState.silent, 6.0, "", now)
+        assert liveness.blocked[7].state is LoopState.silent
         assert told(liveness, 1, stopped, now) == [(6.25, state)]
-        liveness.learn(7, State.silent, 6.1, "", now)  # who says so has not heard of it yet
+        liveness.learn(7, LoopState.silent, 6.1, "", now)  # who says so has not heard of it yet
         assert liveness.blocked[7].state is state
         watch(liveness, now, round(24 / EVERY), stopped)
         assert bool(liveness.overdue()) is stopped  # 30 s after its last sign of life
-        liveness.learn(7, State.runs, 0.0, "", now)
+        liveness.learn(7, LoopState.runs, 0.0, "", now)
         assert not liveness.blocked
         watch(liveness, now, 10_000, True)
         assert not liveness.overdue()
@@ -266,19 +274,19 @@ def test_a_loop_that_turns_again_is_forgotten() -> None:
         liveness = Liveness(USUAL, 0.0)
         if linked:
             liveness.attach(7, 0.0)
-        liveness.learn(7, State.blocked, 5.0, "train.py:41", 0.0)
+        liveness.learn(7, LoopState.blocked, 5.0, "train.py:41", 0.0)
         if linked:
             liveness.turned(7, 1.0)
         else:
-            liveness.learn(7, State.runs, 0.0, "", 1.0)
+            liveness.learn(7, LoopState.runs, 0.0, "", 1.0)
         assert not liveness.blocked
-    liveness.learn(7, State.blocked, 5.0, "", 1.0)
+    liveness.learn(7, LoopState.blocked, 5.0, "", 1.0)
     liveness.detach(7)  # lost, or gone
     assert not liveness.blocked
 
 
 def test_words_for_a_place_that_nobody_knows() -> None:
-    assert Blocked(State.blocked, "", 0.0, 5.0).describe(8.4) == (
+    assert Blocked(LoopState.blocked, "", 0.0, 5.0).describe(8.4) == (
         "has not run its event loop for 8 s: its line is not known"
     )
 
@@ -287,7 +295,7 @@ def test_words_for_a_place_that_nobody_knows() -> None:
 
 
 def test_a_watchdog_speaks_of_a_loop_that_does_not_turn_and_begins_anew_when_it_has() -> None:
-    progress = Progress(USUAL, 0.0)
+    progress = LoopProgress(USUAL, 0.0)
     assert progress.every == 0.5
     now, turns, words = 0.0, 0, []
     for number in range(240):
@@ -302,14 +310,14 @@ def test_a_watchdog_speaks_of_a_loop_that_does_not_turn_and_begins_anew_when_it_
 
 
 def test_a_watchdog_that_was_stopped_itself_says_nothing_of_that_time() -> None:
-    progress = Progress(USUAL, 0.0)
+    progress = LoopProgress(USUAL, 0.0)
     assert progress.tick(0.5, 1) is None
     assert progress.tick(3600.0, 1) is None
     assert [progress.tick(3600 + n / 2, 1) for n in range(1, 9)] == [None] * 7 + [5.0]
 
 
 def test_short_settings_have_short_steps() -> None:
-    assert Progress(Patience(0.05, 0.2, 1.0, 2.0), 0.0).every == 0.05
+    assert LoopProgress(Patience(0.05, 0.2, 1.0, 2.0), 0.0).every == 0.05
     assert Patience(0.05, 5.0, 1.0, 2.0).next_word(0.0) == 0.5
     assert Patience(0.05, 5.0, 1.0, 2.0).next_word(3.0) == 3.5
 
@@ -324,7 +332,7 @@ class Process:
         self.name = name
         self.liveness = Liveness(patience, 0.0, visible=[1 - name] if sees else [])
         self.liveness.attach(1 - name, 0.0)
-        self.progress = Progress(patience, 0.0)
+        self.progress = LoopProgress(patience, 0.0)
         self.next_beat = rng.uniform(0, patience.heartbeat)
         self.next_look = rng.uniform(0, self.progress.every)
         self.turns = 0
@@ -380,7 +388,7 @@ def test_nobody_accuses_the_living_and_everybody_the_silent(
                 liveness.turned(1 - name, now)
             else:
                 liveness.lives(1 - name, now)
-                liveness.learn(1 - name, State.blocked, word, "", now)
+                liveness.learn(1 - name, LoopState.blocked, word, "", now)
         for rank in liveness.unsure():
             liveness.checked(rank, now < other.stopped_until)
         for rank, state, seconds in liveness.news(now):

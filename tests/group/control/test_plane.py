@@ -10,7 +10,7 @@ import pytest
 from aiodist.base.errors import Tampered
 from aiodist.group import ProcessGroup
 from aiodist.group.control.clocks import Stamp, stamp_of
-from aiodist.group.control.liveness import PATIENCE, Blocked, Patience, State
+from aiodist.group.control.liveness import PATIENCE, Blocked, LoopState, Patience
 from aiodist.group.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.group.control.plane import ControlPlane
 from aiodist.observe.recorder import Recorder, read
@@ -360,10 +360,10 @@ class Clocked:
         """The loop does not turn for so long."""
         self.loop._clock.now += seconds
 
-    def told(self, to: int) -> list[tuple[int, State, float]]:
+    def told(self, to: int) -> list[tuple[int, LoopState, float]]:
         """The news for a neighbour of loops that do not turn."""
         return [
-            (message.body[0], State(message.body[1]), message.body[2] / 1000)
+            (message.body[0], LoopState(message.body[1]), message.body[2] / 1000)
             for message in self.links[to].sent
             if message.say is Say.blocked
         ]
@@ -411,7 +411,7 @@ def test_a_silent_one_that_nobody_sees_stopped_is_given_minutes_or_for_ever(sigh
 
 def word(rank: int, number: int, seconds: float, where: str = "train.py:41 in evaluate") -> bytes:
     """The message of a rank's watchdog."""
-    body = (rank, int(State.blocked), round(seconds * 1000), where)
+    body = (rank, int(LoopState.blocked), round(seconds * 1000), where)
     return Message(Say.blocked, rank, number, EVERYBODY, 64, body).encode()
 
 
@@ -426,7 +426,7 @@ def test_groups_hear_of_a_blocked_loop_until_it_turns_and_nobody_is_lost() -> No
     assert blocked.links[2].pings <= pings + 4  # its room is kept
     assert blocked.ear.blocked[-1] == {2: "has not run its event loop for 8 s: train.py:41 in evaluate"}
     assert blocked.plane.blocked() == blocked.ear.blocked[-1]
-    assert blocked.told(1) == [(2, State.blocked, 5.0)]  # passed on
+    assert blocked.told(1) == [(2, LoopState.blocked, 5.0)]  # passed on
     assert list(blocked.plane.core.avoided) == [2]
     blocked.run(0.25, alive=(1, 2, 3))
     count = len(blocked.ear.blocked)
@@ -441,7 +441,7 @@ def test_a_held_interpreter_is_told_of_by_who_sees_its_process() -> None:
     held = Clocked({2: False})
     held.run(13, alive=(1, 3))
     [(rank, state, seconds), (_, _, again)] = held.told(3)
-    assert (rank, state) == (2, State.held)
+    assert (rank, state) == (2, LoopState.held)
     assert 6 <= seconds <= 7
     assert again >= 12
     assert held.ear.blocked[-1][2].endswith(" s: a call holds its interpreter")
@@ -458,7 +458,7 @@ def test_a_rank_answers_for_a_process_that_it_sees_and_has_no_link_with() -> Non
     for neighbour, link in links.items():
         plane.attach(neighbour, link)
     plane.see(6, lambda: True)
-    silent = Message(Say.blocked, 4, 1, EVERYBODY, 64, (6, int(State.silent), 6000, ""))
+    silent = Message(Say.blocked, 4, 1, EVERYBODY, 64, (6, int(LoopState.silent), 6000, ""))
     plane.received(4, silent.encode())
     for _ in range(4):
         for neighbour in links:
@@ -467,7 +467,7 @@ def test_a_rank_answers_for_a_process_that_it_sees_and_has_no_link_with() -> Non
         loop.run_forever()
     [first, second] = [message for message in links[1].sent if message.say is Say.blocked]
     assert (first.origin, second.origin) == (4, 0)
-    assert second.body[:2] == (6, State.stopped)
+    assert second.body[:2] == (6, LoopState.stopped)
     plane.close()
     loop.close()
 
@@ -477,7 +477,7 @@ def test_this_process_says_that_its_loop_turns_again_once_the_others_think_that_
         woken = Clocked()
         woken.run(1, alive=(1, 2, 3))
         if by == "another":
-            body = (0, int(State.silent), 6000, "")
+            body = (0, int(LoopState.silent), 6000, "")
             woken.plane.received(1, Message(Say.blocked, 1, 1, EVERYBODY, 64, body).encode())
         else:
             assert woken.plane.turns > 0
@@ -488,8 +488,8 @@ def test_this_process_says_that_its_loop_turns_again_once_the_others_think_that_
                 assert len(message.body[3]) == 200
         assert not woken.told(2) or by == "another"
         woken.run(3, alive=(1, 2, 3))
-        assert woken.told(2)[-1] == (0, State.runs, 0.0)
-        assert [state for _, state, _ in woken.told(2)].count(State.runs) == 1
+        assert woken.told(2)[-1] == (0, LoopState.runs, 0.0)
+        assert [state for _, state, _ in woken.told(2)].count(LoopState.runs) == 1
         assert not woken.plane.blocked()
         woken.close()
 

@@ -17,7 +17,7 @@ from aiodist.group.services.asking import Asked
 from aiodist.group.services.connection import Connection
 from aiodist.group.services.outcomes import Outcome
 from aiodist.group.services.queue import Queue
-from aiodist.group.services.way import Way
+from aiodist.group.services.way import CallWay
 from aiodist.net.wire import calls
 from aiodist.net.wire.calls import ASKS, Says
 from aiodist.testing import run_virtual
@@ -137,7 +137,7 @@ def test_all_that_fits_is_sent_at_each_quiet_moment(seed: int, steps: int) -> No
 async def _quiet_moments(rng: random.Random, steps: int) -> None:
     network, loop = Narrow(rng, most=30_000), asyncio.get_running_loop()
     there = There(network)
-    way = Way(loop, there.dial)
+    way = CallWay(loop, there.dial)
     asked: list[Asked] = []
     outcomes: list[asyncio.Future[Outcome]] = []
 
@@ -209,7 +209,7 @@ def test_infinity_is_no_timer() -> None:
         loop = asyncio.get_running_loop()
         network = Narrow()
         there = There(network)
-        way = Way(loop, there.dial)
+        way = CallWay(loop, there.dial)
         one = Asked(Says.STREAM, None)
         one.asks(b"name", b"", math.inf)
         way.ask(one)
