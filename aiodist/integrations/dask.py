@@ -24,7 +24,7 @@ from distributed import Client, Future, as_completed, fire_and_forget, wait
 from aiodist.base.errors import GroupBroken, UsageError
 from aiodist.group.runtime.init import ask, check_can_begin, form
 from aiodist.group.runtime.running import run as run_loop
-from aiodist.integrations.hosted import Host, Place
+from aiodist.integrations.hosted import Host, HostedPlace
 
 _PARTING = 5.0  # seconds for the other ranks, once one has failed
 _hosts: dict[str, Host] = {}  # of this worker, by job
@@ -87,7 +87,7 @@ def _results(client: Client, futures: list[Future]) -> list[Any]:
     raise next((error for error in errors if not isinstance(error, GroupBroken)), errors[0])
 
 
-def _host() -> Place:
+def _host() -> HostedPlace:
     host = Host.start()
     _hosts[host.place.job] = host
     return host.place
@@ -99,7 +99,7 @@ def _close(job: str) -> None:
 
 
 def _rank(
-    place: Place,
+    place: HostedPlace,
     rank: int,
     size: int,
     main: Callable[..., Awaitable[Any]],

@@ -21,7 +21,7 @@ _LINGER = 2.0  # seconds for the ranks to leave
 
 
 @dataclass(frozen=True)
-class Place:
+class HostedPlace:
     """Where the ranks of a job meet: the same for all.
 
     Attributes:
@@ -90,7 +90,7 @@ class Host:
         job, secret = secrets.token_hex(4), secrets.token_hex(32)
         host = announced_address(tuning(os.environ), outward() or "127.0.0.1")
         server = await StoreServer.start(host, 0, job, secret.encode(), tls=tls(os.environ))
-        self.place = Place(join_address(server.host, server.port), job, secret)
+        self.place = HostedPlace(join_address(server.host, server.port), job, secret)
         self._ready.set()
         await self._stop.wait()
         await server.aclose(_LINGER)

@@ -22,7 +22,7 @@ from typing import Any
 import ray.train
 from ray.train.backend import Backend, BackendConfig
 
-from aiodist.integrations.hosted import Host, Place
+from aiodist.integrations.hosted import Host, HostedPlace
 
 _hosts: list[Host] = []  # of this process; a worker has one at a time
 _NAMES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -43,7 +43,7 @@ class _AiodistBackend(Backend):  # type: ignore[misc]
 
     def on_start(self, worker_group: Any, backend_config: AiodistConfig) -> None:
         """Have worker 0 host the store, and tell all."""
-        place: Place = worker_group.execute_single(0, _host)
+        place: HostedPlace = worker_group.execute_single(0, _host)
         size = len(worker_group)
         for rank in range(size):
             worker_group.execute_single(rank, _set, place.environ(rank, size))
@@ -57,7 +57,7 @@ class _AiodistBackend(Backend):  # type: ignore[misc]
         worker_group.execute_single(0, _close)
 
 
-def _host() -> Place:
+def _host() -> HostedPlace:
     _close()
     _hosts.append(Host.start())
     return _hosts[0].place

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from aiodist.base.errors import Tampered, UsageError, WireError
 from aiodist.net.buffered import PostedSocket
 from aiodist.transport.base import CONTROL_MESSAGE
-from aiodist.transport.ending import Ending, Event, Stage
+from aiodist.transport.ending import Ending, EndingEvent, Stage
 from aiodist.transport.link import NO_GOODBYE
 from aiodist.transport.pipe import Delay, Pipe
 
@@ -156,7 +156,7 @@ class SocketControl(ControlLink):
         self._out.write(_LENGTH.pack(len(message)) + message)
         if self._out.unread > QUEUE_LIMIT:
             cause = f"it does not read its control link ({QUEUE_LIMIT >> 20} MiB wait)"
-            self._loop.call_soon(self._finish, Event.FAILED, cause)
+            self._loop.call_soon(self._finish, EndingEvent.FAILED, cause)
 
     def post(self, message: bytes) -> None:
         check_message(message)
@@ -164,13 +164,13 @@ class SocketControl(ControlLink):
             self._out.post(_LENGTH.pack(len(message)) + message)
 
     def close(self) -> None:
-        if self._ending.happened(Event.CLOSE) is not None:
+        if self._ending.happened(EndingEvent.CLOSE) is not None:
             self._linger()
             self._out.watch()
             self._out.write(_GOODBYE)
 
     def kill(self) -> None:
-        self._shut(Event.KILL)
+        self._shut(EndingEvent.KILL)
 
     def drain(self) -> None:
         if self._handler is None or self._ending.stage is not Stage.OPEN:
@@ -187,12 +187,12 @@ class SocketControl(ControlLink):
     # Writing.
 
     def _drained(self) -> None:
-        self._shut(Event.SENT)
+        self._shut(EndingEvent.SENT)
 
     def _broken(self, error: OSError) -> None:
         """Note that nothing can be written; what the peer sent before is still worth reading."""
         self.drain()
-        self._finish(Event.FAILED, self._words(error))
+        self._finish(EndingEvent.FAILED, self._words(error))
 
     def _words(self, error: OSError) -> str:
         if self.far and error.errno in _UNREACHABLE:
@@ -208,17 +208,17 @@ class SocketControl(ControlLink):
         try:
             data = self._out.read()
         except OSError as error:
-            self._finish(Event.FAILED, self._words(error))
+            self._finish(EndingEvent.FAILED, self._words(error))
         except Tampered as error:
-            self._finish(Event.ALTERED, error)
+            self._finish(EndingEvent.ALTERED, error)
         except WireError as error:
-            self._finish(Event.FAILED, f"protocol error: {error.message}")
+            self._finish(EndingEvent.FAILED, f"protocol error: {error.message}")
         else:
             if data:
                 self._in += data
                 self._parse()
             elif data is not None:
-                self._finish(Event.FAILED, NO_GOODBYE)
+                self._finish(EndingEvent.FAILED, NO_GOODBYE)
             return bool(data)
         return False
 
@@ -227,13 +227,13 @@ class SocketControl(ControlLink):
         while self._ending.stage in _READING and len(buffer) >= _LENGTH.size:
             (nbytes,) = _LENGTH.unpack_from(buffer)
             if nbytes == _ALTERED:
-                self._finish(Event.ACCUSED, Tampered())  # what else comes may be missing, or made up
+                self._finish(EndingEvent.ACCUSED, Tampered())  # what else comes may be missing, or made up
                 return
             if nbytes > CONTROL_MESSAGE:
-                self._finish(Event.FAILED, f"protocol error: a control message of {nbytes} bytes")
+                self._finish(EndingEvent.FAILED, f"protocol error: a control message of {nbytes} bytes")
                 return
             if not nbytes:
-                self._finish(Event.GOODBYE)
+                self._finish(EndingEvent.GOODBYE)
                 return
             stop = _LENGTH.size + nbytes
             if len(buffer) < stop:
@@ -245,7 +245,7 @@ class SocketControl(ControlLink):
 
     # Ending.
 
-    def _finish(self, event: Event, cause: str | Tampered = "") -> None:
+    def _finish(self, event: EndingEvent, cause: str | Tampered = "") -> None:
         """End the link, or begin to, and tell the owner; before the socket closes: a peer that spoke nonsense
         must not hear of it first. It is told what was altered, or it would take this process for dead."""
         left = self._ending.happened(event)
@@ -253,10 +253,10 @@ class SocketControl(ControlLink):
             return
         if self._ending.stage is Stage.LEAVING:
             self._out.unwatch()
-            self._out.write(_GOODBYE if event is Event.GOODBYE else _LENGTH.pack(_ALTERED))
+            self._out.write(_GOODBYE if event is EndingEvent.GOODBYE else _LENGTH.pack(_ALTERED))
             self._linger()
             if not self._out.queue:
-                self._ending.happened(Event.SENT)
+                self._ending.happened(EndingEvent.SENT)
         if self._ending.over:
             self._stop()
         try:
@@ -265,19 +265,19 @@ class SocketControl(ControlLink):
             elif isinstance(cause, Tampered):
                 self.on_tampered(cause)
             else:
-                self.on_closed(event is Event.GOODBYE, cause)
+                self.on_closed(event is EndingEvent.GOODBYE, cause)
         finally:
             if self._ending.over:
                 self._out.close()
 
-    def _shut(self, event: Event) -> None:
+    def _shut(self, event: EndingEvent) -> None:
         """Close the link; nobody is told."""
         if self._ending.happened(event) is not None:
             self._stop()
             self._out.close()
 
     def _linger(self) -> None:
-        self._timer = self._loop.call_later(LINGER, self._shut, Event.LATE)
+        self._timer = self._loop.call_later(LINGER, self._shut, EndingEvent.LATE)
 
     def _stop(self) -> None:
         """Read and write no more."""

@@ -23,7 +23,7 @@ class Stage(enum.Enum):
     OVER = "the socket is closed, or about to be"
 
 
-class Event(enum.Enum):
+class EndingEvent(enum.Enum):
     """Something that may lead to the end of a link."""
 
     CLOSE = "this side closes"
@@ -36,23 +36,23 @@ class Event(enum.Enum):
     KILL = "killed"
 
 
-STAGES: dict[tuple[Stage, Event], Stage] = {
-    (Stage.OPEN, Event.CLOSE): Stage.CLOSING,
-    (Stage.OPEN, Event.GOODBYE): Stage.LEAVING,
-    (Stage.OPEN, Event.ALTERED): Stage.LEAVING,
-    (Stage.OPEN, Event.ACCUSED): Stage.OVER,
-    (Stage.OPEN, Event.FAILED): Stage.OVER,
-    (Stage.OPEN, Event.KILL): Stage.OVER,
-    (Stage.CLOSING, Event.GOODBYE): Stage.OVER,
-    (Stage.CLOSING, Event.ALTERED): Stage.OVER,
-    (Stage.CLOSING, Event.ACCUSED): Stage.OVER,
-    (Stage.CLOSING, Event.FAILED): Stage.OVER,
-    (Stage.CLOSING, Event.LATE): Stage.OVER,
-    (Stage.CLOSING, Event.KILL): Stage.OVER,
-    (Stage.LEAVING, Event.FAILED): Stage.OVER,
-    (Stage.LEAVING, Event.SENT): Stage.OVER,
-    (Stage.LEAVING, Event.LATE): Stage.OVER,
-    (Stage.LEAVING, Event.KILL): Stage.OVER,
+STAGES: dict[tuple[Stage, EndingEvent], Stage] = {
+    (Stage.OPEN, EndingEvent.CLOSE): Stage.CLOSING,
+    (Stage.OPEN, EndingEvent.GOODBYE): Stage.LEAVING,
+    (Stage.OPEN, EndingEvent.ALTERED): Stage.LEAVING,
+    (Stage.OPEN, EndingEvent.ACCUSED): Stage.OVER,
+    (Stage.OPEN, EndingEvent.FAILED): Stage.OVER,
+    (Stage.OPEN, EndingEvent.KILL): Stage.OVER,
+    (Stage.CLOSING, EndingEvent.GOODBYE): Stage.OVER,
+    (Stage.CLOSING, EndingEvent.ALTERED): Stage.OVER,
+    (Stage.CLOSING, EndingEvent.ACCUSED): Stage.OVER,
+    (Stage.CLOSING, EndingEvent.FAILED): Stage.OVER,
+    (Stage.CLOSING, EndingEvent.LATE): Stage.OVER,
+    (Stage.CLOSING, EndingEvent.KILL): Stage.OVER,
+    (Stage.LEAVING, EndingEvent.FAILED): Stage.OVER,
+    (Stage.LEAVING, EndingEvent.SENT): Stage.OVER,
+    (Stage.LEAVING, EndingEvent.LATE): Stage.OVER,
+    (Stage.LEAVING, EndingEvent.KILL): Stage.OVER,
 }
 """The next stage, by stage and event."""
 
@@ -71,7 +71,7 @@ class Ending:
         self.stage = Stage.OPEN
         self.over = False
 
-    def happened(self, event: Event) -> Stage | None:
+    def happened(self, event: EndingEvent) -> Stage | None:
         """Go to the next stage. Returns the one that was left; None where the event changes nothing."""
         left = self.stage
         stage = STAGES.get((left, event))

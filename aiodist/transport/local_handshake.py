@@ -50,7 +50,7 @@ class Me(NamedTuple):
     nonce: bytes
 
 
-class Owner(Protocol):
+class HandshakeOwner(Protocol):
     """The owner of handshakes: `LocalPeers`."""
 
     @property
@@ -98,7 +98,7 @@ class LocalHandshake:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         me: Me,
-        owner: Owner,
+        owner: HandshakeOwner,
         rank: int | None = None,
         linked: bool = False,
     ) -> None:

@@ -21,7 +21,7 @@ import socket
 from aiodist.base.errors import Tampered, WireError
 from aiodist.net.wire.frame import Frame, Type, pack, parse, payload_bytes
 from aiodist.transport.base import FRAGMENT
-from aiodist.transport.ending import Event
+from aiodist.transport.ending import EndingEvent
 from aiodist.transport.link import Handed, Message, Waking
 from aiodist.transport.rings import Rings
 from aiodist.transport.shm.arena import PAGE
@@ -235,7 +235,7 @@ class MappedLink(StreamLink):
             raise WireError("a LENT frame, and the sender's memory cannot be read")
         try:
             if not borrower.take(frame, self._user, self._guard):
-                self._finish(Event.FAILED, f"its memory at {frame.word:#x} cannot be read from here")
+                self._finish(EndingEvent.FAILED, f"its memory at {frame.word:#x} cannot be read from here")
         finally:
             if not self._ending.over:
                 self._to_return = borrower.done
@@ -284,7 +284,7 @@ class MappedLink(StreamLink):
 
     def failed(self, error: Exception) -> None:
         """End the link: something raised that must not."""
-        self._finish(Event.FAILED, f"{type(error).__name__}: {error}")
+        self._finish(EndingEvent.FAILED, f"{type(error).__name__}: {error}")
 
     def say(self, header: bytes) -> None:
         """Send a frame over the socket."""
@@ -318,7 +318,7 @@ class MappedLink(StreamLink):
 
     def broke(self, error: WireError) -> None:
         """End the link: nonsense was in the ring."""
-        self._finish(Event.FAILED, f"protocol error: {error.message}")
+        self._finish(EndingEvent.FAILED, f"protocol error: {error.message}")
 
     def broke_soon(self, error: WireError) -> None:
         """End the link as broken, from a callback of the loop."""
@@ -330,8 +330,8 @@ class MappedLink(StreamLink):
         self._give_back(last=True)
         super().close()
 
-    def _finish(self, event: Event, cause: str | Tampered = "") -> None:
-        if event is not Event.ALTERED:
+    def _finish(self, event: EndingEvent, cause: str | Tampered = "") -> None:
+        if event is not EndingEvent.ALTERED:
             self._rings.drain()  # what the peer sent before counts
         super()._finish(event, cause)
 

@@ -10,7 +10,7 @@ import asyncio
 
 from aiodist.base.errors import WireError
 from aiodist.net.wire.frame import Type, pack, parse
-from aiodist.transport.ending import Ending, Event, Stage
+from aiodist.transport.ending import Ending, EndingEvent, Stage
 from aiodist.transport.link import NO_GOODBYE, Handed, Link, LinkUser, Message
 from aiodist.transport.pipe import Delay, Pipe
 
@@ -54,12 +54,12 @@ class MemoryLink(Link):
         return Handed.TAKEN
 
     def close(self) -> None:
-        if self._ending.happened(Event.CLOSE) is not None:
+        if self._ending.happened(EndingEvent.CLOSE) is not None:
             self._user = None
             self.post(pack(Type.GOODBYE))
 
     def kill(self) -> None:
-        if self._ending.happened(Event.KILL) is not None:
+        if self._ending.happened(EndingEvent.KILL) is not None:
             self._user = None
             self.out.push(None)
 
@@ -67,18 +67,18 @@ class MemoryLink(Link):
         if self._ending.over:
             return
         if item is None:
-            self._end(Event.FAILED, NO_GOODBYE)
+            self._end(EndingEvent.FAILED, NO_GOODBYE)
             return
         header, payload = item
         try:
             frame = parse(header)
             if frame.type == Type.GOODBYE:
-                self._end(Event.GOODBYE, "")
+                self._end(EndingEvent.GOODBYE, "")
                 return
             if self._user is not None:
                 self._user.received(frame, memoryview(payload) if payload else _NOTHING)
         except WireError as error:
-            self._end(Event.FAILED, f"protocol error: {error.message}")
+            self._end(EndingEvent.FAILED, f"protocol error: {error.message}")
             self.out.push(None)
             return
         if frame.type == Type.DATA:
@@ -92,13 +92,13 @@ class MemoryLink(Link):
             if self._user is not None:
                 self._user.writable()
 
-    def _end(self, event: Event, cause: str) -> None:
+    def _end(self, event: EndingEvent, cause: str) -> None:
         user, self._user = self._user, None
         left = self._ending.happened(event)
         if self._ending.stage is Stage.LEAVING:  # a pipe takes all at once
             self.post(pack(Type.GOODBYE))
-            self._ending.happened(Event.SENT)
+            self._ending.happened(EndingEvent.SENT)
         if left is Stage.CLOSING and self.on_closed is not None:
             self.on_closed()
         if user is not None:
-            user.ended(event is Event.GOODBYE, cause)
+            user.ended(event is EndingEvent.GOODBYE, cause)

@@ -51,7 +51,7 @@ class Switch(enum.IntEnum):
     ON = 1  # what follows comes by the ring
 
 
-class Owner(Waiting, Protocol):
+class RingOwner(Waiting, Protocol):
     """The link."""
 
     def say(self, header: bytes) -> None:
@@ -93,7 +93,9 @@ class Rings:
             one that receives.
     """
 
-    def __init__(self, owner: Owner, segment: Segment, peer: PeerSegment, rank: int, dialed: bool) -> None:
+    def __init__(
+        self, owner: RingOwner, segment: Segment, peer: PeerSegment, rank: int, dialed: bool
+    ) -> None:
         self.waiting: deque[bytes] = deque()
         self.on = self.taking = False
         self._owner = owner

@@ -23,7 +23,7 @@ from aiodist.net.buffered import NOSIGNAL, BufferedSocket, may_be_offered_again
 from aiodist.net.traffic import Traffic, traffic_of
 from aiodist.net.wire.frame import HEADER, PAYLOAD_LIMIT, Frame, Type, pack, parse
 from aiodist.transport.base import EAGER_MESSAGE
-from aiodist.transport.ending import Ending, Event, Stage
+from aiodist.transport.ending import Ending, EndingEvent, Stage
 from aiodist.transport.link import BURST, NO_GOODBYE, Handed, Link, LinkUser, Message
 
 _STAGING = 64 * 1024
@@ -93,7 +93,7 @@ class StreamLink(Link):
             self._place = place[: len(self._place)]
 
     def close(self) -> None:
-        if self._ending.happened(Event.CLOSE) is None:
+        if self._ending.happened(EndingEvent.CLOSE) is None:
             return
         self._user = None
         self.keep()
@@ -102,7 +102,7 @@ class StreamLink(Link):
             self._place = memoryview(bytearray(len(self._place)))
 
     def kill(self) -> None:
-        self._shut(Event.KILL)
+        self._shut(EndingEvent.KILL)
 
     def poll(self) -> None:
         if self._user is None:
@@ -172,7 +172,7 @@ class StreamLink(Link):
         """Go on: all that waited has left."""
         self._burst = 0
         if self._ending.stage is Stage.LEAVING:
-            self._shut(Event.SENT)
+            self._shut(EndingEvent.SENT)
         else:
             self._make_room()
 
@@ -189,7 +189,7 @@ class StreamLink(Link):
 
     def _read_to_end(self, cause: str) -> None:
         if self._ending.stage is Stage.LEAVING or self._read() == 0:
-            self._finish(Event.FAILED, cause)
+            self._finish(EndingEvent.FAILED, cause)
         elif not self._ending.over:
             self._loop.call_soon(self._read_to_end, cause)
 
@@ -229,7 +229,7 @@ class StreamLink(Link):
                     asked = len(self._staging) - self._end
                     nbytes = self._sock.recv_into(self._staging[self._end :])
                 if not nbytes:
-                    self._finish(Event.FAILED, NO_GOODBYE)
+                    self._finish(EndingEvent.FAILED, NO_GOODBYE)
                     break
                 self._took(nbytes)
                 total += nbytes * _WEIGHT if staged and self._frame is None else nbytes
@@ -238,11 +238,11 @@ class StreamLink(Link):
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
-            self._finish(Event.FAILED, error.strerror or str(error))
+            self._finish(EndingEvent.FAILED, error.strerror or str(error))
         except Tampered as error:
-            self._finish(Event.ALTERED, error)
+            self._finish(EndingEvent.ALTERED, error)
         except WireError as error:
-            self._finish(Event.FAILED, f"protocol error: {error.message}")
+            self._finish(EndingEvent.FAILED, f"protocol error: {error.message}")
         if total >= BURST and not ending.over:
             self._out.watch_rest()
         if self._low_water > 1 and not ending.over:
@@ -332,7 +332,7 @@ class StreamLink(Link):
 
     def _dispatch(self, frame: Frame, payload: memoryview) -> None:
         if frame.type == _GOODBYE:
-            self._finish(Event.GOODBYE)
+            self._finish(EndingEvent.GOODBYE)
         elif self._user is not None:
             self._guard(self._user.received, frame, payload)
 
@@ -343,11 +343,11 @@ class StreamLink(Link):
         try:
             self._parse()
         except WireError as error:
-            self._finish(Event.FAILED, f"protocol error: {error.message}")
+            self._finish(EndingEvent.FAILED, f"protocol error: {error.message}")
 
     # Ending.
 
-    def _finish(self, event: Event, cause: str | Tampered = "") -> None:
+    def _finish(self, event: EndingEvent, cause: str | Tampered = "") -> None:
         """End the link, or begin to, and tell the user; before the peer can see it: where that has broken the
         protocol, the others have to be told first (`Endpoint._lost`)."""
         user = self._user
@@ -360,19 +360,19 @@ class StreamLink(Link):
             self.post(pack(_GOODBYE))
             self._out.unwatch()
             if not self._out.queue:
-                self._ending.happened(Event.SENT)
+                self._ending.happened(EndingEvent.SENT)
         if self._ending.over:
             self._stop()
         try:
             if left is Stage.CLOSING and self.on_closed is not None:
                 self.on_closed()
             if user is not None:
-                user.ended(event is Event.GOODBYE, cause)
+                user.ended(event is EndingEvent.GOODBYE, cause)
         finally:
             if self._ending.over:
                 self._release()
 
-    def _shut(self, event: Event) -> None:
+    def _shut(self, event: EndingEvent) -> None:
         """Close the socket and drop everything; nobody is called."""
         if self._ending.happened(event) is not None:
             self._stop()

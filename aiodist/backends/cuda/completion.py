@@ -19,7 +19,7 @@ LAUNCHING = 5.0
 few µs away. What takes turns of the loop before, as messages do, is not waited for."""
 
 
-class Completion:
+class DeviceCompletion:
     """`Work._completion` of an operation on a CUDA device. Made in the user's call.
 
     Args:

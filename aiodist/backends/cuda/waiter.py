@@ -16,7 +16,7 @@ from aiodist.backends.threads import Worker
 Then = Callable[[Exception | None], None]
 
 
-class Waiter:
+class EventWaiter:
     """The waiter for the events of one stream; see the module.
 
     Args:

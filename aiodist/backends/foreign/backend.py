@@ -22,7 +22,7 @@ import numpy as np
 from aiodist.backends.base import Array, Carrier, Operation, Sent
 from aiodist.backends.foreign.engine import Engine, Setup
 from aiodist.backends.foreign.group import EngineGroup
-from aiodist.backends.foreign.messages import Messages
+from aiodist.backends.foreign.messages import ForeignMessages
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.level import InternalGroup, carried, context_within
@@ -41,7 +41,7 @@ MakeEngine = Callable[[Setup], Engine]
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ForeignEntry:
     """A collective that has its number; or a division of the group, which has a place only.
 
     Attributes:
@@ -95,11 +95,13 @@ class ForeignBackend(Carrier):
         self.places: Mapping[str, str] = dict.fromkeys(self.engine.places, self.engine.name)
         self.capabilities = self.engine.capabilities | {"signatures", "tags", "any-source"}
         self._group = EngineGroup(channels, self.engine)
-        self._messages = Messages(self._group, self._level)
-        self._line: deque[Entry] = deque()
+        self._messages = ForeignMessages(self._group, self._level)
+        self._line: deque[ForeignEntry] = deque()
         self._places = itertools.count()
-        self._fused: dict[int, Entry] = {}  # by the user's number: what is being compared, with its batch
-        self._reserved: dict[int, Entry] = {}
+        self._fused: dict[
+            int, ForeignEntry
+        ] = {}  # by the user's number: what is being compared, with its batch
+        self._reserved: dict[int, ForeignEntry] = {}
         self._batching = False
         self._batched = -1  # the place after that of the batch's last one
 
@@ -171,7 +173,7 @@ class ForeignBackend(Carrier):
 
     def splitting(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one."""
-        entry = Entry(next(self._places), -1)
+        entry = ForeignEntry(next(self._places), -1)
         entry.division = partial(self._channels.guard, self.engine.splitting, context, members)
         self._line.append(entry)
         self._advance()
@@ -196,9 +198,9 @@ class ForeignBackend(Carrier):
 
     # ── collectives ──────────────────────────────────────────────────────────────────────────────────
 
-    def _number(self, seq: int) -> Entry:
+    def _number(self, seq: int) -> ForeignEntry:
         """Take the next place in the line, when the user's operation takes its number."""
-        entry = Entry(next(self._places), self._level.number(seq))
+        entry = ForeignEntry(next(self._places), self._level.number(seq))
         self._line.append(entry)
         return entry
 
@@ -215,7 +217,7 @@ class ForeignBackend(Carrier):
         if not self._group.stopped:
             self._level.backend.submit(self._comparison(entry, operation))
 
-    def _comparison(self, entry: Entry, operation: Operation) -> InnerOperation:
+    def _comparison(self, entry: ForeignEntry, operation: Operation) -> InnerOperation:
         """The operation of the host engine that ends only if all members have issued the same: a barrier;
         where each pair of ranks has a size of its own, an exchange of what each sends."""
         call, (offer, detail) = operation.call, carried(operation.call)
@@ -234,7 +236,7 @@ class ForeignBackend(Carrier):
         then = partial(self._fits, entry, coming)
         return InnerOperation(compared, operation.work, sent, coming, then=then)
 
-    def _fits(self, entry: Entry, coming: Array) -> None:
+    def _fits(self, entry: ForeignEntry, coming: Array) -> None:
         """Check that each member sends what is expected here, now that it is known."""
         operation = entry.operation
         assert operation is not None
@@ -247,11 +249,11 @@ class ForeignBackend(Carrier):
                 return
         self._agreed(entry)
 
-    def _filled(self, entry: Entry) -> None:
+    def _filled(self, entry: ForeignEntry) -> None:
         entry.filled = True
         self._advance()
 
-    def _agreed(self, entry: Entry) -> None:
+    def _agreed(self, entry: ForeignEntry) -> None:
         """Note that all members have issued the same operation."""
         entry.agreed = True
         if self._fused and entry.operation is not None:
@@ -267,7 +269,7 @@ class ForeignBackend(Carrier):
         """Hand to the engine what may begin, in the order of the numbers."""
         if self._batching:
             return
-        ready: list[Entry] = []
+        ready: list[ForeignEntry] = []
         while self._line and not self._group.stopped and self._may_begin(self._line[0]):
             entry = self._line.popleft()
             if ready and not entry.joins:
@@ -280,12 +282,12 @@ class ForeignBackend(Carrier):
         if ready:
             self._start(ready)
 
-    def _may_begin(self, entry: Entry) -> bool:
+    def _may_begin(self, entry: ForeignEntry) -> bool:
         if entry.division is not None:
             return True
         return entry.task is not None and entry.filled and (entry.agreed or self.engine.beside)
 
-    def _start(self, entries: list[Entry]) -> None:
+    def _start(self, entries: list[ForeignEntry]) -> None:
         started = [(entry.task, partial(self._moved, entry)) for entry in entries if entry.task is not None]
         try:
             if len(started) == 1:
@@ -298,13 +300,13 @@ class ForeignBackend(Carrier):
                 if entry.agreed:
                     self._channels.failed(error)
 
-    def _moved(self, entry: Entry) -> None:
+    def _moved(self, entry: ForeignEntry) -> None:
         """Note that the engine has done its part."""
         entry.moved = True
         if entry.agreed:
             self._finish(entry)
 
-    def _finish(self, entry: Entry) -> None:
+    def _finish(self, entry: ForeignEntry) -> None:
         if self._group.stopped:
             return
         operation, task = entry.operation, entry.task

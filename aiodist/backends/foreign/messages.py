@@ -35,7 +35,7 @@ _READY_TAG = 2**31  # users' tags end below
 _BYTE = np.dtype(np.uint8)
 
 
-class Messages:
+class ForeignMessages:
     """The point-to-point side of one group on one rank. Ranks are group ranks.
 
     Args:
@@ -50,7 +50,7 @@ class Messages:
         self._numbers: defaultdict[tuple[Kind, int, int], count[int]] = defaultdict(count)  # internal ones
         self._waiting: dict[tuple[int, int], Task] = {}  # sends that the receiver is not ready for
         self._halves: dict[int, tuple[Task, Done]] = {}  # a side of messages to this rank itself, by number
-        self._turns: dict[int, deque[Turn]] = {}  # by peer, in the order of its ready messages
+        self._turns: dict[int, deque[PeerTurn]] = {}  # by peer, in the order of its ready messages
 
     def send(self, operation: Operation) -> None:
         """Start a send."""
@@ -62,7 +62,7 @@ class Messages:
         envelope = np.frombuffer(head + group.engine.greeting(peer), np.uint8)
         if group.engine.ready:
             self._waiting[peer, number] = task
-            packed, turn = np.empty(_READY.size, np.uint8), Turn()
+            packed, turn = np.empty(_READY.size, np.uint8), PeerTurn()
             self._turns.setdefault(peer, deque()).append(turn)
             ready = partial(self._is_ready, peer, turn, packed)
             self._post(Kind.recv, operation, peer, _READY_TAG, ready, packed)
@@ -104,13 +104,13 @@ class Messages:
         if not group.stopped:
             group.drain(task, task.operation.succeed)
 
-    def _is_ready(self, peer: int, turn: Turn, packed: Array) -> None:
+    def _is_ready(self, peer: int, turn: PeerTurn, packed: Array) -> None:
         (number,) = _READY.unpack(packed.tobytes())
         task = self._waiting.pop((peer, number))
         turn.go = partial(self._carry, task, True, peer, number)
         self._group.fill(task, partial(self._filled, peer, turn))
 
-    def _filled(self, peer: int, turn: Turn) -> None:
+    def _filled(self, peer: int, turn: PeerTurn) -> None:
         """Send what may be sent: in the order in which the peer receives, also where some took a thread to
         fill, or a ready message overtook another."""
         turn.filled = True
@@ -179,7 +179,7 @@ class Messages:
         return InnerOperation(call, operation.work, source, target, peer=peer, tag=tag, senders=senders)
 
 
-class Turn:
+class PeerTurn:
     """A place in the order in which a peer receives.
 
     Attributes:

@@ -20,7 +20,7 @@ from functools import partial
 
 from aiodist.backends.base import Operation
 from aiodist.backends.host.grid import Grid
-from aiodist.backends.host.stages import Run
+from aiodist.backends.host.stages import StageRun
 from aiodist.backends.host.steps import STEPS, goes_by_hosts, parts_of, pieces_of
 from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.types import Call
@@ -47,7 +47,7 @@ class Hierarchy:
         self._least = max(limits.hierarchy, 1)
         self._piece = piece_size(limits)
         self._numbers: dict[int, tuple[list[int], list[int]]] = {}
-        self._running: dict[int, Run] = {}
+        self._running: dict[int, StageRun] = {}
 
     def chosen(self, operation: Operation, nbytes: int, reserved: bool) -> bool:
         """Whether the hierarchy carries out an operation; all ranks agree on it.
@@ -72,7 +72,7 @@ class Hierarchy:
         call = operation.call
         numbers = self._numbers.pop(call.seq, None)
         inner, outer = self._take(call) if numbers is None else numbers
-        run = Run(self.grid, operation, inner, outer, partial(self._ended, operation))
+        run = StageRun(self.grid, operation, inner, outer, partial(self._ended, operation))
         self._running[call.seq] = run
         run.start(STEPS[call.kind])
 

@@ -28,7 +28,7 @@ CROSSING = 2
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class StageRun:
     """One running operation.
 
     Args:
@@ -114,7 +114,7 @@ class Strand:
 
     __slots__ = ("_pending", "_stepping", "_steps", "run")
 
-    def __init__(self, run: Run, steps: Callable[[Strand], Steps]) -> None:
+    def __init__(self, run: StageRun, steps: Callable[[Strand], Steps]) -> None:
         self.run = run
         self._pending = 0
         self._stepping = False

@@ -19,13 +19,13 @@ from typing import Any
 
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.process import this
-from aiodist.backends.mpi.progress import Progress
+from aiodist.backends.mpi.progress import MpiProgress
 from aiodist.backends.mpi.tables import group_tag
 from aiodist.backends.threads import fulfil
 from aiodist.base.errors import GroupBroken
 
 
-async def create(library: Library, progress: Progress, members: Sequence[int], context: int) -> Any:
+async def create(library: Library, progress: MpiProgress, members: Sequence[int], context: int) -> Any:
     """Make the communicator of a group, with all its members.
 
     Args:

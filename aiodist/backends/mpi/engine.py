@@ -21,7 +21,7 @@ from aiodist.backends.mpi import progress, tables
 from aiodist.backends.mpi.communicator import create
 from aiodist.backends.mpi.library import Library, load
 from aiodist.backends.mpi.process import this
-from aiodist.backends.mpi.progress import Job, Posted, Progress
+from aiodist.backends.mpi.progress import MpiJob, MpiProgress, Posted
 from aiodist.backends.mpi.widened import widened
 from aiodist.backends.release import once
 from aiodist.backends.threads import post
@@ -43,7 +43,7 @@ class MpiEngine(Engine):
         super().__init__(setup)
         self._largest = tables.LARGEST
         self._owner = object()
-        self._progress: Progress | None = None
+        self._progress: MpiProgress | None = None
         self._comm: Any = None
         self._aborted = False
 
@@ -248,7 +248,7 @@ class MpiEngine(Engine):
         assert self._progress is not None
         loop = self.setup.loop
         self._progress.post(
-            Job(self._owner, begin, partial(post, loop, done), partial(post, loop, self._failed))
+            MpiJob(self._owner, begin, partial(post, loop, done), partial(post, loop, self._failed))
         )
 
     def _failed(self, error: Exception) -> None:

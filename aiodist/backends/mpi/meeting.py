@@ -32,7 +32,7 @@ from aiodist.backends.mpi.place import (
     together,
 )
 from aiodist.backends.mpi.process import this
-from aiodist.backends.mpi.progress import Job, Posted
+from aiodist.backends.mpi.progress import MpiJob, Posted
 from aiodist.backends.threads import post, settle
 from aiodist.base.environment import given_secret, job_id, secret, tls, tuning
 from aiodist.base.environment.process import host_key
@@ -150,7 +150,7 @@ async def _talk(library: Library, timeout: float) -> AsyncIterator[Talk]:
             yield Posted(call(library.mpi.COMM_WORLD))
 
         tell = partial(post, loop, settle, ended, None)
-        progress.post(Job(owner, begin, tell, tell))
+        progress.post(MpiJob(owner, begin, tell, tell))
         await ended
 
     try:

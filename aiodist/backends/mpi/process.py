@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 
 from aiodist.backends.mpi.library import Library
-from aiodist.backends.mpi.progress import Posted, Progress
+from aiodist.backends.mpi.progress import MpiProgress, Posted
 
 LINGER = 30.0
 """Seconds that MPI may wait for other processes at the end of one in which a group broke, or hangs."""
 
 
-class Process:
+class MpiProcess:
     """The state of one process. Any thread may call it.
 
     Attributes:
@@ -36,14 +36,14 @@ class Process:
         self._pid = os.getpid()
         self._users = 0
         self._library: Library | None = None
-        self._progress: Progress | None = None
+        self._progress: MpiProgress | None = None
         self._thread: threading.Thread | None = None
         self._stuck: set[threading.Thread] = set()
         self.broken = False
         self.gave_up = False
         self.quarantine: list[Posted] = []
 
-    def hold(self, library: Library) -> Progress:
+    def hold(self, library: Library) -> MpiProgress:
         """The progress of this process, until `release`."""
         with self._lock:
             if self._library is None:
@@ -51,7 +51,7 @@ class Process:
                 atexit.register(self.leave)
             self._users += 1
             if self._progress is None:
-                self._progress = Progress(library.test)
+                self._progress = MpiProgress(library.test)
                 self._thread = threading.Thread(
                     target=self._run, args=(self._progress, self._thread), name="aiodist-mpi", daemon=True
                 )
@@ -66,7 +66,7 @@ class Process:
                 self._progress.end()
                 self._progress = None
 
-    def _run(self, progress: Progress, before: threading.Thread | None) -> None:
+    def _run(self, progress: MpiProgress, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()  # never two at a time
         self.quarantine += progress.run()
@@ -115,4 +115,4 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-this = Process()
+this = MpiProcess()

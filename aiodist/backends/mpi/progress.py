@@ -43,11 +43,11 @@ class Posted:
     request: Any
     datatype: Any = None
     count: int = 0
-    job: Job = field(init=False, repr=False)
+    job: MpiJob = field(init=False, repr=False)
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class MpiJob:
     """One operation, of one or several requests.
 
     Attributes:
@@ -74,7 +74,7 @@ Test = Callable[[list[Any], Sequence[Posted]], list[tuple[int, Exception | None]
 ended, by index, each with its error or None."""
 
 
-class Progress:
+class MpiProgress:
     """The progress of one process's calls; see the module. Any thread may call what is public, but `run`.
 
     Args:
@@ -95,7 +95,7 @@ class Progress:
 
     # ── from any thread ──────────────────────────────────────────────────────────────────────────────
 
-    def post(self, job: Job) -> None:
+    def post(self, job: MpiJob) -> None:
         """Begin a job, after those that were given before."""
         self._orders.put(partial(self._begin, job))
 
@@ -177,7 +177,7 @@ class Progress:
             self._finish(job)
         self._tell_abandoned()
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: MpiJob) -> None:
         if job.owner in self._abandoned:
             return
         try:
@@ -191,11 +191,11 @@ class Progress:
         job.posting = False
         self._finish(job)
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: MpiJob) -> None:
         if not job.left and not job.posting and not job.broken:
             job.done()
 
-    def _fail(self, job: Job, error: Exception) -> None:
+    def _fail(self, job: MpiJob, error: Exception) -> None:
         if not job.broken:
             job.broken = True
             job.failed(error)

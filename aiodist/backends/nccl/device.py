@@ -34,7 +34,7 @@ LIMIT = 2.0
 _GRACE = 1.0  # seconds of them for a thread that is inside NCCL: an abort frees what it works on
 
 
-class Member(Protocol):
+class DeviceMember(Protocol):
     """The engine of a group."""
 
     def collapsed(self, why: str) -> None:
@@ -62,7 +62,7 @@ class NcclDevice:
         self._limit = limit
         self._lock = threading.Lock()
         self._issuing = threading.Lock()
-        self._members: set[Member] = set()
+        self._members: set[DeviceMember] = set()
         self._lanes: list[Lane] = []
         self._closed: list[Lane] = []  # of them: of groups that have ended, to be destroyed
         self._released: list[Callable[[], None]] | None = []
@@ -74,7 +74,7 @@ class NcclDevice:
                 self._lanes.append(lane)
             return not self.dead
 
-    def join(self, member: Member) -> bool:
+    def join(self, member: DeviceMember) -> bool:
         """Take a group that begins → whether it could; False: too late."""
         with self._lock:
             if not self.dead:
@@ -110,7 +110,7 @@ class NcclDevice:
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
-    def leave(self, member: Member, lanes: Sequence[Lane]) -> None:
+    def leave(self, member: DeviceMember, lanes: Sequence[Lane]) -> None:
         """Let go of a group that has ended, well or not. What its lanes hold is given back once nothing is
         under way."""
         with self._lock:
@@ -136,7 +136,7 @@ class NcclDevice:
             self._lanes.remove(lane)
         return gone
 
-    def stop(self, member: Member, why: str, released: Callable[[], None]) -> None:
+    def stop(self, member: DeviceMember, why: str, released: Callable[[], None]) -> None:
         """Abort all communicators of the device.
 
         Args:
@@ -201,7 +201,7 @@ _devices: dict[int, NcclDevice] = {}
 _lock = threading.Lock()
 
 
-def enter(index: int, member: Member) -> NcclDevice:
+def enter(index: int, member: DeviceMember) -> NcclDevice:
     """The device, for a group that begins."""
     with _lock:
         device = _devices.get(index)

@@ -33,7 +33,7 @@ import numpy as np
 
 from aiodist.backends.base import Operation
 from aiodist.backends.cuda import kernels
-from aiodist.backends.cuda.completion import LAUNCHING, Completion, arrays_of
+from aiodist.backends.cuda.completion import LAUNCHING, DeviceCompletion, arrays_of
 from aiodist.backends.cuda.library import identity_of
 from aiodist.backends.cuda.streams import blocking_mark
 from aiodist.backends.foreign.engine import Done, Engine, Setup
@@ -42,7 +42,7 @@ from aiodist.backends.nccl import communicators as nccl
 from aiodist.backends.nccl.device import NcclDevice, enter
 from aiodist.backends.nccl.lane import Lane
 from aiodist.backends.nccl.launch import Launch, LaunchMaker, Ways, ways_of
-from aiodist.backends.nccl.pair import Pair
+from aiodist.backends.nccl.pair import LanePair
 from aiodist.backends.nccl.sharing import DeviceFacts, can_share, decode, misfit
 from aiodist.backends.nccl.tables import BYTE, SUM
 from aiodist.backends.threads import fulfil, post
@@ -83,7 +83,7 @@ class NcclEngine(Engine):
         self._lanes: list[Lane] = []
         self._ids: dict[int, bytes] = {}  # of the lanes on which messages go to each peer
         self._theirs: dict[int, bytes] = {}  # of those on which they come
-        self._pairs: dict[tuple[int, bool], Pair] = {}
+        self._pairs: dict[tuple[int, bool], LanePair] = {}
         self._parts: dict[int, asyncio.Future[Any]] = {}  # lanes for groups that are made of this one
         self._alarm = Alarm(setup.loop, self._poll)
 
@@ -199,7 +199,7 @@ class NcclEngine(Engine):
         """Note what the caller's streams have been given until now."""
         arrays = arrays_of(operation)
         if arrays:
-            operation.work._completes_by(Completion(self._cupy, self._index, arrays))
+            operation.work._completes_by(DeviceCompletion(self._cupy, self._index, arrays))
 
     def prepare(self, operation: Operation) -> Task:
         """The task of an operation; allocated in the launch thread, since the driver may take a while."""
@@ -264,7 +264,7 @@ class NcclEngine(Engine):
         device: NcclDevice,
         lane: Lane,
         tasks: Sequence[tuple[Task, Done]],
-        stands: Sequence[Completion],
+        stands: Sequence[DeviceCompletion],
         make: MakeLaunch,
         launches: list[Launch],
     ) -> Any:
@@ -349,19 +349,19 @@ class NcclEngine(Engine):
         """Take the id of the lane on which messages come from a peer."""
         self._theirs[peer] = greeting
 
-    def _pair(self, peer: int, sends: bool) -> Pair:
+    def _pair(self, peer: int, sends: bool) -> LanePair:
         """The lane of one direction; made at its first message, which both sides have begun then."""
         pair = self._pairs.get((peer, sends))
         if pair is None:
             warn_of_one_queue()
-            pair = self._pairs[peer, sends] = Pair()
+            pair = self._pairs[peer, sends] = LanePair()
             unique = self._ids[peer] if sends else self._theirs[peer]
             size, rank = (1, 0) if peer == self.setup.rank else (2, int(not sends))
             task = self.setup.loop.create_task(self._open_pair(pair, unique, size, rank))
             pair.opening = task
         return pair
 
-    async def _open_pair(self, pair: Pair, unique: bytes, size: int, rank: int) -> None:
+    async def _open_pair(self, pair: LanePair, unique: bytes, size: int, rank: int) -> None:
         try:
             lane = await self._in_thread(lambda: self._meet(unique, size, rank))
         except Exception as error:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aiodist.backends.cuda.streams import make_stream
-from aiodist.backends.cuda.waiter import Waiter
+from aiodist.backends.cuda.waiter import EventWaiter
 
 
 class Lane:
@@ -36,7 +36,7 @@ class Lane:
         self.under_way = 0
         self.kept: list[object] = []  # what a launch that failed half-way may have given to the device
         self.stream = make_stream(cupy)
-        self.waiter = Waiter(name, cupy.cuda.Device(device).use)
+        self.waiter = EventWaiter(name, cupy.cuda.Device(device).use)
         self._dead = False
         self._inside = threading.Lock()  # by the thread that gives the communicator work, or connects it
         self._connecting = False

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from aiodist.backends.nccl.lane import Lane
 
 
-class Pair:
+class LanePair:
     """A lane of messages that may still be in the making: what begins on it waits, in order. On the loop."""
 
     def __init__(self) -> None:

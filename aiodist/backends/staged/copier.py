@@ -67,7 +67,7 @@ class Copier:
         self._device = device
         self._users = 0
         self._cupy: Any = None
-        self._ways: list[Way] = []
+        self._ways: list[CopyWay] = []
 
     def use(self) -> None:
         """Count a group that uses the copier."""
@@ -84,7 +84,7 @@ class Copier:
     async def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Connect with the device: the first in a process to do that may wait for it for a second."""
         if not self._ways:
-            self._ways = [Way(self._device, to_host) for to_host in (True, False)]
+            self._ways = [CopyWay(self._device, to_host) for to_host in (True, False)]
             for way in self._ways:
                 self._cupy = await way.open(loop)
 
@@ -113,7 +113,7 @@ def room(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-class Way:
+class CopyWay:
     """One direction.
 
     Args:

@@ -139,7 +139,7 @@ def _op_of(asked: Any) -> ReduceOp | Premultiplied:
         raise UsageError(f"{asked!r} is no op that ranks can reduce by") from None
 
 
-class Asked(NamedTuple):
+class TorchOptions(NamedTuple):
     """The options of a call, beside its tensors.
 
     Attributes:
@@ -153,7 +153,7 @@ class Asked(NamedTuple):
     limit: float | None
 
 
-def asked(*given: Any, **named: Any) -> Asked:
+def asked(*given: Any, **named: Any) -> TorchOptions:
     """Read what follows the tensors of a call, in both of c10d's forms.
 
     Args:
@@ -167,7 +167,7 @@ def asked(*given: Any, **named: Any) -> Asked:
     """
     if len(given) == 1 and not named and hasattr(given[0], "timeout"):  # as torch's own calls have it
         options = given[0]
-        return Asked(
+        return TorchOptions(
             _op_of(getattr(options, "reduceOp", None)),
             int(getattr(options, "rootRank", 0)),
             seconds_of(options.timeout),
@@ -186,7 +186,7 @@ def asked(*given: Any, **named: Any) -> Asked:
         elif value is not None:
             neither = "{unknown} is neither a root, an op, a timeout nor Options of torch's"
             pass_over("a call", [repr(value)], neither)
-    return Asked(
+    return TorchOptions(
         _op_of(getattr(options, "reduceOp", None) if op is None else op),
         int(getattr(options, "rootRank", 0) if root is None else root),
         seconds_of(getattr(options, "timeout", None) if timeout is None else timeout),

@@ -55,7 +55,7 @@ def _call(call: Callable[[], T], within: str) -> T:
         _here.origin = before
 
 
-class _Due(NamedTuple):
+class _DueCallback(NamedTuple):
     future: torch.futures.Future[Any]
     complete: Callable[[], object]
 
@@ -69,7 +69,7 @@ class InOrder:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._due: deque[_Due] = deque()
+        self._due: deque[_DueCallback] = deque()
         self._gate = threading.Lock()
         self._runs = False
 
@@ -81,7 +81,7 @@ class InOrder:
             complete: runs the callback.
         """
         with self._gate:
-            self._due.append(_Due(future, complete))
+            self._due.append(_DueCallback(future, complete))
         future.add_done_callback(lambda _: self._go_on())
 
     def _go_on(self) -> None:

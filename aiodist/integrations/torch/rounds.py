@@ -42,7 +42,7 @@ Found = tuple[Any, int, int]
 """A store, this process's rank, the size of the world."""
 
 
-class Round:
+class TorchRound:
     """One call of `init_process_group` here."""
 
     def __init__(self) -> None:
@@ -111,13 +111,15 @@ class Round:
         self._store = None
 
 
-_round: ContextVar[Round | None] = ContextVar("the round of the init_process_group that runs", default=None)
+_round: ContextVar[TorchRound | None] = ContextVar(
+    "the round of the init_process_group that runs", default=None
+)
 
 
 def in_a_round(make: Callable[..., Any], *args: Any, **more: Any) -> Any:
     """Call torch's `init_process_group`, so that its ranks meet in a round of their own."""
     _hook()
-    mine = Round()
+    mine = TorchRound()
     before, well = _round.set(mine), False
     try:
         result = make(*args, **more)

@@ -10,7 +10,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.arrays.device import DeviceArray, geometry
-from aiodist.backends.cuda.completion import Completion
+from aiodist.backends.cuda.completion import DeviceCompletion
 from aiodist.backends.cuda.streams import caller_streams, make_stream, raw_stream
 
 
@@ -132,7 +132,7 @@ class Switch:
 
 def test_default_stream_is_that_of_the_tensors_device_whichever_is_current() -> None:
     cupy = Current()
-    completion = Completion(cupy, 3, [seen(Tensor(), 3)])
+    completion = DeviceCompletion(cupy, 3, [seen(Tensor(), 3)])
     completion.patience = 30
     completion.launched.set_result(SimpleNamespace(ptr=7))
     completion.synchronize()

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from aiodist.backends.cuda.completion import event_of
-from aiodist.backends.cuda.waiter import Waiter
+from aiodist.backends.cuda.waiter import EventWaiter
 from aiodist.backends.threads import post
 from aiodist.base.errors import GroupBroken, UsageError
 
@@ -36,7 +36,7 @@ class Memory:
 def test_events_are_waited_for_in_order_and_then_it_ends() -> None:
     used: list[int] = []
     told: list[tuple[str, Exception | None]] = []
-    waiter = Waiter("waiting", lambda: used.append(threading.get_ident()))
+    waiter = EventWaiter("waiting", lambda: used.append(threading.get_ident()))
     first, second = Event(), Event()
     waiter.watch(first, lambda error: told.append(("first", error)), None)
     waiter.watch(second, lambda error: told.append((threading.current_thread().name, error)), None)
@@ -52,7 +52,7 @@ def test_events_are_waited_for_in_order_and_then_it_ends() -> None:
 
 def test_errors_are_told_and_the_next_event_is_still_waited_for() -> None:
     told: list[str] = []
-    waiter = Waiter("waiting", lambda: None)
+    waiter = EventWaiter("waiting", lambda: None)
     second = Event()
     waiter.watch(Sick(), lambda error: told.append(str(error)), None)
     waiter.watch(second, lambda error: told.append(str(error)), None)
@@ -67,7 +67,7 @@ def test_device_that_cannot_be_chosen_fails_what_is_waited_for() -> None:
         raise RuntimeError("cudaErrorInvalidDevice")
 
     told: list[str] = []
-    waiter = Waiter("waiting", use)
+    waiter = EventWaiter("waiting", use)
     waiter.watch(Event(), lambda error: told.append(str(error)), None)  # never set
     waiter.close()
     assert waiter.join(30)
@@ -75,7 +75,7 @@ def test_device_that_cannot_be_chosen_fails_what_is_waited_for() -> None:
 
 
 def test_memory_is_kept_until_the_event_and_no_longer() -> None:
-    waiter = Waiter("waiting", lambda: None)
+    waiter = EventWaiter("waiting", lambda: None)
     over, event, memory = threading.Event(), Event(), Memory()
     kept = weakref.ref(memory)
     waiter.watch(event, lambda error: None, memory)

@@ -12,7 +12,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.foreign.messages import Messages
+from aiodist.backends.foreign.messages import ForeignMessages
 from aiodist.backends.foreign.task import Task, prepare
 from aiodist.backends.inner import InnerOperation
 from aiodist.base.types import Call, Kind
@@ -46,7 +46,7 @@ class Rank:
             recv=lambda task, peer, number, done: self.carried.append(("recv", number)),
         )
         level: Any = SimpleNamespace(backend=SimpleNamespace(submit=self.posted.append))
-        self.messages = Messages(self, level)  # type: ignore[arg-type]
+        self.messages = ForeignMessages(self, level)  # type: ignore[arg-type]
 
     def fill(self, task: Task, done: Callable[[], None]) -> None:
         self.filling.append(done)

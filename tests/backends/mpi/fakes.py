@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiodist.backends.mpi.progress import Job, Posted
+from aiodist.backends.mpi.progress import MpiJob, Posted
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class Heard:
     done: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def job(self, name: str, *requests: Any, owner: object = "group") -> Job:
+    def job(self, name: str, *requests: Any, owner: object = "group") -> MpiJob:
         """A job that posts these; an exception among them is raised there. A request may be (request, True):
         it receives."""
 
@@ -67,7 +67,7 @@ class Heard:
                 else:
                     yield Posted(request)
 
-        return Job(
+        return MpiJob(
             owner,
             post,
             lambda: self.done.append(name),

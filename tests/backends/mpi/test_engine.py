@@ -15,7 +15,7 @@ from aiodist.backends.mpi import progress
 from aiodist.backends.mpi.engine import MpiEngine
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.process import this
-from aiodist.backends.mpi.progress import Job
+from aiodist.backends.mpi.progress import MpiJob
 from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
 SIZE = 3
@@ -46,11 +46,11 @@ class Thread:
     """A Progress that posts at once, and whose requests end when told."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[MpiJob] = []
         self.called: list[Any] = []
         self.abandoned: list[Any] = []
 
-    def post(self, job: Job) -> None:
+    def post(self, job: MpiJob) -> None:
         self.jobs.append(job)
         list(job.post())
 

@@ -11,7 +11,7 @@ import pytest
 from aiodist.backends.base import Array
 from aiodist.backends.mpi import meeting
 from aiodist.backends.mpi.library import Library
-from aiodist.backends.mpi.process import Process
+from aiodist.backends.mpi.process import MpiProcess
 from aiodist.base.errors import RendezvousError, RendezvousTimeout
 from aiodist.rendezvous.announcement import Announcement
 
@@ -43,7 +43,7 @@ async def test_reason_arrives_where_rank_0_cannot_listen() -> None:
         meeting._read(told(words))
 
 
-class Alone(Process):
+class Alone(MpiProcess):
     """A process in which calls of MPI are posted, and never end."""
 
     def hold(self, library: Library) -> Any:

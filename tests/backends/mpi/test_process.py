@@ -13,7 +13,7 @@ import pytest
 
 from aiodist.backends.mpi import process, progress
 from aiodist.backends.mpi.library import Library
-from aiodist.backends.mpi.process import LINGER, Process
+from aiodist.backends.mpi.process import LINGER, MpiProcess
 from tests.backends.mpi.fakes import Heard, Mpi, Request
 
 
@@ -51,7 +51,7 @@ class Scene:
         self.happened: list[str] = []
         self.at_exit: list[Callable[[], None]] = []
         self.mpi = World(self.happened)
-        self.process = Process()
+        self.process = MpiProcess()
 
     def library(self) -> Library:
         return FakeLibrary(self.mpi, 0, 2, True, 32767)

@@ -8,7 +8,7 @@ import pytest
 
 from aiodist.backends.mpi import backoff
 from aiodist.backends.mpi import progress as module
-from aiodist.backends.mpi.progress import Progress
+from aiodist.backends.mpi.progress import MpiProgress
 from tests.backends.mpi.fakes import Heard, Mpi, Request
 
 
@@ -28,18 +28,18 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def progress(mpi: Mpi) -> Progress:
+def progress(mpi: Mpi) -> MpiProgress:
     """One whose clock stands still, so that it never sleeps."""
-    return Progress(mpi.test, clock=lambda: 0.0)
+    return MpiProgress(mpi.test, clock=lambda: 0.0)
 
 
-def run(progress: Progress) -> list[Request]:
+def run(progress: MpiProgress) -> list[Request]:
     """Let it obey what it was told; what is open then."""
     progress.end()
     return [posted.request for posted in progress.run()]
 
 
-def test_job_is_done_when_its_last_request_has_ended(progress: Progress, heard: Heard, mpi: Mpi) -> None:
+def test_job_is_done_when_its_last_request_has_ended(progress: MpiProgress, heard: Heard, mpi: Mpi) -> None:
     first, second = Request(looks=1), Request(looks=3)
     told: list[list[str]] = []
 
@@ -58,14 +58,14 @@ def test_job_is_done_when_its_last_request_has_ended(progress: Progress, heard: 
     assert mpi.seen == [2, 1, 1]
 
 
-def test_job_without_requests_is_done_at_once(progress: Progress, heard: Heard, mpi: Mpi) -> None:
+def test_job_without_requests_is_done_at_once(progress: MpiProgress, heard: Heard, mpi: Mpi) -> None:
     progress.post(heard.job("nothing"))
     assert run(progress) == []
     assert heard.done == ["nothing"]
     assert mpi.looks == 0
 
 
-def test_orders_are_obeyed_in_their_order(progress: Progress, heard: Heard) -> None:
+def test_orders_are_obeyed_in_their_order(progress: MpiProgress, heard: Heard) -> None:
     order: list[str] = []
     progress.call(lambda: order.append("one"))
     progress.post(heard.job("nothing"))
@@ -74,7 +74,7 @@ def test_orders_are_obeyed_in_their_order(progress: Progress, heard: Heard) -> N
     assert order == ["one", "two after ['nothing']"]
 
 
-def test_what_is_open_at_the_end_is_handed_out(progress: Progress, heard: Heard) -> None:
+def test_what_is_open_at_the_end_is_handed_out(progress: MpiProgress, heard: Heard) -> None:
     request = Request()
     progress.post(heard.job("open", request))
     assert run(progress) == [request]
@@ -86,7 +86,7 @@ def test_what_is_open_at_the_end_has_a_moment_to_end(
 ) -> None:
     monkeypatch.setattr(module, "GRACE", 5.0)
     seconds = iter(range(100))
-    progress = Progress(mpi.test, lambda: float(next(seconds)))
+    progress = MpiProgress(mpi.test, lambda: float(next(seconds)))
     soon, late = Request(looks=3), Request(looks=30)
     progress.post(heard.job("soon", soon))
     progress.post(heard.job("late", late))
@@ -95,7 +95,7 @@ def test_what_is_open_at_the_end_has_a_moment_to_end(
 
 
 def test_post_that_raises_fails_the_job_once_and_what_it_posted_is_kept(
-    progress: Progress, heard: Heard
+    progress: MpiProgress, heard: Heard
 ) -> None:
     request = Request(error=ValueError("later"), looks=1)
     progress.post(heard.job("bad", request, ValueError("count < 0")))
@@ -107,7 +107,7 @@ def test_post_that_raises_fails_the_job_once_and_what_it_posted_is_kept(
     assert heard.done == ["good"]
 
 
-def test_request_that_fails_fails_its_job_once(progress: Progress, heard: Heard) -> None:
+def test_request_that_fails_fails_its_job_once(progress: MpiProgress, heard: Heard) -> None:
     requests = [Request(over=True, error=ValueError("truncated")), Request(over=True)]
     progress.post(heard.job("bad", *requests, Request(over=True, error=ValueError("again"))))
     progress.post(heard.job("good", Request(over=True)))
@@ -118,7 +118,7 @@ def test_request_that_fails_fails_its_job_once(progress: Progress, heard: Heard)
 
 
 def test_order_that_raises_does_not_end_the_thread(
-    progress: Progress, heard: Heard, caplog: pytest.LogCaptureFixture
+    progress: MpiProgress, heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
     def bad() -> None:
         raise ValueError("no such communicator")
@@ -133,7 +133,7 @@ def test_order_that_raises_does_not_end_the_thread(
 # ── abandoned ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_abandoned_owner_is_quiet_when_its_requests_have_ended(progress: Progress, heard: Heard) -> None:
+def test_abandoned_owner_is_quiet_when_its_requests_have_ended(progress: MpiProgress, heard: Heard) -> None:
     mine, other = Request(), Request()
     released: list[str] = []
     progress.post(heard.job("mine", mine, owner="a"))
@@ -148,14 +148,14 @@ def test_abandoned_owner_is_quiet_when_its_requests_have_ended(progress: Progres
     assert heard.done == ["mine"]
 
 
-def test_abandoned_owner_without_requests_is_quiet_at_once(progress: Progress) -> None:
+def test_abandoned_owner_without_requests_is_quiet_at_once(progress: MpiProgress) -> None:
     released: list[str] = []
     progress.abandon("a", lambda: released.append("a"))
     run(progress)
     assert released == ["a"]
 
 
-def test_abandoned_owner_posts_nothing_more(progress: Progress, heard: Heard) -> None:
+def test_abandoned_owner_posts_nothing_more(progress: MpiProgress, heard: Heard) -> None:
     progress.post(heard.job("before", Request(over=True), owner="a"))
     progress.abandon("a", lambda: None)
     progress.post(heard.job("after", Request(over=True), owner="a"))
@@ -165,7 +165,7 @@ def test_abandoned_owner_posts_nothing_more(progress: Progress, heard: Heard) ->
     assert heard.done == ["other", "before"]
 
 
-def test_receives_are_taken_back_and_nothing_else(progress: Progress, heard: Heard) -> None:
+def test_receives_are_taken_back_and_nothing_else(progress: MpiProgress, heard: Heard) -> None:
     receive, send, theirs = Request(), Request(), Request()
     released: list[str] = []
     progress.post(heard.job("both", (receive, True), send, owner="a"))
@@ -190,7 +190,7 @@ def test_longer_nothing_moves_the_longer_are_its_pauses(mpi: Mpi, heard: Heard) 
     def offer() -> None:
         offers[0] += 1
 
-    progress = Progress(mpi.test, clock, offer)
+    progress = MpiProgress(mpi.test, clock, offer)
     progress.post(heard.job("late", Request(looks=20)))
     progress.post(heard.job("never", Request()))
 
@@ -210,7 +210,7 @@ def test_new_order_ends_a_pause_at_once(heard: Heard, monkeypatch: pytest.Monkey
     monkeypatch.setattr(backoff, "LONGEST", 3600.0)
     monkeypatch.setattr(backoff, "SHORTEST", 3600.0)
     mpi, now = Mpi(), iter(range(1000))
-    progress = Progress(mpi.test, lambda: float(next(now)))
+    progress = MpiProgress(mpi.test, lambda: float(next(now)))
     slept = threading.Event()
 
     def look(requests: list[object], posted: object) -> object:
@@ -234,7 +234,7 @@ def test_new_order_ends_a_pause_at_once(heard: Heard, monkeypatch: pytest.Monkey
 
 
 def test_without_requests_it_waits_for_orders(mpi: Mpi) -> None:
-    progress = Progress(mpi.test)
+    progress = MpiProgress(mpi.test)
     thread = threading.Thread(target=progress.call, args=(progress.end,))
     thread.start()
     assert progress.run() == []
