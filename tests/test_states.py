@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.launch import supervisor
-from aiodist.transport.ending import STAGES, Ending, Event, Stage
+from aiodist.transport.ending import STAGES, Ending, EndingEvent, Stage
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -31,14 +31,14 @@ def test_workers_end_from_every_state() -> None:
 
 @pytest.mark.parametrize("stage", [stage for stage in Stage if stage is not Stage.OVER])
 def test_a_link_can_be_killed_and_fail_in_every_stage(stage: Stage) -> None:
-    for event in (Event.KILL, Event.FAILED):
+    for event in (EndingEvent.KILL, EndingEvent.FAILED):
         assert STAGES[stage, event] is Stage.OVER
 
 
 def test_nothing_happens_to_a_link_that_is_over() -> None:
     assert not [stage for stage, _ in STAGES if stage is Stage.OVER]
     ending = Ending()
-    assert ending.happened(Event.KILL) is Stage.OPEN
+    assert ending.happened(EndingEvent.KILL) is Stage.OPEN
     assert ending.over
-    assert [ending.happened(event) for event in Event] == [None] * len(Event)
+    assert [ending.happened(event) for event in EndingEvent] == [None] * len(EndingEvent)
     assert ending.stage is Stage.OVER

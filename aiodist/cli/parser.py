@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
         return next(iter(begins or difflib.get_close_matches(spelled, known, 1)), "")
 
 
-class Options:
+class CommandOptions:
     """A maker of options in a group of a parser: --a-b is also --a_b, and PET_A_B in the environment.
 
     Args:

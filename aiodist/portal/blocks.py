@@ -11,7 +11,7 @@ from typing import Any
 from aiodist.portal.loop_thread import Reply
 
 
-class Seat:
+class BlockSeat:
     """A caller inside a `with` of the portal: for the loop one issuer, in one context, as a task would be.
 
     Attributes:
@@ -68,7 +68,7 @@ class Block:
         self.manager = manager
         self.entering, self.leaving = Reply(), Reply()
         self.entrant = caller()
-        self.seat: Seat = portal._seats.get(self.entrant) or Seat()
+        self.seat: BlockSeat = portal._seats.get(self.entrant) or BlockSeat()
         self.inside = False
         self.thread = threading.get_ident()
 

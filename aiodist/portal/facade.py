@@ -34,11 +34,11 @@ from aiodist.group.calls import Messages
 from aiodist.group.runtime import init, joining
 from aiodist.group.runtime.simulated import refuse_elsewhere
 from aiodist.group.services.stream import Stream
-from aiodist.portal.blocks import Block, Seat, SyncContext, caller, surely
+from aiodist.portal.blocks import Block, BlockSeat, SyncContext, caller, surely
 from aiodist.portal.calling import Calling
 from aiodist.portal.loop_thread import LoopThread, Reply
 from aiodist.portal.steps import Steps
-from aiodist.portal.taking import Ask, SyncIterator, source_of
+from aiodist.portal.taking import SyncIterator, TakingRequest, source_of
 
 COLLECTIVES = frozenset(
     {
@@ -93,7 +93,7 @@ class Portal(LoopThread):
         # second interrupt may strike in between; then the next call has it done.
         self._interrupted: dict[Reply, Interrupted] = {}
         self._given_up: dict[Reply, GivenUp] = {}  # those that the loop takes back now
-        self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like
+        self._seats: dict[object, BlockSeat] = {}  # of callers inside `with pg.coalesce()` and the like
         super().__init__()
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -285,7 +285,7 @@ class Portal(LoopThread):
 
     def _ask(
         self,
-        seat: Seat | None,
+        seat: BlockSeat | None,
         function: Callable[..., Any],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -302,7 +302,7 @@ class Portal(LoopThread):
     # ── in the loop's thread ─────────────────────────────────────────────────────────────────────────
 
     def _answer_asked(
-        self, seat: Seat | None, calling: Calling, asked: functools.partial[Any], reply: Reply
+        self, seat: BlockSeat | None, calling: Calling, asked: functools.partial[Any], reply: Reply
     ) -> None:
         if reply in self._interrupted:  # the loop was blocked, and tensors may be the caller's by now
             still = _without_receives(asked)
@@ -310,7 +310,7 @@ class Portal(LoopThread):
                 self.settle(reply, None)
                 return
             asked = still
-        if type(asked.func) is Ask:
+        if type(asked.func) is TakingRequest:
             reply.question = asked.func
         if seat is None:
             awaited = self._issue(calling, asked, reply)
@@ -570,7 +570,7 @@ class SyncWork(Generic[T]):
         work, portal = self._work, self._portal
         if self._of_block and work._take_back is not None and not portal.inside():
             with portal.passing_over_end():
-                result: T = portal.call(Ask(work))  # the block may take it back
+                result: T = portal.call(TakingRequest(work))  # the block may take it back
                 return result
         error = work._error  # not the reply's: it may have been taken back since
         if error is None:
@@ -614,7 +614,7 @@ def _without_receives(asked: functools.partial[Any]) -> functools.partial[Any] |
     owner, name = getattr(asked.func, "__self__", None), getattr(asked.func, "__name__", "")
     if isinstance(owner, ProcessGroup) and name in RECEIVES and not asked.keywords.get("async_op"):
         return None
-    if type(asked.func) is Ask:
+    if type(asked.func) is TakingRequest:
         return None
     if isinstance(owner, Batch) and name == "__aexit__":
         return functools.partial(asked.func, KeyboardInterrupt, KeyboardInterrupt(), None)

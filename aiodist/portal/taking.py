@@ -28,7 +28,7 @@ def source_of(awaitable: Awaitable[Any]) -> Source | None:
     return None if find is None else find(inspect.getcoroutinelocals(awaitable)["self"])
 
 
-class Ask:
+class TakingRequest:
     """A function that gives the outcome of a Work that is done, on the loop, which may take a receive back.
 
     Args:

@@ -11,9 +11,9 @@ from aiodist.backends.base import Operation, Reports
 from aiodist.backends.carriers import Carriers
 from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
-from aiodist.group.control.plane import ControlPlane, Listener
+from aiodist.group.control.plane import ControlListener, ControlPlane
 from aiodist.group.core import GroupCore
-from aiodist.group.deadlines import Entry, Flight
+from aiodist.group.deadlines import Flight, FlightEntry
 from aiodist.group.default import set_default
 from aiodist.group.roster import Roster, context_of
 from aiodist.group.seats import Seat
@@ -93,7 +93,7 @@ class NoRecorder(Recorder):
 class NoControl(ControlPlane):
     """A control plane without links: simulated ranks do not die."""
 
-    def subscribe(self, context: int, listener: Listener) -> None:
+    def subscribe(self, context: int, listener: ControlListener) -> None:
         """Do nothing."""
 
     def unsubscribe(self, context: int) -> None:
@@ -111,7 +111,7 @@ class Unwatched(Flight):
 
     def issue(self, operation: Operation, timeout: float) -> None:
         """Enter an operation."""
-        self._open[operation] = Entry(timeout, math.inf, math.inf)
+        self._open[operation] = FlightEntry(timeout, math.inf, math.inf)
         if not operation.call.message:
             self._recent[operation.call.seq] = operation.call
             if len(self._recent) > 8:

@@ -27,7 +27,7 @@ from aiodist.cli.bench.measures import (
     show_size,
     spread,
 )
-from aiodist.cli.bench.sweep import Line, agree, cases, lateness, sweep
+from aiodist.cli.bench.sweep import SweepLine, agree, cases, lateness, sweep
 from aiodist.cli.bench.table import table
 from aiodist.group.runtime.init import init_process_group
 from aiodist.group.runtime.running import run
@@ -39,8 +39,8 @@ async def main(options: dict[str, Any]) -> None:
     async with await init_process_group() as pg:
         before, spent = sample(), own_seconds()
         wanted = cases(options["kinds"], options["sizes"])
-        progress = Progress(len(wanted) + 2, options["live"] if pg.rank == 0 else "")
-        lines: list[Line] = []
+        progress = SweepProgress(len(wanted) + 2, options["live"] if pg.rank == 0 else "")
+        lines: list[SweepLine] = []
         async for case, line in sweep(pg, wanted, options["budget"]):
             if line is None:
                 progress.step(f"{case.what} {show_size(case.nbytes) if case.nbytes else ''}")
@@ -70,7 +70,7 @@ async def main(options: dict[str, Any]) -> None:
                 print(f"\n{paint('yellow', doubts)}")
 
 
-def sweep_table(lines: list[Line], size: int, paint: Paint = PLAIN) -> str:
+def sweep_table(lines: list[SweepLine], size: int, paint: Paint = PLAIN) -> str:
     """One row for each measured case."""
     rows = []
     for line in lines:
@@ -100,7 +100,9 @@ def extras(one: Spread, late: list[float], nbytes: int) -> str:
     )
 
 
-def report(lines: list[Line], one: Spread, late: list[float], nbytes: int, size: int, doubts: str) -> str:
+def report(
+    lines: list[SweepLine], one: Spread, late: list[float], nbytes: int, size: int, doubts: str
+) -> str:
     """The results as JSON; seconds and bytes. 'doubt' says why they are not to be trusted; '': they are."""
     return json.dumps(
         {
@@ -132,7 +134,7 @@ def write(path: str, text: str) -> None:
         raise AiodistError(f"cannot write {path!r}: {error.strerror}") from None
 
 
-class Progress:
+class SweepProgress:
     """One line that is drawn over, as the launcher shows lines that end in a carriage return.
 
     Args:

@@ -20,7 +20,7 @@ _BUDGET = 0.25  # seconds for one line of the table
 
 
 @dataclass(frozen=True)
-class Line:
+class SweepLine:
     """One measured case: seconds per operation on this rank."""
 
     what: str
@@ -38,7 +38,7 @@ def cases(kinds: Sequence[str], sizes: Sequence[int]) -> list[Case]:
 
 async def sweep(
     pg: ProcessGroup, wanted: Sequence[Case], budget: float = _BUDGET
-) -> AsyncIterator[tuple[Case, Line | None]]:
+) -> AsyncIterator[tuple[Case, SweepLine | None]]:
     """Measure each case; yields it with None before, and with its line after. What the group cannot do
     has no line."""
     for case in wanted:
@@ -52,7 +52,7 @@ async def sweep(
         await pg.barrier()
         taken = await timed(bound.once(), samples, inner)
         found = spread([per_operation(case, seconds) for seconds in taken])
-        yield case, Line(case.what, case.nbytes, found.median, found.low, found.high)
+        yield case, SweepLine(case.what, case.nbytes, found.median, found.low, found.high)
 
 
 async def agree(pg: ProcessGroup, once: Once, budget: float) -> tuple[int, int]:

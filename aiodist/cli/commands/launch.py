@@ -12,7 +12,7 @@ from pathlib import Path
 from aiodist.base.environment import plain_host
 from aiodist.base.errors import UsageError
 from aiodist.cli.commands.run import add_worker_options, make_config
-from aiodist.cli.parser import Options, Parser
+from aiodist.cli.parser import CommandOptions, Parser
 from aiodist.cli.version import installed_version
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.place import ABOUT_A_WORKER
@@ -204,7 +204,7 @@ def _seconds(option: str, text: str) -> float:
     return value
 
 
-def _parser(environ: Mapping[str, str]) -> tuple[Parser, list[Options]]:
+def _parser(environ: Mapping[str, str]) -> tuple[Parser, list[CommandOptions]]:
     """The parser, and the options that the agents are handed."""
     parser = Parser(
         "aiodist launch",
@@ -223,13 +223,13 @@ def _parser(environ: Mapping[str, str]) -> tuple[Parser, list[Options]]:
         metavar="A:4,B:4",
         help="hosts, each with its number of workers",
     )
-    where = Options(hosts, environ)
+    where = CommandOptions(hosts, environ)
     where.value("--hostfile", "", "FILE", "a line for each host: 'a slots=4' or 'a:4'")
     where.value("--include", "", "A@B:0,2", "of these hosts only those; of b only workers 0 and 2")
     where.value("--exclude", "", "A@B:0,2", "of these hosts all but those")
     where.value("--host-discovery-script", "", "CMD", "prints the present hosts; hosts may come and go")
     where.value("--nnodes", "", "MIN:MAX", "hosts that the job needs, and takes (all)")
-    start = Options(parser.add_argument_group("how the agents start"), environ)
+    start = CommandOptions(parser.add_argument_group("how the agents start"), environ)
     start.value("--ssh", _SSH, "CMD", "the ssh client, with options of yours (ssh)")
     start.value("--python", "", "PATH", "the interpreter there (the path of this one)")
     start.value("--chdir", "", "DIR", "folder to work in, there (the path of this one)")

@@ -19,7 +19,7 @@ from aiodist.base.environment.cores import cores
 from aiodist.base.environment.lone_process import chosen, company_of_agent
 from aiodist.base.errors import UsageError
 from aiodist.cli.commands.dashboard import need_aiohttp
-from aiodist.cli.parser import Options, Parser
+from aiodist.cli.parser import CommandOptions, Parser
 from aiodist.launch.config import DEFAULT_PREFIX, LaunchConfig
 from aiodist.launch.under_srun import Inside, inside
 from aiodist.net.sockets import interface_address
@@ -369,9 +369,9 @@ def _parser(environ: Mapping[str, str]) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_worker_options(parser, environ)
-    page = Options(parser.add_argument_group("watching the job"), environ)
+    page = CommandOptions(parser.add_argument_group("watching the job"), environ)
     page.switch("--dashboard", "show a page with what the ranks do; its address is printed (on node 0)")
-    nodes = Options(parser.add_argument_group("several nodes: start one agent on each"), environ)
+    nodes = CommandOptions(parser.add_argument_group("several nodes: start one agent on each"), environ)
     nodes.value(
         "--nnodes",
         None,
@@ -395,13 +395,13 @@ def _parser(environ: Mapping[str, str]) -> Parser:
     return parser
 
 
-def add_worker_options(parser: Parser, environ: Mapping[str, str]) -> list[Options]:
+def add_worker_options(parser: Parser, environ: Mapping[str, str]) -> list[CommandOptions]:
     """Add the script, and the options that say what a node's workers are, and what happens to them."""
     parser.add_argument("script", help="script, module or program that every worker runs")
     parser.add_argument(
         "script_args", nargs=argparse.REMAINDER, metavar="argument", help="passed to the script"
     )
-    what = Options(parser, environ)
+    what = CommandOptions(parser, environ)
     what.value("--nproc-per-node", "1", "N", "workers on a node: a number, auto, cpu or gpu (1)")
     what.switch("--module", "the script is a module, as for python -m", short="-m")
     what.switch("--no-python", "the script is a program of its own")
@@ -412,7 +412,7 @@ def add_worker_options(parser: Parser, environ: Mapping[str, str]) -> list[Optio
     )
     what.value("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIG,…", "signals that end the job")
 
-    failures = Options(parser.add_argument_group("when a worker fails"), environ)
+    failures = CommandOptions(parser.add_argument_group("when a worker fails"), environ)
     failures.value(
         "--max-restarts",
         "0",
@@ -426,7 +426,7 @@ def add_worker_options(parser: Parser, environ: Mapping[str, str]) -> list[Optio
         "when no restart is left: stop the job (stop), or continue while any worker lives",
     )
 
-    output = Options(parser.add_argument_group("output"), environ)
+    output = CommandOptions(parser.add_argument_group("output"), environ)
     output.value("--log-dir", None, "DIR", "folder for files of -r and -t")
     output.value("--redirects", "0", "R", "to files: 1 stdout, 2 stderr, 3 both; or RANK:R,…", short="-r")
     output.value("--tee", "0", "T", "to files and console, likewise", short="-t")
@@ -439,7 +439,7 @@ def add_worker_options(parser: Parser, environ: Mapping[str, str]) -> list[Optio
         also=("--log-line-prefix-template",),
     )
 
-    torch = Options(parser.add_argument_group("accepted for compatibility with torchrun"), environ)
+    torch = CommandOptions(parser.add_argument_group("accepted for compatibility with torchrun"), environ)
     torch.value("--monitor-interval", "0", "S", "no effect; deaths are seen at once")
     torch.value("--start-method", "spawn", "M", "no effect; workers are new processes")
     torch.switch("--run-path", "no effect; a script is run as it is")

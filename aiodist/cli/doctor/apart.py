@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 
 from aiodist.base.errors import AiodistError
-from aiodist.cli.doctor.topic import Answer, describe
+from aiodist.cli.doctor.topic import ProcessAnswer, describe
 
 
 def main() -> None:
@@ -17,12 +17,12 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what a library prints is not the answer
     try:
-        answer = Answer(getattr(import_module(module), name)(*arguments))
+        answer = ProcessAnswer(getattr(import_module(module), name)(*arguments))
     except ModuleNotFoundError as error:
-        answer = Answer(trouble=describe(error), absent=error.name or "")
+        answer = ProcessAnswer(trouble=describe(error), absent=error.name or "")
     except AiodistError as error:
-        answer = Answer(trouble=f"{type(error).__name__}: {error}")
+        answer = ProcessAnswer(trouble=f"{type(error).__name__}: {error}")
     except Exception as error:
-        answer = Answer(trouble=describe(error))
+        answer = ProcessAnswer(trouble=describe(error))
     with open(out, "w") as stream:
         json.dump(answer, stream)

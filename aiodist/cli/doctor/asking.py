@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from aiodist.cli.doctor.topic import Answer, Question, one_line
+from aiodist.cli.doctor.topic import ProcessAnswer, ProcessQuestion, one_line
 
 Waiting = Callable[[str, int, int], object]
 """Called with what the answer that is waited for is about, how many are there, and of how many."""
@@ -38,11 +38,11 @@ class _Begun(NamedTuple):
 
 
 def ask(
-    questions: Mapping[str, Question],
+    questions: Mapping[str, ProcessQuestion],
     environ: Mapping[str, str],
     limit: float,
     waiting: Waiting | None = None,
-) -> dict[str, Answer]:
+) -> dict[str, ProcessAnswer]:
     """Ask all at once, and end all that is left of the processes then → the answers, by the same names.
 
     Args:
@@ -53,13 +53,15 @@ def ask(
     """
     deadline = time.monotonic() + limit
     begun: dict[str, _Begun] = {}
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ProcessAnswer] = {}
     with contextlib.ExitStack() as stack:
         for name, question in questions.items():
             try:
                 begun[name] = stack.enter_context(_begin(question, environ))
             except OSError as error:
-                answers[name] = Answer(trouble=f"no process can be started ({error.strerror or error})")
+                answers[name] = ProcessAnswer(
+                    trouble=f"no process can be started ({error.strerror or error})"
+                )
         for number, (name, question) in enumerate(questions.items()):
             if waiting is not None:
                 waiting(question.about, number, len(questions))
@@ -69,7 +71,7 @@ def ask(
 
 
 @contextlib.contextmanager
-def _begin(question: Question, environ: Mapping[str, str]) -> Iterator[_Begun]:
+def _begin(question: ProcessQuestion, environ: Mapping[str, str]) -> Iterator[_Begun]:
     examine = question.examine
     command = [
         sys.executable,
@@ -95,19 +97,19 @@ def _begin(question: Question, environ: Mapping[str, str]) -> Iterator[_Begun]:
                 process.wait(_GRACE)
 
 
-def _answer(begun: _Begun, deadline: float, limit: float) -> Answer:
+def _answer(begun: _Begun, deadline: float, limit: float) -> ProcessAnswer:
     try:
         code = begun.process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return Answer(trouble=f"no answer within {limit:g} s")
+        return ProcessAnswer(trouble=f"no answer within {limit:g} s")
     begun.out.seek(0)
     try:
-        return Answer(*json.load(begun.out))
+        return ProcessAnswer(*json.load(begun.out))
     except (ValueError, TypeError):
         begun.err.seek(0)
         lines = begun.err.read().decode(errors="replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
-        return Answer(trouble=one_line(f"it {_ended(code)}{last}"))
+        return ProcessAnswer(trouble=one_line(f"it {_ended(code)}{last}"))
 
 
 def _scratch() -> IO[bytes]:

@@ -7,12 +7,12 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from aiodist.base.errors import AiodistError
-from aiodist.cli.doctor.topic import Answers, Finding, Machine, Question, describe
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, ProcessQuestion, describe
 
 
-def questions(machine: Machine) -> dict[str, Question]:
+def questions(machine: Machine) -> dict[str, ProcessQuestion]:
     """Other packages' code runs in a process of its own."""
-    return {"backends": Question("backends", examine)}
+    return {"backends": ProcessQuestion("backends", examine)}
 
 
 def examine() -> dict[str, Any]:

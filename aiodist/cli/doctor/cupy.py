@@ -9,7 +9,15 @@ from importlib.metadata import distributions
 from typing import Any
 
 from aiodist.cli.doctor.driver import NO_DEVICES, cuda_version, devices
-from aiodist.cli.doctor.topic import Answer, Answers, Finding, Machine, Question, describe, one_line
+from aiodist.cli.doctor.topic import (
+    Answers,
+    Finding,
+    Machine,
+    ProcessAnswer,
+    ProcessQuestion,
+    describe,
+    one_line,
+)
 
 _LONGEST = 4000  # of what a compiler says
 _CONTIGUOUS = "device tensors that are not contiguous cannot be used, nor most of CuPy's own functions"
@@ -17,9 +25,9 @@ _NOTHING = "nothing here, as there is no GPU"
 _STAGED = "device tensors go through the host's memory, which is slower"
 
 
-def questions(machine: Machine) -> dict[str, Question]:
+def questions(machine: Machine) -> dict[str, ProcessQuestion]:
     """CUDA starts, and a device is used, in a process of its own."""
-    return {"cupy": Question("CuPy", examine)}
+    return {"cupy": ProcessQuestion("CuPy", examine)}
 
 
 def examine() -> dict[str, Any]:
@@ -93,7 +101,7 @@ def nccl_version(number: int) -> str:
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
-def _check_cupy(cupy: Answer, count: int, speaks: int, extra: str) -> Finding:
+def _check_cupy(cupy: ProcessAnswer, count: int, speaks: int, extra: str) -> Finding:
     """Whether CuPy can be used.
 
     Args:
@@ -140,7 +148,7 @@ def _lacking(said: str) -> str:
     return one_line(f"it compiles nothing: {said}")
 
 
-def _check_nccl(cupy: Answer, count: int, extra: str) -> Finding:
+def _check_nccl(cupy: ProcessAnswer, count: int, extra: str) -> Finding:
     if cupy.trouble:
         value = "comes with CuPy, which is not here"
         return Finding("NCCL", "missing", value, NO_DEVICES if count else _NOTHING)
@@ -151,7 +159,7 @@ def _check_nccl(cupy: Answer, count: int, extra: str) -> Finding:
     return Finding("NCCL", "missing", cupy.facts["without"], _STAGED, f"pip install {_package(extra)}")
 
 
-def _check_sharing(cupy: Answer, count: int, ranks: int, extra: str) -> Finding:
+def _check_sharing(cupy: ProcessAnswer, count: int, ranks: int, extra: str) -> Finding:
     """Whether several ranks can use one device through NCCL."""
     name, facts = "ranks on one GPU", cupy.facts
     if facts.get("shares"):

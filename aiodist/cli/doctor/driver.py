@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiodist.cli.doctor.topic import Answer, Answers, Finding, Machine, Question
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, ProcessAnswer, ProcessQuestion
 
 NO_DEVICES = "device tensors cannot be used here; host tensors are not affected"
 """What it costs to be without a device that can be used."""
@@ -19,9 +19,9 @@ NO_DEVICES = "device tensors cannot be used here; host tensors are not affected"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
-def questions(machine: Machine) -> dict[str, Question]:
+def questions(machine: Machine) -> dict[str, ProcessQuestion]:
     """libcuda is loaded in a process of its own."""
-    return {"driver": Question("the GPU driver", examine)}
+    return {"driver": ProcessQuestion("the GPU driver", examine)}
 
 
 def examine() -> dict[str, Any]:
@@ -77,7 +77,7 @@ def cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _check_driver(driver: Answer) -> Finding:
+def _check_driver(driver: ProcessAnswer) -> Finding:
     facts = driver.facts
     if driver.trouble:
         fix = "nvidia-smi, and the kernel's log (dmesg), say more"

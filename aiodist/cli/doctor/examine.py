@@ -30,7 +30,7 @@ from aiodist.cli.doctor import (
     torch,
 )
 from aiodist.cli.doctor.asking import Waiting, ask
-from aiodist.cli.doctor.topic import Answers, Finding, Machine, Question, describe
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, ProcessQuestion, describe
 
 Environ = Mapping[str, str]
 
@@ -50,7 +50,7 @@ class Topic(NamedTuple):
 
     section: str
     findings: Callable[[Answers, Machine], Iterable[Finding]]
-    questions: Callable[[Machine], Mapping[str, Question]] = lambda machine: {}
+    questions: Callable[[Machine], Mapping[str, ProcessQuestion]] = lambda machine: {}
 
 
 TOPICS = (
@@ -90,7 +90,7 @@ def examine(
         with contextlib.suppress(OSError):  # not every container has one to write to
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aiodist-doctor-"))
         machine = Machine(environ, ranks or _ranks(environ), limit, folder, others)
-        questions: dict[str, Question] = {}
+        questions: dict[str, ProcessQuestion] = {}
         for topic in TOPICS:
             questions |= topic.questions(machine)
         answers = ask(questions, _undisturbed(environ, folder), limit, waiting)

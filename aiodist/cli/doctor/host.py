@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aiodist.cli.doctor.system import shares_memory
-from aiodist.cli.doctor.topic import Answer, Answers, Finding, Machine, Question
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, ProcessAnswer, ProcessQuestion
 
 _MEETING = 10.0  # seconds for the pair: less than there are, so that a rank which waits in vain can say so
 # What one of them says when the other has failed: that one's reason is the better one.
 _OF_THE_OTHER = ("no answer", "RendezvousTimeout", "RendezvousError", "PeerLost")
 
 
-def questions(machine: Machine) -> dict[str, Question]:
+def questions(machine: Machine) -> dict[str, ProcessQuestion]:
     """Each rank is a process of its own. They meet at a place that nobody else knows."""
     folder = machine.folder
     # A file is surer: nobody else can take it.
     where = (Path(folder) / "meeting").as_uri() if folder else f"tcp://127.0.0.1:{_free_port()}"
     limit = f"{min(_MEETING, machine.limit / 2):g}"
-    return {f"rank {rank}": Question("two ranks", examine, (rank, where, limit)) for rank in "01"}
+    return {f"rank {rank}": ProcessQuestion("two ranks", examine, (rank, where, limit)) for rank in "01"}
 
 
 def examine(rank: str, where: str, limit: str) -> dict[str, object]:
@@ -59,7 +59,7 @@ def findings(answers: Answers, machine: Machine) -> Iterator[Finding]:
     yield check([answers["rank 0"], answers["rank 1"]], expected)
 
 
-def check(pair: Sequence[Answer], shared_memory: bool) -> Finding:
+def check(pair: Sequence[ProcessAnswer], shared_memory: bool) -> Finding:
     """Whether aiodist works at all.
 
     Args:

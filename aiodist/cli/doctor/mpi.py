@@ -6,14 +6,14 @@ import re
 import sys
 from collections.abc import Iterator
 
-from aiodist.cli.doctor.topic import Answer, Answers, Finding, Machine, Question
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, ProcessAnswer, ProcessQuestion
 
 _COST = "backend='mpi' cannot be used"
 
 
-def questions(machine: Machine) -> dict[str, Question]:
+def questions(machine: Machine) -> dict[str, ProcessQuestion]:
     """MPI starts in a process of its own."""
-    return {"mpi": Question("MPI", examine)}
+    return {"mpi": ProcessQuestion("MPI", examine)}
 
 
 def examine() -> dict[str, str]:
@@ -48,7 +48,7 @@ def findings(answers: Answers, machine: Machine) -> Iterator[Finding]:
     yield _check(answers["mpi"])
 
 
-def _check(mpi: Answer) -> Finding:
+def _check(mpi: ProcessAnswer) -> Finding:
     if mpi.absent == "mpi4py":
         return Finding("MPI", "missing", "mpi4py is not installed", _COST, "pip install 'aiodist[mpi]'")
     if mpi.trouble:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from aiodist.base.errors import UsageError
-from aiodist.cli.doctor.topic import Answer, Answers, Finding, Machine, Question
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, ProcessAnswer, ProcessQuestion
 
 _PATIENCE = 1.0  # seconds for loopback
 
@@ -28,10 +28,10 @@ class Configured(NamedTuple):
     there: str = ""
 
 
-def questions(machine: Machine) -> dict[str, Question]:
+def questions(machine: Machine) -> dict[str, ProcessQuestion]:
     """Names are looked up in a process of its own."""
     addresses = configured(machine.environ)
-    return {"address": Question("addresses", examine, (addresses.own, addresses.there))}
+    return {"address": ProcessQuestion("addresses", examine, (addresses.own, addresses.there))}
 
 
 def examine(own: str, there: str) -> dict[str, str]:
@@ -108,7 +108,7 @@ def check_loopback(trouble: str) -> Finding:
     return Finding("loopback", "missing", f"127.0.0.1: {trouble}", cost, "ip link set lo up")
 
 
-def check_address(configured: Configured, outward: str, answer: Answer) -> Iterator[Finding]:
+def check_address(configured: Configured, outward: str, answer: ProcessAnswer) -> Iterator[Finding]:
     """Say which address of this host its peers will use.
 
     Args:
@@ -124,7 +124,7 @@ def check_address(configured: Configured, outward: str, answer: Answer) -> Itera
         yield Finding("meeting place", "missing", value, "this process cannot meet the others", fix)
 
 
-def _check_own(configured: Configured, outward: str, answer: Answer) -> Finding:
+def _check_own(configured: Configured, outward: str, answer: ProcessAnswer) -> Finding:
     from aiodist.base.environment import is_loopback
 
     choose = f"export AIODIST_HOST={outward or 'ADDRESS'}"

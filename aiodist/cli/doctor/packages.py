@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from aiodist.cli.doctor.topic import Answer, Answers, Finding, Machine, Question, State
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, ProcessAnswer, ProcessQuestion, State
 
 
 class _Need(NamedTuple):
@@ -36,9 +36,9 @@ _NEEDS = {
 NAMES = tuple(_NEEDS)
 
 
-def questions(machine: Machine) -> dict[str, Question]:
+def questions(machine: Machine) -> dict[str, ProcessQuestion]:
     """Each package is imported in a process of its own."""
-    return {name: Question("packages", examine, (name,)) for name in NAMES}
+    return {name: ProcessQuestion("packages", examine, (name,)) for name in NAMES}
 
 
 def examine(name: str) -> dict[str, str]:
@@ -59,7 +59,7 @@ def findings(answers: Answers, machine: Machine) -> Iterator[Finding]:
         yield check(name, answers[name])
 
 
-def check(name: str, answer: Answer) -> Finding:
+def check(name: str, answer: ProcessAnswer) -> Finding:
     """Whether a package of `NAMES` is here, and can be imported."""
     state, cost, title, install = _NEEDS[name]
     title, install = title or name, install or name

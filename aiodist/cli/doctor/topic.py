@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-class Question(NamedTuple):
+class ProcessQuestion(NamedTuple):
     """A question to a process of its own.
 
     Attributes:
@@ -58,7 +58,7 @@ class Question(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-class Answer(NamedTuple):
+class ProcessAnswer(NamedTuple):
     """The answer of a process.
 
     Attributes:
@@ -72,7 +72,7 @@ class Answer(NamedTuple):
     absent: str = ""
 
 
-Answers = Mapping[str, Answer]
+Answers = Mapping[str, ProcessAnswer]
 """The answers to the questions of all topics, by the questions' names."""
 
 

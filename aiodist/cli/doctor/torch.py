@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.cli.doctor import driver
-from aiodist.cli.doctor.topic import Answer, Answers, Finding, Machine, Question
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, ProcessAnswer, ProcessQuestion
 
 _AGAIN = "pip install --force-reinstall torch"
 
 
-def questions(machine: Machine) -> dict[str, Question]:
+def questions(machine: Machine) -> dict[str, ProcessQuestion]:
     """torch's own code runs in a process of its own."""
-    return {"torch": Question("torch", examine)}
+    return {"torch": ProcessQuestion("torch", examine)}
 
 
 def examine() -> dict[str, Any]:
@@ -42,7 +42,7 @@ def findings(answers: Answers, machine: Machine) -> Iterator[Finding]:
     yield _check(answers["torch"], bool(driver.devices(answers)))
 
 
-def _check(torch: Answer, has_devices: bool) -> Finding:
+def _check(torch: ProcessAnswer, has_devices: bool) -> Finding:
     if torch.absent == "torch":
         cost = "nothing, unless the program uses torch"
         return Finding("torch", "missing", "not installed", cost, "pip install torch")

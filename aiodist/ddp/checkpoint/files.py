@@ -38,7 +38,7 @@ _BLOCK = 8 << 20  # bytes that are written in one go: so long a stop waits
 _MOST_HEADER = 100_000_000  # the format's limit
 
 
-class Stopped(Exception):
+class WritingStopped(Exception):
     """Writing was stopped."""
 
 
@@ -86,7 +86,7 @@ def write(path: Path, arrays: Iterable[tuple[str, Array]], stop: threading.Event
 def _put(handle: int, data: memoryview, stop: threading.Event) -> None:
     for at in range(0, len(data), _BLOCK):
         if stop.is_set():
-            raise Stopped
+            raise WritingStopped
         write_all(handle, data[at : at + _BLOCK])
 
 

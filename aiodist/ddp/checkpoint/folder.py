@@ -36,7 +36,7 @@ _GONE = re.compile(rf"\.{_NAME.pattern}\.gone")
 
 
 @dataclass(frozen=True, order=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint's folder.
 
     Attributes:
@@ -60,7 +60,7 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-def _named(root: Path) -> list[Found]:
+def _named(root: Path) -> list[FoundCheckpoint]:
     """All entries that have the name of a checkpoint, whole or not."""
     if not root.is_dir():
         return []
@@ -71,11 +71,11 @@ def _named(root: Path) -> list[Found]:
         match = _NAME.fullmatch(name)
         if match is not None:
             path = root / name
-            found.append(Found(int(match[1]), int(match[2]), path, is_whole(path)))
+            found.append(FoundCheckpoint(int(match[1]), int(match[2]), path, is_whole(path)))
     return sorted(found)
 
 
-def listed(root: Path) -> list[Found]:
+def listed(root: Path) -> list[FoundCheckpoint]:
     """All checkpoints, whole or not, in the order in which they were begun. Links and files are none."""
     return [one for one in _named(root) if one.path.is_dir() and not one.path.is_symlink()]
 

@@ -36,7 +36,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Move:
+class ShardMove:
     """Elements of an array that one member has and another one needs; both are the same where it has them."""
 
     source: int
@@ -111,7 +111,7 @@ def shards_of(rank: int, size: int, redundancy: int) -> list[int]:
 
 def moves(
     wanted: Sequence[Iterable[Interval]], held: Sequence[Iterable[Interval]]
-) -> tuple[list[Move], list[Interval]]:
+) -> tuple[list[ShardMove], list[Interval]]:
     """The moves of elements between members after which each has what it wants.
 
     A member that has an element itself moves it to itself; else the first that has it sends it.
@@ -140,7 +140,7 @@ def moves(
                 else:
                     source, _, last = min(here, key=lambda one: (one[0] != target, one[0]))
                     end = min(stop, last)
-                    found.append(Move(source, target, index, at, end))
+                    found.append(ShardMove(source, target, index, at, end))
                 at = end
     return found, missing
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from aiodist.backends.arrays import view, wrap
 from aiodist.base.types import dtype_named
 from aiodist.ddp.sharded.entries import ELEMENTS, SCALAR, Entry, described, length_of, scalar_of
-from aiodist.ddp.sharded.partition import Move, Partition
-from aiodist.ddp.sharded.updates import Held
+from aiodist.ddp.sharded.partition import Partition, ShardMove
+from aiodist.ddp.sharded.updates import HeldState
 
 Array = npt.NDArray[Any]
 Allocate = Callable[[int, np.dtype[Any]], Array]
@@ -49,7 +49,7 @@ class Shares:
         self._whole = whole
         self.values: list[list[Array]] = []
         self.gradients: list[list[Array]] = []
-        self.pieces: list[Held] = []
+        self.pieces: list[HeldState] = []
         self.own = 0
         for shard in shards:
             lengths = [lengths[shard] for lengths in partition.lengths]
@@ -63,9 +63,9 @@ class Shares:
                 values, gradient = (
                     runs[-1][one.bucket][here].reshape(shape) for runs in (self.values, self.gradients)
                 )
-                self.pieces.append(Held(one.index, one.start, one.stop, values, gradient))
+                self.pieces.append(HeldState(one.index, one.start, one.stop, values, gradient))
             self.own = self.own or len(self.pieces)
-        self._of: dict[int, list[Held]] = {}
+        self._of: dict[int, list[HeldState]] = {}
         for held in self.pieces:
             self._of.setdefault(held.index, []).append(held)
 
@@ -73,7 +73,7 @@ class Shares:
         """The descriptions of the optimiser's state, by array."""
         return {str(one.index): described(one.state, one.values.shape, self._whole) for one in self.pieces}
 
-    def packed(self, move: Move, entries: Sequence[Entry]) -> list[Array]:
+    def packed(self, move: ShardMove, entries: Sequence[Entry]) -> list[Array]:
         """The bytes of a move: values, then the state's entries in order."""
         one = self._holder(move)
         here = slice(move.start - one.start, move.stop - one.start)
@@ -84,7 +84,7 @@ class Shares:
                 parts.append(_bytes_of(flat[here] if entry[1] == ELEMENTS else flat))
         return parts
 
-    def take(self, move: Move, entries: Sequence[Entry], stream: Array, example: Any) -> Array:
+    def take(self, move: ShardMove, entries: Sequence[Entry], stream: Array, example: Any) -> Array:
         """Write the elements of a move that begins a stream of bytes; the rest of the stream is returned.
 
         Args:
@@ -105,11 +105,11 @@ class Shares:
             one.values[...] = theirs.values
             one.state = theirs.state
 
-    def _holder(self, move: Move) -> Held:
+    def _holder(self, move: ShardMove) -> HeldState:
         """The piece that has a move's elements."""
         return next(one for one in self._of[move.index] if one.start <= move.start and move.stop <= one.stop)
 
-    def entry(self, one: Held, entry: Entry, example: Any) -> Array | None:
+    def entry(self, one: HeldState, entry: Entry, example: Any) -> Array | None:
         """A piece's state of a name, flat, made where it is not there; None for a scalar, which is set."""
         name, kind, dtype = entry[:3]
         if kind == SCALAR:
@@ -121,7 +121,7 @@ class Shares:
         return view(one.state[name], writable=True).reshape(-1)
 
 
-def nbytes_of(move: Move, dtype: np.dtype[Any], entries: Sequence[Entry]) -> int:
+def nbytes_of(move: ShardMove, dtype: np.dtype[Any], entries: Sequence[Entry]) -> int:
     """Bytes that a move carries."""
     count = move.stop - move.start
     return count * dtype.itemsize + sum(

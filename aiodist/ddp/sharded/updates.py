@@ -19,7 +19,7 @@ Rule = Callable[[Array, Array, dict[str, Any]], None]
 
 
 @dataclass
-class Held:
+class HeldState:
     """A piece of an array whose optimiser state is held here.
 
     Attributes:
@@ -53,7 +53,7 @@ class Update(Protocol):
     options: list[dict[str, Any]]
     example: Any
 
-    def place(self, pieces: Sequence[Held]) -> None:
+    def place(self, pieces: Sequence[HeldState]) -> None:
         """Take other pieces, with the state that they have."""
 
     def __call__(self) -> None:
@@ -72,9 +72,9 @@ class RuleUpdate:
         self.name = getattr(rule, "__qualname__", type(rule).__qualname__)
         self.options: list[dict[str, Any]] = []
         self.example = None
-        self._pieces: Sequence[Held] = ()
+        self._pieces: Sequence[HeldState] = ()
 
-    def place(self, pieces: Sequence[Held]) -> None:
+    def place(self, pieces: Sequence[HeldState]) -> None:
         """Take other pieces, with the state that they have."""
         self._pieces = pieces
 
@@ -120,7 +120,7 @@ class TorchUpdate:
             for name, value in options.items():  # sequences travel as lists; torch's are tuples
                 group[name] = tuple(value) if isinstance(value, list) else value
 
-    def place(self, pieces: Sequence[Held]) -> None:
+    def place(self, pieces: Sequence[HeldState]) -> None:
         """Take other pieces, with the state that they have."""
         tensors: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
         self.optimizer.state.clear()

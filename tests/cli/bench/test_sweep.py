@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import aiodist as dist
-from aiodist.cli.bench.__main__ import Progress
+from aiodist.cli.bench.__main__ import SweepProgress
 from aiodist.cli.bench.calls import Bound, UnavailableError, per_operation, timed
 from aiodist.cli.bench.cases import COLLECTIVES, SWEPT, Case
 from aiodist.cli.bench.lateness import Ticker
-from aiodist.cli.bench.sweep import Line, cases, sweep
+from aiodist.cli.bench.sweep import SweepLine, cases, sweep
 from aiodist.testing import run_cluster
 
 
@@ -26,7 +26,7 @@ def test_a_barrier_has_no_size() -> None:
 
 
 async def test_every_operation_is_measured_and_checked() -> None:
-    async def main(pg: dist.ProcessGroup) -> list[Line]:
+    async def main(pg: dist.ProcessGroup) -> list[SweepLine]:
         found = sweep(pg, cases([*SWEPT, "five"], [64]), budget=0.0)
         return [line async for _, line in found if line is not None]
 
@@ -83,12 +83,12 @@ async def test_a_ticker_notes_how_late_it_is(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_progress_is_drawn_where_it_can_be(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(2, "stdout")
+    progress = SweepProgress(2, "stdout")
     progress.step("one")
     progress.step("two")
     progress.end()
     out, err = capsys.readouterr()
     assert [line.split()[1::4] for line in out.split("\r")[:-1]] == [["0", "one"], ["50", "two"]]
     assert not err
-    Progress(1, "").step("unseen")
+    SweepProgress(1, "").step("unseen")
     assert capsys.readouterr() == ("", "")

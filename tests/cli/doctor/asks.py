@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.cli.doctor import asking
-from aiodist.cli.doctor.topic import Answer, Finding, Machine, Question
+from aiodist.cli.doctor.topic import Finding, Machine, ProcessAnswer, ProcessQuestion
 
 MACHINE = Machine({}, ranks=1)
 
 
-def ask(examine: Callable[..., Any], *arguments: str, limit: float = 60, **environ: str) -> Answer:
+def ask(examine: Callable[..., Any], *arguments: str, limit: float = 60, **environ: str) -> ProcessAnswer:
     """The answer of a process that calls this function."""
-    question = Question("it", examine, arguments)
+    question = ProcessQuestion("it", examine, arguments)
     return asking.ask({"it": question}, {**os.environ, **environ}, limit)["it"]
 
 
@@ -35,11 +35,11 @@ def by_name(findings: Iterable[Finding]) -> Mapping[str, Finding]:
 
 H200 = {"name": "NVIDIA H200", "memory": 140 << 30, "uuid": "0123456789abcdef", "capability": "9.0"}
 WITHOUT: dict[str, Any] = {"nodes": [], "kernel": "", "library": False, "cuda": 0, "trouble": ""}
-NO_DRIVER = Answer({**WITHOUT, "devices": [], "separate": []})
+NO_DRIVER = ProcessAnswer({**WITHOUT, "devices": [], "separate": []})
 
 
-def driver(count: int = 1, **more: Any) -> Answer:
+def driver(count: int = 1, **more: Any) -> ProcessAnswer:
     """Of a machine with devices."""
     nodes = [f"nvidia{number}" for number in range(count)]
     facts = {"nodes": nodes, "kernel": "580.1", "library": True, "cuda": 12080, "trouble": ""}
-    return Answer({**facts, "devices": [H200] * count, "separate": [], **more})
+    return ProcessAnswer({**facts, "devices": [H200] * count, "separate": [], **more})

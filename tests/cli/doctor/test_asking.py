@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.cli.doctor import cupy, driver, mpi
-from aiodist.cli.doctor.topic import Answer
+from aiodist.cli.doctor.topic import ProcessAnswer
 from tests.cli.doctor.asks import ask, fake
 
 
@@ -17,7 +17,7 @@ def test_what_a_library_prints_is_not_its_answer(tmp_path: Path) -> None:
         "print('welcome to cupy'); import os; os.write(1, b'{}'); raise ImportError('libfoo.so: not there')"
     )
     answer = ask(cupy.examine, PYTHONPATH=fake(tmp_path, "cupy", code))
-    assert answer == Answer(trouble="ImportError: libfoo.so: not there")
+    assert answer == ProcessAnswer(trouble="ImportError: libfoo.so: not there")
 
 
 def test_a_library_that_is_not_here(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_library_that_ends_the_process(tmp_path: Path, code: str, word: str) -
 
 def test_a_library_that_hangs(tmp_path: Path) -> None:
     path = fake(tmp_path, "cupy", "import signal\nwhile True: signal.pause()")
-    assert ask(cupy.examine, limit=0.5, PYTHONPATH=path) == Answer(trouble="no answer within 0.5 s")
+    assert ask(cupy.examine, limit=0.5, PYTHONPATH=path) == ProcessAnswer(trouble="no answer within 0.5 s")
 
 
 def test_what_a_library_leaves_running_is_ended(tmp_path: Path) -> None:
@@ -56,7 +56,9 @@ def test_what_a_library_leaves_running_is_ended(tmp_path: Path) -> None:
     )
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert ask(cupy.examine, PYTHONPATH=fake(tmp_path, "cupy", code)) == Answer(trouble="ImportError: y")
+        assert ask(cupy.examine, PYTHONPATH=fake(tmp_path, "cupy", code)) == ProcessAnswer(
+            trouble="ImportError: y"
+        )
         os.set_blocking(reader, True)
         assert os.read(reader, 10) == b"x\n"
         assert os.read(reader, 10) == b""  # once everybody who could write is gone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aiodist.cli.doctor.backends import examine, findings
-from aiodist.cli.doctor.topic import Answer, Finding
+from aiodist.cli.doctor.topic import Finding, ProcessAnswer
 from tests.cli.doctor.asks import MACHINE, ask, by_name, fake
 
 
@@ -39,21 +39,21 @@ def test_backends_of_other_packages(tmp_path: Path) -> None:
     assert "Gone" in mine["gone"] and mine["host"] == mine["MPI"] == "the name is aiodist's own"
 
 
-def check_backends(answer: Answer) -> list[Finding]:
+def check_backends(answer: ProcessAnswer) -> list[Finding]:
     """What is said of them."""
     return list(findings({"backends": answer}, MACHINE))
 
 
 def test_other_backends() -> None:
     facts = {"host": "host", "device": "", "trouble": "", "others": []}
-    (found,) = check_backends(Answer(facts))
+    (found,) = check_backends(ProcessAnswer(facts))
     assert found.value == "host tensors: host; device tensors: not taken"
     others = [
         {"name": "one", "package": "one-backend 1.0", "trouble": ""},
         {"name": "two", "package": "two-backend 2.0", "trouble": "no libtwo"},
     ]
-    seen = by_name(check_backends(Answer({**facts, "device": "nccl", "others": others})))
+    seen = by_name(check_backends(ProcessAnswer({**facts, "device": "nccl", "others": others})))
     assert "device tensors: nccl" in seen["backend=None"].value
     assert seen["one"].state == "ok" and seen["two"].value == "two-backend 2.0: no libtwo"
-    assert check_backends(Answer(trouble="it was killed"))[0].state == "missing"
-    assert check_backends(Answer({**facts, "trouble": "x"}))[0].state == "missing"
+    assert check_backends(ProcessAnswer(trouble="it was killed"))[0].state == "missing"
+    assert check_backends(ProcessAnswer({**facts, "trouble": "x"}))[0].state == "missing"

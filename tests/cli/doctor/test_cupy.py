@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiodist.cli.doctor.cupy import examine, findings, nccl_version
-from aiodist.cli.doctor.topic import Answer, Finding, Machine
+from aiodist.cli.doctor.topic import Finding, Machine, ProcessAnswer
 from tests.cli.doctor.asks import NO_DRIVER, ask, by_name, driver, fake
 
 CUPY = """
@@ -44,19 +44,19 @@ def test_a_cupy_that_compiles_or_not(tmp_path: Path, devices: int, copies: str, 
     assert said in facts["uncompiled"] and bool(said) == bool(facts["uncompiled"])
 
 
-NO_CUPY = Answer(trouble="ModuleNotFoundError: No module named 'cupy'", absent="cupy")
+NO_CUPY = ProcessAnswer(trouble="ModuleNotFoundError: No module named 'cupy'", absent="cupy")
 
 
-def check(driver: Answer, cupy: Answer, ranks: int) -> Mapping[str, Finding]:
+def check(driver: ProcessAnswer, cupy: ProcessAnswer, ranks: int) -> Mapping[str, Finding]:
     """The findings, by name, on CuPy beside a driver."""
     return by_name(findings({"driver": driver, "cupy": cupy}, Machine({}, ranks)))
 
 
-def cupy(**more: Any) -> Answer:
+def cupy(**more: Any) -> ProcessAnswer:
     """Of a machine with CuPy and NCCL."""
     facts = {"version": "14.2.0", "packages": ["cupy-cuda12x"], "cuda": 12090, "copied": True}
     sharing = {"shares": False, "could_share": True, "uncompiled": ""}
-    return Answer({**facts, "trouble": "", "nccl": 23203, "without": "", **sharing, **more})
+    return ProcessAnswer({**facts, "trouble": "", "nccl": 23203, "without": "", **sharing, **more})
 
 
 def test_a_whole_cupy() -> None:
@@ -87,14 +87,14 @@ def test_cupy_is_installed_for_the_driver(version: int, extra: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "state", "word"),
     [
-        (Answer(trouble="ImportError: libnvrtc.so"), "missing", "libnvrtc.so"),
+        (ProcessAnswer(trouble="ImportError: libnvrtc.so"), "missing", "libnvrtc.so"),
         (cupy(cuda=13000), "missing", "the driver knows CUDA 12.8"),
         (cupy(copied=False, trouble="cudaErrorUnknown"), "missing", "cudaErrorUnknown"),
         (cupy(copied=False), "missing", "did not come back"),
         (cupy(packages=["cupy-cuda12x", "cupy-cuda13x"]), "limited", "cupy-cuda12x and cupy-cuda13x"),
     ],
 )
-def test_a_broken_cupy(answer: Answer, state: str, word: str) -> None:
+def test_a_broken_cupy(answer: ProcessAnswer, state: str, word: str) -> None:
     found = check(driver(), answer, 1)["CuPy"]
     assert found.state == state and word in found.value
     assert found.cost and found.fix

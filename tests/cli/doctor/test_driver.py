@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiodist.cli.doctor.driver import cuda_version, examine, findings
-from aiodist.cli.doctor.topic import Answer
+from aiodist.cli.doctor.topic import ProcessAnswer
 from tests.cli.doctor.asks import MACHINE, NO_DRIVER, ask, by_name, driver
 
 # The functions that are called, with the prototypes of cuda.h.
@@ -101,14 +101,14 @@ def test_without_a_gpu_there_is_nothing_to_mend() -> None:
 @pytest.mark.parametrize(
     ("answer", "word"),
     [
-        (Answer(trouble="it was killed by SIGSEGV"), "SIGSEGV"),
-        (Answer(trouble="no answer within 20 s"), "no answer"),
+        (ProcessAnswer(trouble="it was killed by SIGSEGV"), "SIGSEGV"),
+        (ProcessAnswer(trouble="no answer within 20 s"), "no answer"),
         (driver(devices=[], library=False), "nvidia0 but no libcuda"),
         (driver(devices=[], trouble="CUDA_ERROR_UNKNOWN"), "CUDA_ERROR_UNKNOWN"),
         (driver(devices=[]), "no device can be seen"),
     ],
 )
-def test_a_broken_driver(answer: Answer, word: str) -> None:
+def test_a_broken_driver(answer: ProcessAnswer, word: str) -> None:
     found = by_name(findings({"driver": answer}, MACHINE))["driver"]
     assert found.state == "missing" and word in found.value
     assert found.cost and found.fix

@@ -9,11 +9,11 @@ import pytest
 
 from aiodist.cli.doctor import examine
 from aiodist.cli.doctor.examine import TOPICS, Topic
-from aiodist.cli.doctor.topic import Answers, Finding, Machine, Question
+from aiodist.cli.doctor.topic import Answers, Finding, Machine, ProcessQuestion
 from tests.cli.doctor.asks import MACHINE
 
 
-def asked() -> list[Question]:
+def asked() -> list[ProcessQuestion]:
     """The questions of all topics, each name of which is there once."""
     questions = [(name, one) for topic in TOPICS for name, one in topic.questions(MACHINE).items()]
     assert len(dict(questions)) == len(questions)

@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.cli.doctor import asking, host
 from aiodist.cli.doctor.host import check
-from aiodist.cli.doctor.topic import Answer, Machine
+from aiodist.cli.doctor.topic import Machine, ProcessAnswer
 
 
 @pytest.mark.parametrize(("transport", "shared"), [("auto", True), ("tcp", False)])
@@ -19,7 +19,7 @@ def test_a_pair(tmp_path: Path, transport: str, shared: bool) -> None:
     environ = {**os.environ, "AIODIST_TRANSPORT": transport}
     machine = Machine(environ, ranks=1, limit=120, folder=str(folder))
     answers = asking.ask(host.questions(machine), environ, 90)
-    assert list(answers.values()) == [Answer({"right": True, "shared": shared})] * 2
+    assert list(answers.values()) == [ProcessAnswer({"right": True, "shared": shared})] * 2
     (found,) = host.findings(answers, machine)
     assert found.state == "ok" and ("in shared memory" in found.value) == shared
 
@@ -33,16 +33,19 @@ def test_a_pair_without_a_folder_meets_at_a_port() -> None:
 
 
 def test_the_host_backend() -> None:
-    good = Answer({"right": True, "shared": True})
+    good = ProcessAnswer({"right": True, "shared": True})
     assert check([good, good], True).state == "ok"
-    apart = Answer({"right": True, "shared": False})
+    apart = ProcessAnswer({"right": True, "shared": False})
     assert check([apart, apart], True).state == "limited"
     assert check([apart, apart], False).state == "ok"
-    assert check([good, Answer({"right": False, "shared": True})], True).state == "missing"
+    assert check([good, ProcessAnswer({"right": False, "shared": True})], True).state == "missing"
 
 
 def test_of_two_ranks_that_failed_the_one_with_a_reason_is_heard() -> None:
-    late, reason = Answer(trouble="RendezvousTimeout: rank 1 did not come"), Answer(trouble="it was killed")
+    late, reason = (
+        ProcessAnswer(trouble="RendezvousTimeout: rank 1 did not come"),
+        ProcessAnswer(trouble="it was killed"),
+    )
     for pair in ([late, reason], [reason, late]):
         assert check(pair, True).value == "it was killed"
-    assert check([late, Answer({"right": True, "shared": True})], True).value == late.trouble
+    assert check([late, ProcessAnswer({"right": True, "shared": True})], True).value == late.trouble

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from aiodist.cli.doctor.mpi import examine, findings, library
-from aiodist.cli.doctor.topic import Answer, Finding
+from aiodist.cli.doctor.topic import Finding, ProcessAnswer
 from tests.cli.doctor.asks import MACHINE, ask
 
 
@@ -24,7 +24,7 @@ def test_mpi_without_its_library_is_told_as_the_backend_tells_it() -> None:
     assert ended.stderr.splitlines()[-1].endswith(f"{facts['refused']}. {facts['hint']}")
 
 
-def check_mpi(mpi: Answer) -> Finding:
+def check_mpi(mpi: ProcessAnswer) -> Finding:
     """What is said of it."""
     (found,) = findings({"mpi": mpi}, MACHINE)
     return found
@@ -33,14 +33,14 @@ def check_mpi(mpi: Answer) -> Finding:
 def test_mpi() -> None:
     facts = {"version": "4.1.2", "library": "MPICH Version:      5.0.2\nMore"}
     facts |= {"threads": "multiple", "refused": "", "hint": ""}
-    assert check_mpi(Answer(facts)).value == "MPICH 5.0.2, mpi4py 4.1.2, threads: multiple"
-    refused = check_mpi(Answer({**facts, "refused": "one thread only", "hint": "do this"}))
+    assert check_mpi(ProcessAnswer(facts)).value == "MPICH 5.0.2, mpi4py 4.1.2, threads: multiple"
+    refused = check_mpi(ProcessAnswer({**facts, "refused": "one thread only", "hint": "do this"}))
     assert (refused.state, refused.fix) == ("missing", "do this") and "one thread only" in refused.value
-    assert check_mpi(Answer(trouble="x", absent="mpi4py")).fix == "pip install 'aiodist[mpi]'"
+    assert check_mpi(ProcessAnswer(trouble="x", absent="mpi4py")).fix == "pip install 'aiodist[mpi]'"
     without = {**facts, "library": "", "threads": "", "refused": "no library", "hint": "Install one"}
-    found = check_mpi(Answer(without))
+    found = check_mpi(ProcessAnswer(without))
     assert (found.state, found.value, found.fix) == ("missing", "no library, mpi4py 4.1.2", "Install one")
-    assert check_mpi(Answer(trouble="no answer within 20 s")).state == "missing"
+    assert check_mpi(ProcessAnswer(trouble="no answer within 20 s")).state == "missing"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from aiodist.cli.doctor.network import (
     examine,
     loopback,
 )
-from aiodist.cli.doctor.topic import Answer
+from aiodist.cli.doctor.topic import ProcessAnswer
 from tests.cli.doctor.asks import ask, by_name
 
 
@@ -42,8 +42,8 @@ def test_the_address_towards_another_host() -> None:
     assert found["unusable"] and found["unreachable"] and not found["own"]
 
 
-def address(unusable: str = "", own: str = "", unreachable: str = "") -> Answer:
-    return Answer({"unusable": unusable, "own": own, "unreachable": unreachable})
+def address(unusable: str = "", own: str = "", unreachable: str = "") -> ProcessAnswer:
+    return ProcessAnswer({"unusable": unusable, "own": own, "unreachable": unreachable})
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,13 @@ def address(unusable: str = "", own: str = "", unreachable: str = "") -> Answer:
         (Configured(), "", address(), "limited", "no route"),
         (Configured("10.0.0.5", "AIODIST_HOST"), "10.0.0.5", address(), "ok", "AIODIST_HOST"),
         (Configured("10.0.0.9", "AIODIST_HOST"), "", address("Cannot assign"), "missing", "Cannot assign"),
-        (Configured("h", "AIODIST_HOST"), "", Answer(trouble="no answer within 9 s"), "missing", "no answer"),
+        (
+            Configured("h", "AIODIST_HOST"),
+            "",
+            ProcessAnswer(trouble="no answer within 9 s"),
+            "missing",
+            "no answer",
+        ),
         (Configured("", "AIODIST_SOCKET_IFNAME", "there is no eth7"), "", address(), "missing", "eth7"),
         (Configured(there="a"), "10.0.0.5", address(own="10.1.0.5"), "ok", "10.1.0.5, which leads to a"),
         (Configured(there="a"), "10.0.0.5", address(own="127.0.1.1"), "limited", "a is a name of loopback"),
@@ -61,7 +67,7 @@ def address(unusable: str = "", own: str = "", unreachable: str = "") -> Answer:
     ],
 )
 def test_the_address_that_peers_are_told(
-    configured: Configured, outward: str, answer: Answer, state: str, word: str
+    configured: Configured, outward: str, answer: ProcessAnswer, state: str, word: str
 ) -> None:
     (found,) = check_address(configured, outward, answer)
     assert (found.name, found.state) == ("address", state)
@@ -74,6 +80,6 @@ def test_a_meeting_place_that_nobody_knows() -> None:
         check_address(Configured(there="nowhere"), "10.0.0.5", address(unreachable="Name not known"))
     )
     assert found["meeting place"].value == "nowhere: Name not known"
-    silent = Answer(trouble="no answer within 20 s")
+    silent = ProcessAnswer(trouble="no answer within 20 s")
     found = by_name(check_address(Configured(there="nowhere"), "10.0.0.5", silent))
     assert found["address"].state == "ok" and found["meeting place"].state == "missing"

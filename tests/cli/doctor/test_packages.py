@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.cli.doctor.packages import NAMES, check, examine
-from aiodist.cli.doctor.topic import Answer
+from aiodist.cli.doctor.topic import ProcessAnswer
 from tests.cli.doctor.asks import ask, fake
 
 
@@ -24,9 +24,9 @@ def test_looks_at_packages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_said_of_packages(name: str) -> None:
-    assert check(name, Answer({"version": "1.2"})).value == "1.2"
-    absent = check(name, Answer(trouble="x", absent=name))
-    broken = check(name, Answer(trouble="ImportError: libthing.so", absent="another"))
+    assert check(name, ProcessAnswer({"version": "1.2"})).value == "1.2"
+    absent = check(name, ProcessAnswer(trouble="x", absent=name))
+    broken = check(name, ProcessAnswer(trouble="ImportError: libthing.so", absent="another"))
     assert absent.state == broken.state != "ok"
     assert absent.value == "not installed" and absent.fix.startswith("pip install ")
     assert "libthing.so" in broken.value and "--force-reinstall" in broken.fix

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from aiodist.base.errors import CheckpointError
 from aiodist.base.types import BFLOAT16
-from aiodist.ddp.checkpoint.files import Reader, Stopped, write
+from aiodist.ddp.checkpoint.files import Reader, WritingStopped, write
 
 ARRAYS: dict[str, Any] = {
     "floats": np.arange(7, dtype=np.float32) / 4,
@@ -104,7 +104,7 @@ def test_a_file_that_is_short_or_gone(tmp_path: Path) -> None:
 def test_a_stop_and_a_failure_leave_no_file_of_their_own(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(WritingStopped):
         write(tmp_path / "a", ARRAYS.items(), stop)
     with pytest.raises(FileNotFoundError):
         write(tmp_path / "none" / "a", ARRAYS.items(), threading.Event())
