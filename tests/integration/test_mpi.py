@@ -155,7 +155,7 @@ def test_meeting_that_one_rank_was_refused_may_be_tried_again(flavour: str) -> N
 def test_who_gave_up_meeting_the_others_is_told_so_when_it_tries_again(flavour: str) -> None:
     said = well(flavour, "gives_up", 2).stdout
     assert "late: not all 2 processes of the MPI job came within 0.5 s" in said
-    assert "refused: this process an earlier meeting of this process with the MPI job timed out" in said
+    assert "refused: this process an earlier meeting of this process with the MPI job did not finish" in said
 
 
 @BOTH

@@ -138,7 +138,7 @@ async def _talk(library: Library, timeout: float) -> AsyncIterator[Talk]:
     """
     if this.gave_up:
         raise RendezvousError(
-            "an earlier meeting of this process with the MPI job timed out, and MPI cannot cancel that one",
+            "an earlier meeting of this process with the MPI job did not finish, and MPI cannot cancel it",
             hint="Start the job anew, or set MASTER_ADDR and MASTER_PORT on every rank",
         )
     owner, progress, loop = object(), this.hold(library), asyncio.get_running_loop()

@@ -86,8 +86,8 @@ class PmiProcess:
         try:
             if self._gave_up:
                 raise RendezvousError(
-                    "an earlier exchange of this process with mpirun timed out: the next answer may belong "
-                    "to that one",
+                    "an earlier exchange of this process with mpirun did not finish: the next answer may "
+                    "belong to that one",
                     hint=_HINT,
                 )
             with _opened(fd) as sock:

@@ -47,7 +47,7 @@ def address(unusable: str = "", own: str = "", unreachable: str = "") -> Process
 
 
 @pytest.mark.parametrize(
-    ("told", "outward", "answer", "state", "word"),
+    ("configured", "outward", "answer", "state", "word"),
     [
         (Configured(), "10.0.0.5", address(), "ok", "10.0.0.5"),
         (Configured(), "", address(), "limited", "no route"),
