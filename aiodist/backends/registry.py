@@ -39,7 +39,7 @@ def register_backend(name: str, engine: type[Engine]) -> None:
         UsageError: the name is taken, or no name, or the engine is none.
     """
     if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
-        raise UsageError(f"{name!r} is no name for a backend", hint="Use letters, digits, '-' and '_'")
+        raise UsageError(f"{name!r} is not a name for a backend", hint="Use letters, digits, '-' and '_'")
     name = name.lower()
     if name in HOST or name in _BUILT_IN:
         raise UsageError(f"{name!r} is a backend of aiodist's own", hint="Choose another name")

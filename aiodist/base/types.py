@@ -134,7 +134,7 @@ def check_reduction(op: ReduceOp | Premultiplied, dtype: np.dtype[np.generic]) -
     """Refuse combinations without meaning: AVG of integers, MIN of complex, bitwise of floats."""
     if isinstance(op, Premultiplied):
         if dtype not in _FLOATING:
-            raise UsageError(f"PREMUL_SUM of {dtype.name}: the factor is no integer", hint="Use SUM")
+            raise UsageError(f"PREMUL_SUM of {dtype.name}: the factor is not an integer", hint="Use SUM")
         return ReduceOp.PREMUL_SUM
     if op is ReduceOp.PREMUL_SUM:
         raise UsageError("PREMUL_SUM needs a factor", hint="Write dist.premul_sum(0.5)")

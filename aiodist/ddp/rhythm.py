@@ -36,7 +36,7 @@ class Rhythm:
     def __post_init__(self) -> None:
         if self.sync_every % self.fragments:
             raise UsageError(
-                f"sync_every={self.sync_every} is no multiple of {self.fragments} fragments",
+                f"sync_every={self.sync_every} is not a multiple of {self.fragments} fragments",
                 hint="So the steps between two exchanges would differ",
             )
         if not 0 <= self.delay < self.period:

@@ -70,7 +70,7 @@ def extents(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
         found = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
     except Exception:  # whatever the two have of errors of their own
         raise UsageError(
-            f"empty({shown(shape)}, {shown(dtype)}) is no shape and dtype",
+            f"empty({shown(shape)}, {shown(dtype)}) is not a shape and a dtype",
             hint="Write pg.empty((1000, 3), np.float32)",
         ) from None
     check_dtype(kind)

@@ -44,7 +44,9 @@ def join_address(host: str, port: int) -> str:
 async def resolve(host: str, port: int) -> list[Resolved]:
     """The addresses of a host; numeric ones without asking the resolver. `OSError` if there are none."""
     if not 0 <= port < 65536:  # the resolver would take what is left of it in 16 bits
-        raise UsageError(f"{port} is no port", hint="Ports go from 1 to 65535; to listen, 0 picks a free one")
+        raise UsageError(
+            f"{port} is not a port", hint="Ports go from 1 to 65535; to listen, 0 picks a free one"
+        )
     try:
         infos = await _look_up(host, port)
     except UnicodeError:  # of the idna codec: a label of it is empty or too long

@@ -224,7 +224,7 @@ def read_rank(path: Path) -> RankView:
         with os.fdopen(open_file(path), "rb") as file:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
-                raise UsageError(f"cannot read {str(path)!r}: it is no file")
+                raise UsageError(f"cannot read {str(path)!r}: it is not a file")
             if facts.st_size > LARGEST:
                 raise WireError(f"{str(path)!r} has more than {LARGEST >> 20} MiB: that is no rank's dump")
             data = file.read(LARGEST + 1)

@@ -170,7 +170,7 @@ async def _locked(file: Path) -> int:
 def _check_own(facts: os.stat_result, file: Path) -> None:
     """Refuse a file that another user may have put there; in it stands whom this process connects to."""
     if not stat.S_ISREG(facts.st_mode):
-        raise _unsafe(file, "it is no plain file")
+        raise _unsafe(file, "it is not a regular file")
     if facts.st_nlink > 1:  # 0: removed since
         raise _unsafe(file, "it has another name, too (a hard link)")
     if not is_me(facts.st_uid) and not _is_squashed(facts.st_uid, file):

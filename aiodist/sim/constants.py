@@ -54,7 +54,7 @@ def load(name: str) -> Constants:
             raise ValueError("another format")
         found = Constants(**{field.name: float(data[field.name]) for field in fields(Constants)})
         if not all(0 <= value < math.inf for value in asdict(found).values()):
-            raise ValueError("a constant is no time")
+            raise ValueError("a constant is not a time")
     except OSError as error:
         raise UsageError(f"cannot read {name!r}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:

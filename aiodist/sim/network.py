@@ -86,10 +86,10 @@ class Network:
         for rank, factor in self.stragglers.items():
             if not 0 <= rank < self.size:
                 raise UsageError(
-                    f"straggler {rank} is no rank", hint=f"Ranks count from 0 to {self.size - 1}"
+                    f"straggler {rank} is not a rank", hint=f"Ranks count from 0 to {self.size - 1}"
                 )
             if not 0 < factor < math.inf:
-                raise UsageError(f"straggler {rank} computes {factor} times as long; that is no factor")
+                raise UsageError(f"straggler {rank} computes {factor} times as long; that is not a factor")
 
     @property
     def size(self) -> int:
@@ -157,7 +157,7 @@ def network(text: str | None, ranks: int | None, stragglers: Sequence[str] = ())
             slow[int(rank)] = float(factor)
         except ValueError:
             raise UsageError(
-                f"--straggler {shown(word)} is no rank and factor", hint="Write for example 17:1.2"
+                f"--straggler {shown(word)} is not a rank and a factor", hint="Write for example 17:1.2"
             ) from None
     return replace(found, stragglers=slow)
 
@@ -169,7 +169,7 @@ def _short(text: str, ranks: int | None) -> Network:
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
         if not equals:
-            raise UsageError(f"{shown(word)} in --network says nothing", hint=_EXAMPLE)
+            raise UsageError(f"{shown(word)} in --network is not known", hint=_EXAMPLE)
         if name == "hosts":
             count, times, size = value.partition("x")
             hosts, each = _whole(count, "hosts"), _whole(size, "ranks of a host") if times else 1
@@ -196,11 +196,11 @@ def _from_file(name: str, ranks: int | None) -> Network:
     except OSError as error:
         raise UsageError(f"cannot read {shown(name)}: {error.strerror}", hint=_EXAMPLE) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{name} is no TOML: {error}") from None
+        raise UsageError(f"{name} is not valid TOML: {error}") from None
     unknown = sorted(set(data) - _KNOWN)
     if unknown:
         raise UsageError(
-            f"{name} has {unknown[0]!r}, which nobody knows", hint=f"It may have {', '.join(_KNOWN)}"
+            f"{name} has an unknown entry, {unknown[0]!r}", hint=f"It may have {', '.join(_KNOWN)}"
         )
     rows: list[tuple[int | None, int, LinkSpec]] = []
     tables = data.get("hosts")
@@ -221,7 +221,7 @@ def _from_file(name: str, ranks: int | None) -> Network:
         slow = {int(rank): float(factor) for rank, factor in dict(data.get("stragglers", {})).items()}
     except (TypeError, ValueError):
         raise UsageError(
-            f"{name}: stragglers are no ranks and factors", hint="Write for example 17 = 1.2"
+            f"{name}: stragglers must be ranks and factors", hint="Write for example 17 = 1.2"
         ) from None
     return replace(made, stragglers=slow)
 
@@ -263,7 +263,9 @@ def _made(
 def _share(more: Mapping[str, float]) -> float:
     payload = more.get("payload", 1448 / 1514)
     if not 0 < payload <= 1:
-        raise UsageError(f"payload={payload} is no part of a link", hint="Write for example payload=0.95")
+        raise UsageError(
+            f"payload={payload} is not a fraction of a link", hint="Write for example payload=0.95"
+        )
     return payload
 
 
@@ -272,7 +274,7 @@ def _link(text: str, default: LinkSpec) -> LinkSpec:
     parts = text.split(":")
     if len(parts) > 3:
         raise UsageError(
-            f"{shown(text)} is no link", hint="Write bandwidth:latency:burst, 1Gbit/s:50us:256KiB say"
+            f"{shown(text)} is not a link", hint="Write bandwidth:latency:burst, 1Gbit/s:50us:256KiB say"
         )
     bandwidth = _rate(parts[0]) if parts[0].strip() else default.bandwidth
     latency = _seconds(parts[1]) if len(parts) > 1 and parts[1].strip() else default.latency
@@ -289,7 +291,7 @@ def _rate(text: str) -> float:
     elif unit.lower() in _BYTES | _BINARY:
         number *= (_BYTES | _BINARY)[unit.lower()]
     else:
-        raise UsageError(f"{shown(text)} is no bandwidth", hint="Write for example 1Gbit/s or 20GB/s")
+        raise UsageError(f"{shown(text)} is not a bandwidth", hint="Write for example 1Gbit/s or 20GB/s")
     if number <= 0:
         raise UsageError("a link of no bandwidth")
     return number
@@ -298,7 +300,7 @@ def _rate(text: str) -> float:
 def _seconds(text: str) -> float:
     number, unit = _split(text, text, "a time", "50us or 1.5ms")
     if unit not in _TIMES:
-        raise UsageError(f"{shown(text)} is no time", hint="Write for example 50us or 1.5ms")
+        raise UsageError(f"{shown(text)} is not a time", hint="Write for example 50us or 1.5ms")
     return number * _TIMES[unit]
 
 
@@ -306,14 +308,14 @@ def _count(text: str) -> float:
     number, unit = _split(text, text, "a number of bytes", "256KiB")
     sizes = {"": 1, **_BYTES, **_BINARY}
     if unit.lower() not in sizes:
-        raise UsageError(f"{shown(text)} is no number of bytes", hint="Write for example 256KiB")
+        raise UsageError(f"{shown(text)} is not a number of bytes", hint="Write for example 256KiB")
     return number * sizes[unit.lower()]
 
 
 def _split(text: str, whole: str, what: str, example: str) -> tuple[float, str]:
     found = _NUMBER.fullmatch(text)
     if found is None:
-        raise UsageError(f"{shown(whole)} is no {what[2:]}", hint=f"Write for example {example}")
+        raise UsageError(f"{shown(whole)} is not {what}", hint=f"Write for example {example}")
     return float(found[1]), found[2]
 
 
@@ -323,13 +325,13 @@ def _plain(text: str, what: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise UsageError(f"{what}={text} is no number")
+        raise UsageError(f"{what}={text} is not a number")
     return number
 
 
 def _whole(text: str, what: str, least: int = 1) -> int:
     if not text.strip().isdecimal() or int(text) < least:
-        raise UsageError(f"{shown(text)} is no number of {what}", hint=_EXAMPLE)
+        raise UsageError(f"{shown(text)} is not a number of {what}", hint=_EXAMPLE)
     return int(text)
 
 

@@ -64,7 +64,7 @@ def run_script(world: SimWorld, path: str, argv: list[str], shown: Collection[in
     except OSError as error:
         raise FailedError(f"cannot read {path!r}: {error.strerror}") from None
     except SyntaxError as error:
-        raise FailedError(f"{path} is no Python: {error}") from None
+        raise FailedError(f"{path} is not valid Python: {error}") from None
     engine, size = world.engine, world.network.size
     local: dict[int, int] = {}
     sizes = [world.network.host_of.count(host) for host in range(len(world.network.links))]

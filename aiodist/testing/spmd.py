@@ -128,9 +128,9 @@ def _parameters(function: Any) -> tuple[bool, list[inspect.Parameter]]:
     if getattr(function, "is_hypothesis_test", False):
         raise TypeError(_NO_HYPOTHESIS.format(name=function.__name__))
     if inspect.isasyncgenfunction(function):
-        raise TypeError(f"{name} has a yield: a test is no generator; put what is set up into its body")
+        raise TypeError(f"{name} has a yield: a test cannot be a generator; put what is set up into its body")
     if not inspect.iscoroutinefunction(function):
-        raise TypeError(f"{name} is no coroutine function: write `async def {function.__name__}(pg, …)`")
+        raise TypeError(f"{name} is not a coroutine function: write `async def {function.__name__}(pg, …)`")
     if "<locals>" in name:
         raise TypeError(
             f"{name} is defined inside a function, where the processes of the ranks cannot find it: "

@@ -231,5 +231,5 @@ def breaks() -> int:
     """
     given = os.environ.get(BREAKS, "")
     if given and not given.isdecimal():
-        raise ValueError(f"{BREAKS}={given!r} is no rank: give the number of the one that is to stop")
+        raise ValueError(f"{BREAKS}={given!r} is not a rank: give the number of the one that is to stop")
     return int(given) if given else -1

@@ -472,7 +472,7 @@ class Incoming:
                 f"a fragment out of place: {frame.offset} to {stop} of {frame.total} bytes, {key}"
             )
         if stop != frame.total and frame.nbytes % 16:
-            raise WireError(f"a fragment of {frame.nbytes} bytes, which is no multiple of 16")
+            raise WireError(f"a fragment of {frame.nbytes} bytes, which is not a multiple of 16")
         if not receive.announced:
             receive.announced = True
             self._arrived(self.rank, key, frame.signature, frame.total)

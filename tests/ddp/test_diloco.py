@@ -195,7 +195,7 @@ def test_another_plan_is_refused_at_the_beginning() -> None:
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        ({"sync_every": 5, "fragments": 2}, "no multiple of 2 fragments"),
+        ({"sync_every": 5, "fragments": 2}, "not a multiple of 2 fragments"),
         ({"fragments": [[0, 1]]}, "must have each of the 4 arrays"),
         ({"mix": 2}, "mix must be a number, between 0 and 1, got 2"),
         ({"sync_every": 0}, "sync_every must be at least 1"),

@@ -31,7 +31,7 @@ def test_every_fragment_once_in_sync_every_steps_and_one_at_a_time(
 @pytest.mark.parametrize(
     ("numbers", "match"),
     [
-        ((10, 3, 0), "no multiple of 3 fragments"),
+        ((10, 3, 0), "not a multiple of 3 fragments"),
         ((10, 2, 5), "less than the 5 steps"),
         ((10, 2, -1), "delay=-1"),
     ],

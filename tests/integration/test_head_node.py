@@ -266,8 +266,8 @@ def test_a_secret_that_is_no_text(script: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-H", "a", "--nnodes", "3:2", HELLO], "--nnodes 3:2 has no meaning"),
-        (["-H", "a", "--via", "srun", "--ssh", "other", HELLO], "--ssh has no meaning with --via srun"),
+        (["-H", "a", "--nnodes", "3:2", HELLO], "--nnodes 3:2 is not valid"),
+        (["-H", "a", "--via", "srun", "--ssh", "other", HELLO], "--ssh cannot be used with --via srun"),
         (["-H", "a:x", HELLO], "'x' is no number of workers"),
         ([HELLO], "no hosts given"),
         (["-H", "a", "/no/script.py"], "there is no script '/no/script.py'"),

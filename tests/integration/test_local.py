@@ -242,7 +242,7 @@ async def test_what_empty_refuses_and_what_is_empty(pg: ProcessGroup) -> None:
     with pytest.raises(UsageError, match="negative"):
         pg.empty((2, -1))
     for shape, dtype in (("x", np.int8), (2.5, np.int8), ((1, None), np.int8), (3, "no dtype")):
-        with pytest.raises(UsageError, match="is no shape and dtype"):
+        with pytest.raises(UsageError, match="is not a shape and a dtype"):
             pg.empty(shape, dtype)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="cannot be communicated"):
         pg.empty(3, np.dtype("U4"))

@@ -307,8 +307,8 @@ def test_the_command_reads_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("argv", "said"),
     [
         (["no-such-job"], "there is no job 'no-such-job'"),
-        (["--seconds", "0"], "--seconds=0.0 is no time"),
-        (["--seconds", "nan"], "--seconds=nan is no time"),
+        (["--seconds", "0"], "--seconds=0.0 is not a time"),
+        (["--seconds", "nan"], "--seconds=nan is not a time"),
     ],
 )
 def test_errors_of_the_command(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -444,7 +444,7 @@ def test_what_is_refused() -> None:
             _ = sync.nothing
         with pytest.raises(AttributeError, match="_hidden"):
             _ = sync._hidden
-        with pytest.raises(dist.UsageError, match="no multiple"):
+        with pytest.raises(dist.UsageError, match="not a multiple"):
             portal.DiLoCo(pg, [np.zeros(3), np.zeros(2)], sync_every=3, fragments=2)
 
 

@@ -142,7 +142,7 @@ AS_SENDER = NONSENSE | {
         [frame(Type.DATA, INTO, 64, total=LARGE)] * 2, "a fragment out of place: 0 to 64 of 50000"
     ),
     "bytes that split an element": Case(
-        [frame(Type.DATA, FOLDED, 17, total=LARGE)], "a fragment of 17 bytes, which is no multiple of 16"
+        [frame(Type.DATA, FOLDED, 17, total=LARGE)], "a fragment of 17 bytes, which is not a multiple of 16"
     ),
     "a fragment of nothing": Case([frame(Type.DATA, INTO, 0, total=LARGE)], "a DATA frame without bytes"),
     "a message that is done": Case(

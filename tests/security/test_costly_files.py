@@ -93,7 +93,7 @@ def test_a_pipe_among_the_files_of_a_dump_is_not_waited_for(
     os.mkfifo(tmp_path / "rank0.json")
     for command in (["explain", str(tmp_path)], ["trace", str(tmp_path), "-o", str(tmp_path / "t.json")]):
         assert main(command) != 0
-        assert "it is no file" in capsys.readouterr().err
+        assert "it is not a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", [b"[],", b"{},", b"0,"])

@@ -183,7 +183,7 @@ async def test_a_rendezvous_file_of_another_user_is_not_believed(tmp_path: Path,
 async def test_a_rendezvous_file_is_a_file_of_its_own(make: Callable[[Path], None], tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     make(tmp_path / "meet")
-    with pytest.raises(UsageError, match=r"meet is not safe \(it (is no plain file|has another name)"):
+    with pytest.raises(UsageError, match=r"meet is not safe \(it (is not a regular file|has another name)"):
         await FileStore.open(tmp_path / "meet", "job", b"s", 60)
     assert (tmp_path / "empty").read_bytes() == b""
 

@@ -59,7 +59,7 @@ def raw_stream(stream: Any) -> int:
             return pointer
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    raise UsageError(f"{stream!r} is no CUDA stream", hint="Pass a stream of CuPy or torch, or nothing")
+    raise UsageError(f"{stream!r} is not a CUDA stream", hint="Pass a stream of CuPy or torch, or nothing")
 
 
 def make_stream(cupy: Any) -> Any:

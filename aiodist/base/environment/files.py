@@ -92,11 +92,11 @@ def check_private(handle: int, what: str, path: str | os.PathLike[str], *, share
         shared: its group may read it.
 
     Raises:
-        UsageError: it is no plain file, is neither this user's nor root's, or is open to others.
+        UsageError: it is not a regular file, is neither this user's nor root's, or is open to others.
     """
     facts = os.fstat(handle)
     if not stat.S_ISREG(facts.st_mode):
-        raise UsageError(f"{what} is no file")
+        raise UsageError(f"{what} is not a file")
     if not _is_trusted(facts.st_uid):
         raise UsageError(f"{what} belongs to another user", hint="chown it, or remove it")
     if not shared and facts.st_mode & 0o077:
@@ -130,14 +130,14 @@ def read_file(what: str, path: str | os.PathLike[str], *, trusted: bool) -> byte
         trusted: nobody but this user and root may have written it.
 
     Raises:
-        UsageError: it is no plain file; or it is neither this user's nor root's, or others may write to it.
+        UsageError: it is not a regular file; it is neither this user's nor root's; others may write to it.
         OSError: as of `open_file`.
     """
     handle = open_file(path)
     try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
-            raise UsageError(f"{what} is no file")
+            raise UsageError(f"{what} is not a file")
         if trusted and not _is_trusted(facts.st_uid):
             raise UsageError(f"{what} belongs to another user", hint="Name a file of yours, or of root")
         if trusted and others_may_write(facts, handle):
@@ -297,7 +297,7 @@ class Folder:
         try:
             facts = os.fstat(handle)
             if not stat.S_ISREG(facts.st_mode):
-                raise UntrustedError(f"{name} in it is no plain file")
+                raise UntrustedError(f"{name} in it is not a regular file")
             made, writes = flags & os.O_EXCL, flags & (os.O_WRONLY | os.O_RDWR)
             if facts.st_nlink != 1 and writes and not made:
                 raise UntrustedError(f"{name} in it has another name, too (a hard link)")
@@ -358,7 +358,7 @@ class Folder:
         if stat.S_ISLNK(before.st_mode):
             raise UntrustedError(f"{name} is a link, which is not followed")
         if not stat.S_ISREG(before.st_mode):
-            raise UntrustedError(f"{name} is no plain file")
+            raise UntrustedError(f"{name} is not a regular file")
         if before.st_uid != os.fstat(handle).st_uid:  # as the file system says it, of both
             raise UntrustedError(whose(before.st_uid))
         os.fchmod(handle, stat.S_IMODE(before.st_mode))

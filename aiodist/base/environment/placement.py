@@ -209,7 +209,7 @@ class _Reader:
             return None
         self.seen[name] = text
         if not all(part.isdecimal() for part in text.split(",")):
-            raise UsageError(f"{name}={text[:80]!r} is no list of numbers", hint=_HINT)
+            raise UsageError(f"{name}={text[:80]!r} is not a list of numbers", hint=_HINT)
         length = text.count(",") + 1
         self.said[what] = f"the {length} of {name}"
         return length
@@ -304,7 +304,7 @@ def _by_launcher(
         if given_size is not None and given_size % local_size:
             raise UsageError(
                 "RANK is not set, and does not follow from the rest: "
-                f"{reader.said.get('size', f'size {given_size}')} is no multiple of "
+                f"{reader.said.get('size', f'size {given_size}')} is not a multiple of "
                 f"{reader.said['local size']}",
                 hint=_HINT,
             )

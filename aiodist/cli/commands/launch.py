@@ -86,11 +86,11 @@ def _check_via(args: argparse.Namespace, hosts: Sequence[Host]) -> None:
     }
     if args.local_addr:
         raise UsageError(
-            f"--local-addr has no meaning with --via {args.via}",
+            f"--local-addr cannot be used with --via {args.via}",
             hint="AIODIST_SOCKET_IFNAME names the interface that each host is reached by",
         )
     if given := [name for name, value in useless.items() if value]:
-        raise UsageError(f"{', '.join(given)} has no meaning with --via {args.via}", hint="Leave it out")
+        raise UsageError(f"{', '.join(given)} cannot be used with --via {args.via}", hint="Leave it out")
 
 
 def make_plan(
@@ -185,7 +185,7 @@ def _nodes(args: argparse.Namespace, hosts: int) -> tuple[int, int]:
     least, colon, most = args.nnodes.partition(":")
     right = least.isdecimal() and (not colon or most.isdecimal())
     if not right or int(least) < 1 or (colon and int(most) < int(least)):
-        raise UsageError(f"--nnodes {args.nnodes} has no meaning", hint="Write MIN or MIN:MAX")
+        raise UsageError(f"--nnodes {args.nnodes} is not valid", hint="Write MIN or MIN:MAX")
     if not args.host_discovery_script and (int(least) > hosts or (not colon and int(least) != hosts)):
         raise UsageError(
             f"--nnodes {args.nnodes} does not fit the number of hosts, {hosts}",
@@ -200,7 +200,7 @@ def _seconds(option: str, text: str) -> float:
     except ValueError:
         value = 0.0
     if not value > 0:
-        raise UsageError(f"{option} {text} is no number of seconds")
+        raise UsageError(f"{option} {text} is not a number of seconds")
     return value
 
 

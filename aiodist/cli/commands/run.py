@@ -66,7 +66,7 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: b
     if args.rdzv_backend not in ("static", "c10d"):
         raise UsageError(f"--rdzv-backend {args.rdzv_backend} does not exist here", hint="Use static or c10d")
     if args.on_failure not in ("stop", "continue"):
-        raise UsageError(f"--on-failure {args.on_failure} has no meaning", hint="Use stop or continue")
+        raise UsageError(f"--on-failure {args.on_failure} is not valid", hint="Use stop or continue")
     if args.torch and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         raise UsageError(
             "--torch has no effect with TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch would load no backend",
@@ -240,7 +240,7 @@ def _check_script(script: Path) -> None:
         line = f": {error.text.strip()}" if error.text else ""
         raise UsageError(f"{script}, line {error.lineno or 1}: {error.msg}{line}") from None
     except ValueError as error:  # null bytes
-        raise UsageError(f"'{script}' is no Python script: {error}") from None
+        raise UsageError(f"'{script}' is not a Python script: {error}") from None
 
 
 def _meeting_place(args: argparse.Namespace, nnodes: int) -> tuple[str, int | None]:
@@ -310,7 +310,7 @@ def _per_rank(option: str, text: str, nproc: int) -> dict[int, int]:
     for local_rank, streams in chosen.items():
         if streams not in _STREAMS or not 0 <= local_rank < nproc:
             hint = f"0 none, 1 stdout, 2 stderr, 3 both; local ranks go from 0 to {nproc - 1}"
-            raise UsageError(f"{option} {text} has no meaning", hint=hint)
+            raise UsageError(f"{option} {text} is not valid", hint=hint)
     return {local_rank: streams for local_rank, streams in chosen.items() if streams}
 
 
@@ -328,7 +328,7 @@ def _signals(text: str) -> tuple[int, ...]:
     for name in text.split(","):
         found = getattr(signal, name.strip(), None)
         if not isinstance(found, signal.Signals) or found in (signal.SIGKILL, signal.SIGSTOP):
-            raise UsageError(f"--signals-to-handle: {name!r} is no signal that can be handled")
+            raise UsageError(f"--signals-to-handle: {name!r} is not a signal that can be handled")
         chosen.append(int(found))
     return tuple(chosen)
 

@@ -144,7 +144,7 @@ def _factor(text: str) -> float:
     except ValueError:
         factor = -1.0
     if not 0 <= factor < 1e9:
-        raise UsageError(f"--compute {text} is no factor", hint="Write none, measured, or for example 0.5")
+        raise UsageError(f"--compute {text} is not a factor", hint="Write none, measured, or for example 0.5")
     return factor
 
 

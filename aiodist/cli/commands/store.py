@@ -66,7 +66,7 @@ def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or not unit or int(match[1]) == 0:
-        raise UsageError(f"--limit={text} is no size", hint="Write for example 512MiB or 4GiB")
+        raise UsageError(f"--limit={text} is not a size", hint="Write for example 512MiB or 4GiB")
     return int(match[1]) * unit
 
 

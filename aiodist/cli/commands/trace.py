@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(list(argv))
     if not args.seconds > 0:
-        raise UsageError(f"--seconds={args.seconds} is no time", hint="Write for example --seconds 10")
+        raise UsageError(f"--seconds={args.seconds} is not a time", hint="Write for example --seconds 10")
     from aiodist.observe.clocks import place
     from aiodist.observe.trace import trace
 

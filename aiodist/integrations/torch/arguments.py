@@ -136,7 +136,7 @@ def _op_of(asked: Any) -> ReduceOp | Premultiplied:
     except (KeyError, TypeError):
         if kind == _KINDS.PREMUL_SUM:
             return premul_sum(float(asked.__getstate__()[1]))
-        raise UsageError(f"{asked!r} is no op that ranks can reduce by") from None
+        raise UsageError(f"{asked!r} is not an operation that ranks can reduce by") from None
 
 
 class TorchOptions(NamedTuple):

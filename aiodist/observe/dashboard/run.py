@@ -71,7 +71,7 @@ def check(options: DashboardOptions) -> None:
             hint="Leave it on this host and use ssh -L; or give --allow-insecure as well",
         )
     if not 0 <= options.port < 65536:
-        raise UsageError(f"--port {options.port} is no port")
+        raise UsageError(f"--port {options.port} is not a port")
 
 
 async def serve(options: DashboardOptions, say: Callable[[str], None], environ: Mapping[str, str]) -> int:

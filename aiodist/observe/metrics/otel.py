@@ -55,7 +55,7 @@ def url(endpoint: str) -> str:
         known = False
     if not known:
         raise UsageError(
-            f"{endpoint!r} is no URL of a collector", hint="Write for example http://localhost:4318"
+            f"{endpoint!r} is not the URL of a collector", hint="Write for example http://localhost:4318"
         )
     return endpoint if parts.path.strip("/") else parts._replace(path=_PATH).geturl()
 

@@ -114,7 +114,7 @@ def _made(kind: type[Made], values: dict[str, Any]) -> Made:
         if allowed and field.name in values and type(value) not in allowed:
             raise ValueError(f"{field.name} is no {field.type}")
         if field.type == "float" and isinstance(value, int | float) and not sound(value):
-            raise ValueError(f"{field.name} is no number of seconds")
+            raise ValueError(f"{field.name} is not a number of seconds")
         if type(value) is int and not sound_number(value):
             raise ValueError(f"{field.name} is too large")
     return kind(**values)

@@ -192,4 +192,4 @@ def _first(entry: list[_Piece]) -> str:
 
 
 def _nonsense(nodelist: str, why: str) -> UsageError:
-    return UsageError(f"{nodelist[:80]!r} is no list of hosts of Slurm's: {why}")
+    return UsageError(f"{nodelist[:80]!r} is not a list of hosts of Slurm: {why}")

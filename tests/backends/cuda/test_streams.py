@@ -43,7 +43,7 @@ def test_pointer_of_cupys_streams() -> None:
 
 @pytest.mark.parametrize("stream", [None, True, "0", object()])
 def test_what_is_no_stream(stream: Any) -> None:
-    with pytest.raises(dist.UsageError, match="is no CUDA stream"):
+    with pytest.raises(dist.UsageError, match="is not a CUDA stream"):
         raw_stream(stream)
 
 

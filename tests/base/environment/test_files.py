@@ -268,7 +268,7 @@ def test_what_is_no_file_of_its_own_is_refused(tmp_path: Path, hand_over: HandOv
         os.mkfifo(tmp_path / "d" / "pipe")
         for name, said in (
             ("link", "is a link"),
-            ("pipe", "no plain file"),
+            ("pipe", "not a regular file"),
             ("hard", "has another name, too"),
         ):
             with pytest.raises(UntrustedError, match=f"^{name} in it .*{said}"):

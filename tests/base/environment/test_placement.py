@@ -126,7 +126,7 @@ def test_mpirun_inside_slurm_and_srun_with_pmi() -> None:
 
 def test_a_list_of_ranks_that_is_none() -> None:
     assert placement({**SRUN, "SLURM_GTIDS": ""}).local_world_size is None
-    with pytest.raises(UsageError, match="SLURM_GTIDS='3-7' is no list of numbers"):
+    with pytest.raises(UsageError, match="SLURM_GTIDS='3-7' is not a list of numbers"):
         placement({**SRUN, "SLURM_GTIDS": "3-7"})
 
 
@@ -239,7 +239,7 @@ def test_rank_follows_from_the_node(nodes: int, local_size: int, data: st.DataOb
         ({**SRUN, "SLURM_LOCALID": "3"}, "SLURM_LOCALID=3 is not below the 3 of SLURM_GTIDS"),
         (
             {"NODE_RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "5"},
-            "RANK is not set, and does not follow from the rest: WORLD_SIZE=5 is no multiple of "
+            "RANK is not set, and does not follow from the rest: WORLD_SIZE=5 is not a multiple of "
             "LOCAL_WORLD_SIZE=2",
         ),
     ],

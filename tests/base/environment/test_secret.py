@@ -80,9 +80,9 @@ def test_a_file_that_another_user_has_put_there(tmp_path: Path, hand_over: HandO
 def test_a_fifo_is_no_file_and_nobody_waits_for_it(tmp_path: Path) -> None:
     (tmp_path / ".aiodist").mkdir(mode=0o700)
     os.mkfifo(tmp_path / ".aiodist" / "secret", 0o600)
-    with pytest.raises(UsageError, match="is no plain file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         home_secret(environ(tmp_path))
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         given_secret({"AIODIST_SECRET_FILE": str(tmp_path / ".aiodist" / "secret")})
 
 

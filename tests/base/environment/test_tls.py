@@ -108,7 +108,7 @@ def test_files_that_others_may_have_written(
         copied.chmod(0o600)
         assert tls(ours | {name: str(copied)}) is not None
         os.mkfifo(tmp_path / "pipe", 0o600)
-        with pytest.raises(UsageError, match=f"{name}=.* is no file"):
+        with pytest.raises(UsageError, match=f"{name}=.* is not a file"):
             tls(ours | {name: str(tmp_path / "pipe")})
         (tmp_path / "pipe").unlink()
     hand_over(tmp_path / "AIODIST_TLS_KEY")

@@ -53,7 +53,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[JobView]]:
         (["--textfile=metrics.txt"], "does not end in .prom. node_exporter reads no other files"),
         (
             ["--otlp", "train.py"],
-            "'train.py' is no URL of a collector. Write for example http://localhost:4318",
+            "'train.py' is not the URL of a collector. Write for example http://localhost:4318",
         ),
         (["--oltp"], "there is no option --oltp. Did you mean --otlp?"),
     ],

@@ -148,11 +148,11 @@ async def test_many_jobs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--limit", "many"), "--limit=many is no size. Write for example 512MiB or 4GiB"),
-        (("--limit", "0"), "--limit=0 is no size"),
-        (("--port", "65536"), "65536 is no port. Ports go from 1 to 65535"),
-        (("--port", "-1"), "-1 is no port"),
-        (("--limit", "5 parsecs"), "is no size"),
+        (("--limit", "many"), "--limit=many is not a size. Write for example 512MiB or 4GiB"),
+        (("--limit", "0"), "--limit=0 is not a size"),
+        (("--port", "65536"), "65536 is not a port. Ports go from 1 to 65535"),
+        (("--port", "-1"), "-1 is not a port"),
+        (("--limit", "5 parsecs"), "is not a size"),
         (("--job", "j", "--jobs", "d"), "--job and --jobs contradict each other"),
         (("--jobs", "/no/such/place"), "cannot be read (No such file or directory)"),
         (("--data", "/no/such/place", "--port", "0"), "cannot be used (No such file or directory)"),

@@ -54,7 +54,7 @@ def test_for_torchs_analyzer(job: str, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
 def test_seconds_that_are_none(seconds: str, job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", job, "--seconds", seconds]) == 2
-    assert "is no time" in capsys.readouterr().err
+    assert "is not a time" in capsys.readouterr().err
 
 
 def test_a_place_that_takes_no_file(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -352,7 +352,7 @@ def test_a_terminal_is_shown_the_address_and_no_file_is_made(tmp_path: Path, job
     [
         (["--host", "0.0.0.0"], "ssh -L"),
         (["--host", "192.0.2.1"], "ssh -L"),
-        (["--port", "70000"], "no port"),
+        (["--port", "70000"], "not a port"),
         (["JOB", "--host", "192.0.2.1", "--allow-insecure"], "cannot listen"),
         (["no-such-job"], "there is no job"),
     ],

@@ -371,7 +371,7 @@ async def test_links_in_the_folder_of_logs_lead_nowhere(tmp_path: Path) -> None:
         assert [(one["attempt"], one["local"]) for one in outputs] == [(0, 0), (0, 1), (0, 2), (0, 3)]
         told = json.loads((await page.data("logs?of=0&stream=stdout"))[1])
         assert told["lines"] == ["last", "second"] and told["next"] == 29
-        for number, why in ((1, "is a link"), (2, "no plain file"), (3, "nothing is written")):
+        for number, why in ((1, "is a link"), (2, "not a regular file"), (3, "nothing is written")):
             told = json.loads((await page.data(f"logs?of={number}&stream=stdout"))[1])
             assert why in told["error"] and told["lines"] == []
 

@@ -133,7 +133,7 @@ def test_where_metrics_go(endpoint: str, where: str) -> None:
 
 @pytest.mark.parametrize("endpoint", ["train.py", "localhost:4318", "ftp://x", "http://", "http://[x"])
 def test_what_is_no_url_is_refused(endpoint: str) -> None:
-    with pytest.raises(UsageError, match="no URL of a collector"):
+    with pytest.raises(UsageError, match="not the URL of a collector"):
         url(endpoint)
 
 
