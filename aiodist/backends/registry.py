@@ -77,7 +77,7 @@ def find_engine(name: str) -> type[Engine]:
             except Exception as error:
                 raise BackendUnavailable(
                     f"backend {name!r} cannot be imported ({type(error).__name__}: {error})",
-                    hint=f"Install {point.dist.name if point.dist else point.value} anew",
+                    hint=f"Reinstall {point.dist.name if point.dist else point.value}",
                 ) from error
             wrong = _fault(loaded)
             if wrong:

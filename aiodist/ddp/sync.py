@@ -214,7 +214,7 @@ class GradientSync:
         """
         if not self._synced:
             raise UsageError(
-                "the initial values may still be on their way",
+                "the initial values may not have arrived yet",
                 hint="Write `sync = await GradientSync(…)` before the first gradient is computed",
             )
         if self._ending.pending:

@@ -133,7 +133,7 @@ class Changes:
         if regroup is None:
             raise UsageError(
                 f"group '{self._roster.name}' is not the world, whose members alone can change",
-                hint="Call it on the world's group, and make subgroups anew",
+                hint="Call it on the world's group, and make its subgroups again",
             )
         if "regroups" not in core.carriers.capabilities:
             raise UsageError(

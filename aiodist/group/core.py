@@ -275,7 +275,9 @@ class GroupCore:
     async def let_go(self) -> None:
         """End what is in flight, since the epoch has ended; return when no buffer is touched any more."""
         if len(self._flight):
-            over = GroupBroken(f"epoch {self.roster.epoch} has ended", hint="Make the group anew")
+            over = GroupBroken(
+                f"epoch {self.roster.epoch} has ended", hint="Make the group again in the present epoch"
+            )
             self.break_group(over, tell=False)
         self.failures.forget()
         await self._end_all()

@@ -337,7 +337,7 @@ def exchange(
     sent = check.splits(source, in_splits, size, "tensor", "in_splits")
     if out is None:
         if out_splits is None and in_splits is not None:
-            raise UsageError("in_splits alone leaves open what arrives", hint="Pass out_splits, too")
+            raise UsageError("in_splits alone does not say what arrives", hint="Pass out_splits, too")
         rows = source.shape[0] if out_splits is None else sum(check.counts(out_splits, size, "out_splits"))
         result, target = check.output(None, tensor, source, (rows, *source.shape[1:]))
     else:

@@ -266,7 +266,7 @@ class Watch:
             self._breaks(
                 Evicted(
                     f"the others count this process as lost: {cause}",
-                    hint="They went on, or ended, without it: leave, and join anew",
+                    hint="They went on, or ended, without it: leave, and join again",
                 ),
                 tell=False,
             )

@@ -63,7 +63,7 @@ def check_records() -> None:
     except OSError as error:
         raise UsageError(
             f"the records of this host's jobs are in {error.filename}, and it is not read: {error.strerror}",
-            hint=f"If it is yours: chmod 700 {error.filename}; if not: have it removed, and start jobs anew",
+            hint=f"If it is yours: chmod 700 {error.filename}; if not: have it removed, and start jobs again",
         ) from None
 
 

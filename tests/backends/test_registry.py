@@ -142,8 +142,8 @@ def test_registered_one_comes_before_that_of_a_package(bring: Bring) -> None:
     ("code", "words", "hint"),
     [
         ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'", "brought"),
-        ("1 / 0", "ZeroDivisionError", "Install brought anew"),
-        ("", "AttributeError", "Install brought anew"),
+        ("1 / 0", "ZeroDivisionError", "Reinstall brought"),
+        ("", "AttributeError", "Reinstall brought"),
         ("class Theirs: pass", "is no subclass of Engine", "Tell its authors"),
         ("class Theirs(Engine): pass", "has no name", "Tell its authors"),
     ],

@@ -29,7 +29,7 @@ def load() -> Any:
     if count_devices(cupy) == 0:
         raise BackendUnavailable(
             "no CUDA device is visible to this process",
-            hint="Look at CUDA_VISIBLE_DEVICES, and at what nvidia-smi lists",
+            hint="Check CUDA_VISIBLE_DEVICES, and what nvidia-smi lists",
         )
     return cupy
 
@@ -45,7 +45,7 @@ def import_cupy() -> Any:
                 "device tensors need CuPy, which is not installed", hint=_INSTALL + nor
             ) from None
         raise BackendUnavailable(
-            f"CuPy is installed and cannot be imported ({error})", hint=f"Install it anew: {_INSTALL}"
+            f"CuPy is installed and cannot be imported ({error})", hint=f"Reinstall it: {_INSTALL}"
         ) from error
     return cupy
 

@@ -139,7 +139,7 @@ async def _talk(library: Library, timeout: float) -> AsyncIterator[Talk]:
     if this.gave_up:
         raise RendezvousError(
             "an earlier meeting of this process with the MPI job did not finish, and MPI cannot cancel it",
-            hint="Start the job anew, or set MASTER_ADDR and MASTER_PORT on every rank",
+            hint="Start the job again, or set MASTER_ADDR and MASTER_PORT on every rank",
         )
     owner, progress, loop = object(), this.hold(library), asyncio.get_running_loop()
 

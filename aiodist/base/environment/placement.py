@@ -303,7 +303,7 @@ def _by_launcher(
         given_rank = node_rank * local_size + local_rank
         if given_size is not None and given_size % local_size:
             raise UsageError(
-                "RANK is not set, and does not follow from the rest: "
+                "RANK is not set, and the other variables do not give it: "
                 f"{reader.said.get('size', f'size {given_size}')} is not a multiple of "
                 f"{reader.said['local size']}",
                 hint=_HINT,

@@ -103,7 +103,7 @@ def tuning(environ: Environ) -> Tuning:
         if value < 4 * heartbeat:
             raise UsageError(
                 f"{name}={value:g} is less than four times AIODIST_HEARTBEAT={heartbeat:g}",
-                hint="A rank would be accused because one sign of life is late",
+                hint="A rank would be taken for dead because one heartbeat is late",
             )
     least = max(_USUAL.evict_silent_after, evict_after)
     evict_silent_after = _seconds(environ, "AIODIST_EVICT_SILENT_AFTER", least)

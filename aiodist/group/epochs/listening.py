@@ -38,7 +38,7 @@ from aiodist.group.roster import context_of
 
 logger = logging.getLogger("aiodist.group.regroup")
 
-EVICTED_HINT = "Leave, and join anew: dist.join()"
+EVICTED_HINT = "Leave, and join again: dist.join()"
 
 _CALLS = 64  # of which what was said is kept
 

@@ -362,7 +362,7 @@ class Regroup:
         if fail.quorum:
             return QuorumLost(
                 f"no epoch {assembly.epoch + 1}: {fail.why}",
-                hint="Leave; start the job again, or join anew if another part of it goes on",
+                hint="Leave; start the job again, or join again if another part of it goes on",
             )
         return RendezvousTimeout(
             f"no epoch {assembly.epoch + 1}: {fail.why}", hint="The group is as it was: go on with it"

@@ -109,7 +109,7 @@ class MajorityArbiter:
             without = f", not counting {name_ranks(dead)}" if dead else ""
             raise QuorumLost(
                 f"fewer than half of the {self.size} members of the epoch answer{without}",
-                hint="Another part of the job may go on; this process must not. Leave, and join anew",
+                hint="Another part of the job may go on; this process must not. Leave, and join again",
             ) from None
         logger.debug("rank %d: a majority has decided %s", self.rank, topic)
         return ballots.chosen[topic]

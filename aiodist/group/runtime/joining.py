@@ -184,7 +184,7 @@ async def _until_it_runs(run: _Run, store: Store, group_name: str, limit: float)
     if run is _Run.DESERTED:
         raise RendezvousError(
             "no member of the job's last run is left that could admit this process",
-            hint="Start all ranks again, each with its RANK: that begins the job anew",
+            hint="Start all ranks again, each with its RANK: that begins the job again",
         )
     await _named(store, group_name).wait([LATEST], limit)
 

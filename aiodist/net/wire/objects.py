@@ -120,7 +120,7 @@ def encode(obj: Any, *, allow_pickle: bool = False, apart: Apart | None = None) 
         raise UsageError("there is no memory for the object as bytes", hint="Send it in parts") from None
     except RecursionError:
         raise UsageError(
-            "the object cannot be sent from here: it is nested too deep for so many calls in each other",
+            "the object cannot be sent from here: it is nested too deep for the present depth of calls",
             hint="Send it from a function that fewer others have called",
         ) from None
 

@@ -97,12 +97,12 @@ class DataFolder:
             except (ValueError, KeyError, TypeError):
                 raise RendezvousError(
                     f"the store's file {path} is damaged",
-                    hint="Bring it back from a backup; without it clients take the store for another one",
+                    hint="Restore it from a backup; without it clients take the store for another one",
                 ) from None
         elif folder.has("jobs"):
             raise RendezvousError(
                 f"the store's file {path} is missing, and there are data in the folder",
-                hint="Bring it back from a backup, or move the whole folder away to begin empty",
+                hint="Restore it from a backup, or move the whole folder away to begin empty",
             )
         else:
             if any(name not in _OURS for name in folder.names() if name[0] != "."):

@@ -190,7 +190,7 @@ class StoreFiles:
     def _incomplete(self, name: str) -> RendezvousError:
         return RendezvousError(
             f"the store's file {self._path(name)} is missing, others of the folder need it",
-            hint="Bring it back, from a backup if need be, or move the whole folder away to begin empty",
+            hint="Restore it, from a backup if there is one, or move the whole folder away to begin empty",
         )
 
     def _open(self, name: str, end: int) -> None:
@@ -322,5 +322,5 @@ def _damaged(path: Path, error: DamageError) -> RendezvousError:
     message = f"the store's file {path} is damaged: {error.message} at byte {error.offset}"
     return RendezvousError(
         message,
-        hint="Bring the folder back from a backup, or move it away to begin empty; nothing in it was changed",
+        hint="Restore the folder from a backup, or move it away to begin empty; nothing in it was changed",
     )

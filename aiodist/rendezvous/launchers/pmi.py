@@ -47,7 +47,7 @@ _MAX_LINE = 4096  # bytes of an answer
 _LEAVE_SECONDS = 5.0  # for mpirun to take note of the end
 _FIRST = "x"  # a value begins with it, so that none is empty
 _HINT = (
-    "Start the job anew; or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port, on every rank"
+    "Start the job again; or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port, on every rank"
 )
 
 

@@ -65,7 +65,7 @@ async def test_process_that_gave_up_makes_no_more_calls_that_others_would_take_f
             await talk(lambda comm: None)
     with pytest.raises(
         RendezvousError,
-        match=r"an earlier meeting of this process with the MPI job did not finish.*Start the job anew",
+        match=r"an earlier meeting of this process with the MPI job did not finish.*Start the job again",
     ):
         async with meeting._talk(library, 60):
             raise AssertionError

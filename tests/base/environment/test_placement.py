@@ -239,7 +239,7 @@ def test_rank_follows_from_the_node(nodes: int, local_size: int, data: st.DataOb
         ({**SRUN, "SLURM_LOCALID": "3"}, "SLURM_LOCALID=3 is not below the 3 of SLURM_GTIDS"),
         (
             {"NODE_RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "5"},
-            "RANK is not set, and does not follow from the rest: WORLD_SIZE=5 is not a multiple of "
+            "RANK is not set, and the other variables do not give it: WORLD_SIZE=5 is not a multiple of "
             "LOCAL_WORLD_SIZE=2",
         ),
     ],
