@@ -215,5 +215,5 @@ def test_deep_calls_are_no_bare_recursion_error() -> None:
     def within(levels: int) -> bytes:
         return within(levels - 1) if levels else objects.encode(deep)
 
-    with pytest.raises(UsageError, match="nested too deep for so many calls"):
+    with pytest.raises(UsageError, match="nested too deep for the present depth"):
         within(sys.getrecursionlimit() - len(inspect.stack(0)) - 100)
