@@ -295,10 +295,10 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
         group: str = "",
         hint: str = "",
     ) -> None:
-        known = _known(missing, unheard, trouble) or ["all had arrived"]
+        known = _known(missing, unheard, trouble) or ["all ranks had arrived"]
         message = f"the operation did not complete within {timeout:g} s: {'; '.join(known)}"
         if not hint:
-            at_fault = missing or unheard or trouble not in ("", "all had arrived")
+            at_fault = missing or unheard or trouble not in ("", "all ranks had arrived")
             hint = _SLOW_RANK if at_fault else _SLOW_PATH
         super().__init__(message, op=op, seq=seq, group=group, hint=hint)
         self.missing = tuple(sorted(missing))

@@ -200,7 +200,7 @@ class Watch:
             for told in (found.ranks, found.unheard)
         )
         if not (missing or unheard):
-            trouble.insert(0, "no other side of the message was seen" if message else "all had arrived")
+            trouble.insert(0, "no matching send or recv was seen" if message else "all ranks had arrived")
         return CollectiveTimeout(timeout, missing, unheard, "; ".join(trouble[:SHOWN]))
 
     def trouble(self, peer: int) -> str:

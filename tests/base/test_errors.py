@@ -90,7 +90,7 @@ BROKEN: list[tuple[GroupBroken, dict[str, Any], str]] = [
         "lost ranks 1 and 3",
     ),
     (CollectiveTimeout(2.5, [4]), {"timeout": 2.5, "missing": (4,)}, "within 2.5 s: rank 4 had not arrived"),
-    (CollectiveTimeout(2.5), {"missing": ()}, "all had arrived"),
+    (CollectiveTimeout(2.5), {"missing": ()}, "all ranks had arrived"),
     (
         CollectiveTimeout(2.5, [4], [1], "rank 1 (b) has not run its event loop for 8 s: train.py:41"),
         {"missing": (4,), "unheard": (1,)},
@@ -147,13 +147,13 @@ def test_nobody_is_told_of_itself_that_it_had_not_arrived() -> None:
         words = f"rank 0 gave up after 2.5 s of waiting for rank {rank}, this process; {others}; rank 1 (b)"
         assert str(named).startswith(words) and "that rank" not in str(named)
     alone = str(CollectiveTimeout(2.5, [1]).as_read_by(1, 0))
-    assert "had not arrived" not in alone and "all had arrived" not in alone
+    assert "had not arrived" not in alone and "all ranks had arrived" not in alone
 
 
 def test_where_nobody_is_late_nobody_is_called_slow() -> None:
     assert "that rank" in str(CollectiveTimeout(3, [1]))
-    for error in (CollectiveTimeout(3), CollectiveTimeout(3, trouble="all had arrived")):
-        assert str(error).count("all had arrived") == 1 and "that rank" not in str(error)
+    for error in (CollectiveTimeout(3), CollectiveTimeout(3, trouble="all ranks had arrived")):
+        assert str(error).count("all ranks had arrived") == 1 and "that rank" not in str(error)
 
 
 def test_broken_errors_have_a_hint_each() -> None:

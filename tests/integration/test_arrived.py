@@ -41,7 +41,7 @@ async def test_who_has_published_is_said_to_have_arrived(pg: ProcessGroup, rank:
     error = await with_busy(pg, rank, published=True)
     if error is not None:
         assert (error.missing, error.unheard) == ((), ()), error
-        assert f"all had arrived; rank {rank} (" in str(error)
+        assert f"all ranks had arrived; rank {rank} (" in str(error)
         assert "does not answer: its event loop is busy" in str(error)
 
 
