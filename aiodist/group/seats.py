@@ -49,13 +49,13 @@ def seats_of(said: Sequence[Said]) -> tuple[Seat, ...]:
     members: dict[int, list[Said]] = {}
     for node, one in zip(nodes, said, strict=True):
         members.setdefault(node, []).append(one)
-    told = {
+    complete = {
         node
         for node, those in members.items()
         if len({one.local for one in those} - {UNSAID}) == len(those)  # all, and each another
     }
     return tuple(
-        Seat(node, one.local if node in told else rank)
+        Seat(node, one.local if node in complete else rank)
         for rank, (node, one) in enumerate(zip(nodes, said, strict=True))
     )
 

@@ -196,8 +196,8 @@ class Watch:
         busy = [rank for rank in found.unheard if rank in seen and rank not in blocked]
         trouble += [f"{self._name(rank)} does not answer: its event loop is busy" for rank in busy]
         missing, unheard = (
-            [rank for rank in told if rank not in seen and rank != me]
-            for told in (found.ranks, found.unheard)
+            [rank for rank in names if rank not in seen and rank != me]
+            for names in (found.ranks, found.unheard)
         )
         if not (missing or unheard):
             trouble.insert(0, "no matching send or recv was seen" if message else "all ranks had arrived")

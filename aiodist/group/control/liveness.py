@@ -85,9 +85,9 @@ class Patience:
     evict_after: float = 30.0
     evict_silent_after: float = 600.0
 
-    def next_word(self, told: float) -> float:
-        """The next time to speak of a blocked loop: seconds of its time, after it was told of at `told`."""
-        return min(max(2 * told, self.warn_after), told + self.evict_silent_after / WORDS_AT_LEAST)
+    def next_word(self, reported: float) -> float:
+        """The next time to speak of a blocked loop: seconds of its time, after a report at `reported`."""
+        return min(max(2 * reported, self.warn_after), reported + self.evict_silent_after / WORDS_AT_LEAST)
 
 
 @dataclass(slots=True)
@@ -98,13 +98,13 @@ class Blocked:
         state: why.
         where: the line that its thread is in, where its watchdog could say.
         since: when it turned last, on this process's clock.
-        told: seconds that it had not turned when all were last told.
+        reported: seconds that it had not turned when all were last told.
     """
 
     state: LoopState
     where: str
     since: float
-    told: float
+    reported: float
 
     def seconds(self, now: float) -> float:
         """The seconds for which it has not turned."""
@@ -229,7 +229,7 @@ class Liveness:
                 del self._peers[rank]
             return
         if state is LoopState.silent and known is not None:  # who says so knows less
-            known.told = max(known.told, seconds)
+            known.reported = max(known.reported, seconds)
             return
         self.blocked[rank] = Blocked(state, where, now - seconds, seconds)
         if peer is None and rank in self.visible:
@@ -310,7 +310,7 @@ class Liveness:
         if known is None:
             silent = self._counted - peer.spoke
             return state if silent >= min(patience.warn_after, patience.evict_after / 2) + slack else None
-        due = known.seconds(now) >= patience.next_word(known.told) + slack
+        due = known.seconds(now) >= patience.next_word(known.reported) + slack
         return state if due or (known.state, state) in CHANGES else None
 
     def _at(self, now: float) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from aiodist.group.control.sentries import is_exiting, open_thread
 from aiodist.net.forks import own
 
-_LOOKS = (0.0005, 0.001, 0.002, 0.005, 0.01)  # seconds between looks at a process whose sentry is gone
+_PAUSES = (0.0005, 0.001, 0.002, 0.005, 0.01)  # seconds between checks of a process whose sentry is gone
 
 
 class ProcessWatch:
@@ -45,15 +45,15 @@ class ProcessWatch:
                 fd = self._fds[-tid] = open_thread(tid)
                 self._loop.add_reader(fd, self._sentry_gone, pid, tid, exits)
 
-    def _sentry_gone(self, pid: int, tid: int, exits: Callable[[int], object], look: int = 0) -> None:
-        if not look:
+    def _sentry_gone(self, pid: int, tid: int, exits: Callable[[int], object], attempt: int = 0) -> None:
+        if not attempt:
             self._drop(-tid)
         if pid not in self._fds:
             return  # it has ended, or is not watched any more
         if is_exiting(pid):
             exits(pid)
-        elif look < len(_LOOKS):  # it is killed in a moment, or it has let its sentries go
-            self._loop.call_later(_LOOKS[look], self._sentry_gone, pid, tid, exits, look + 1)
+        elif attempt < len(_PAUSES):  # it is killed in a moment, or it has let its sentries go
+            self._loop.call_later(_PAUSES[attempt], self._sentry_gone, pid, tid, exits, attempt + 1)
 
     def _ended(self, pid: int, ended: Callable[[int], object]) -> None:
         self._drop(pid)

@@ -37,12 +37,12 @@ class Late:
 
     Args:
         store: where they gather.
-        told: where the launcher says which ranks have finished.
+        reports: where the launcher says which ranks have finished.
         world_size: how many they are.
     """
 
     store: Store
-    told: Store
+    reports: Store
     world_size: int
 
     async def claim(self, rank: int, description: bytes) -> None:
@@ -77,9 +77,9 @@ class Late:
 
     async def _finished(self) -> list[int]:
         """The ranks that have finished, as soon as there are any."""
-        async with self.told.watch(FINISHED) as watch:
+        async with self.reports.watch(FINISHED) as watch:
             async for _ in watch:
-                keys = [key.removeprefix(FINISHED) for key in await self.told.list_keys(FINISHED)]
+                keys = [key.removeprefix(FINISHED) for key in await self.reports.list_keys(FINISHED)]
                 # Workers of nodes that came later are none of those who begin.
                 ranks = [int(key) for key in keys if key.isdecimal() and int(key) < self.world_size]
                 if ranks:

@@ -152,16 +152,16 @@ class Member:
             store_address=where,
         )
 
-    async def first_epoch(self, told: bool = False) -> ProcessGroup:
+    async def first_epoch(self, launched: bool = False) -> ProcessGroup:
         """Form the job's first world with the others that meet.
 
         Args:
-            told: a launcher says at the meeting's store which ranks have finished, and come no more.
+            launched: a launcher says at the meeting's store which ranks have finished, and come no more.
         """
         meeting, job = self._meeting, self.job
         try:
             late = None
-            if told and await job.store.check([LATEST]):
+            if launched and await job.store.check([LATEST]):
                 late = Late(job.store, meeting.store, meeting.world_size)
                 await late.claim(meeting.rank, self._me)
             else:

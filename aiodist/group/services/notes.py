@@ -62,8 +62,8 @@ class Notes:
             return
         more = f" ({left_out} more errors like this were left out)" if left_out else ""
         with contextlib.suppress(Exception):  # a log that fails must not end the connection that is read
-            told = [_line(error), *(_lines(error) if lines else ())]
-            _log.log(level, "%s%s%s", words, told[0] + more, "".join("\n" + one for one in told[1:]))
+            lines_of = [_line(error), *(_lines(error) if lines else ())]
+            _log.log(level, "%s%s%s", words, lines_of[0] + more, "".join("\n" + one for one in lines_of[1:]))
 
 
 class _Rate:

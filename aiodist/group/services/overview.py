@@ -46,7 +46,7 @@ class Overview:
             RuntimeError: something has changed meanwhile.
         """
         seen: dict[tuple[Any, ...], float] = {}
-        told: dict[str, Any] = {"asked": 0, "served": 0, "to": [], "room": [], "full": [], "within": []}
+        found: dict[str, Any] = {"asked": 0, "served": 0, "to": [], "room": [], "full": [], "within": []}
 
         def since(*key: Any) -> float:
             seen[key] = self._since.get(key, now)
@@ -57,7 +57,7 @@ class Overview:
         for uid, peer in list(self._peers.by_uid.items()):
             rank = self._peers.rank_of(uid)
             if peer.callee is not None:
-                told["served"] += peer.callee.served
+                found["served"] += peer.callee.served
             if peer.caller is None or peer.caller.over:
                 continue
             names: dict[bytes, list[int]] = {}
@@ -66,21 +66,21 @@ class Overview:
                 names.setdefault(asked.name, []).append(asked.number)
                 if asked.by is not None and (by := named.get(id(asked.by.slot))):
                     within.setdefault((by, asked.name), []).append(asked.number)
-            told["asked"] += sum(map(len, names.values()))
+            found["asked"] += sum(map(len, names.values()))
             for name, numbers in names.items():
                 at = since("to", uid, name, numbers[0])
-                told["to"].append([rank, name.decode() or A_MESSAGE, at, len(numbers)])
+                found["to"].append([rank, name.decode() or A_MESSAGE, at, len(numbers)])
             for (by, name), numbers in within.items():
                 at = since("within", uid, by, name, numbers[0])
-                told["within"].append([by, rank, name.decode() or A_MESSAGE, at, len(numbers)])
+                found["within"].append([by, rank, name.decode() or A_MESSAGE, at, len(numbers)])
             waiting = peer.way.waiting
             for first in islice(waiting, 1):  # another one, where calls pass: then nobody waits for long
-                told["room"].append([rank, since("room", uid, id(first)), len(waiting)])
+                found["room"].append([rank, since("room", uid, id(first)), len(waiting)])
         for handler in handlers:
             waiting = handler.slots.waiting
             for first in islice(waiting, 1):
-                told["full"].append([handler.name, since("full", handler.name, id(first)), len(waiting)])
+                found["full"].append([handler.name, since("full", handler.name, id(first)), len(waiting)])
         self._since = seen
         for lines in ("to", "room", "full", "within"):
-            del told[lines][MOST:]
-        return told
+            del found[lines][MOST:]
+        return found
