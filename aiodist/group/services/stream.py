@@ -191,13 +191,13 @@ class _Waiter:
         self._stream = weakref.ref(stream)
 
     def part(self, body: bytes | bytearray) -> None:
-        """Take a part that has come for the stream; see `caller.Waiter`."""
+        """Take a part that has come for the stream; see `caller.CallWaiter`."""
         stream = self._stream()
         if stream is not None:
             stream.take_part(body)
 
     def ended(self, outcome: Outcome) -> None:
-        """End the stream, with an error or without; see `caller.Waiter`."""
+        """End the stream, with an error or without; see `caller.CallWaiter`."""
         stream = self._stream()
         if stream is not None:
             stream.take_end(outcome)

@@ -31,7 +31,7 @@ class Request:
 
 @dataclass
 class Mpi:
-    """What `Progress` asks."""
+    """What `MpiProgress` asks."""
 
     looks: int = 0
     seen: list[int] = field(default_factory=list)

@@ -131,7 +131,7 @@ class Run:
         *,
         deadline: float,
     ) -> TransactionOutcome:
-        """As `aiodist.rendezvous.etcd.run.Run.txn`."""
+        """As `aiodist.rendezvous.etcd.run.EtcdRun.txn`."""
         etcd, body = self._etcd, words.txn(conditions, success, failure)
         way = self.ways.popleft() if self.ways else Way.arrives
         await asyncio.sleep(0)
@@ -147,7 +147,7 @@ class Run:
         return found
 
     async def read(self, *operations: Json, deadline: float) -> list[Range]:
-        """As `aiodist.rendezvous.etcd.run.Run.read`."""
+        """As `aiodist.rendezvous.etcd.run.EtcdRun.read`."""
         return (await self.txn([], operations, deadline=deadline)).ranges
 
 
