@@ -58,7 +58,7 @@ def test_registered_name_is_found_whatever_its_case() -> None:
 
 @pytest.mark.parametrize("name", ["", "-", "a b", "cpu:mine", "a,b", None, 7])
 def test_names_that_are_none(name: Any) -> None:
-    with pytest.raises(dist.UsageError, match=r"no name for a backend.*letters, digits"):
+    with pytest.raises(dist.UsageError, match=r"not a name for a backend.*letters, digits"):
         dist.register_backend(name, Mine)
 
 

@@ -261,7 +261,7 @@ def test_what_stands_in_its_way_is_not_written_to(
     make[what](shared / "out")
     if given or what == "theirs":
         give(shared / "out")
-    with pytest.raises((AiodistError, UntrustedError), match=r"link|no plain file|belongs to user 4711"):
+    with pytest.raises((AiodistError, UntrustedError), match=r"link|not a regular file|belongs to user 4711"):
         write(shared / "out")
     assert precious.read_bytes() == TEXT and of_another.read_bytes() == TEXT
     assert not nowhere.exists() and [one.name for one in shared.iterdir()] == ["out"]

@@ -124,7 +124,7 @@ def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
         Reader(tmp_path, [path.name], [nbytes])(floats, np.dtype(np.float32))
     path.unlink()
     os.mkfifo(path)  # nobody writes it: opening it must not wait
-    with pytest.raises(CheckpointError, match=r"cannot be read: .*no plain file"):
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*not a regular file"):
         Reader(tmp_path, [path.name], [0])(floats, np.dtype(np.float32))
 
 
