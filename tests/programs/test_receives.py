@@ -54,7 +54,7 @@ def claims_that_end_before_the_copy(patch: pytest.MonkeyPatch) -> None:
 
     def copy(self: Any, claim: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
         receiver, made = claim.receiver, TensorCopy(pairs)
-        self._claims.remove(claim)
+        self._matches.remove(claim)
 
         def over() -> None:
             if claim.receiver is receiver:
@@ -68,7 +68,7 @@ def claims_that_end_before_the_copy(patch: pytest.MonkeyPatch) -> None:
 
     def takes_back(self: Any, operation: Any) -> None:
         claim = operation.noted
-        matched = claim is None or self._claims.find(claim.source, claim.tag, claim.number) is claim
+        matched = claim is None or self._matches.find(claim.source, claim.tag, claim.number) is claim
         if operation.work.done() or matched:
             take_back(self, operation)
         else:
@@ -118,7 +118,7 @@ def objects_that_go_with_their_receive(patch: pytest.MonkeyPatch) -> None:
 
     def decode(self: Any, claim: Any, decoding: Any) -> None:
         receiver = claim.receiver
-        self._claims.remove(claim)
+        self._matches.remove(claim)
 
         def over(of: Any) -> None:
             if claim.receiver is receiver:
@@ -131,7 +131,7 @@ def objects_that_go_with_their_receive(patch: pytest.MonkeyPatch) -> None:
 
     def takes_back(self: Any, operation: Any) -> None:
         claim = operation.noted
-        matched = claim is None or self._claims.find(claim.source, claim.tag, claim.number) is claim
+        matched = claim is None or self._matches.find(claim.source, claim.tag, claim.number) is claim
         if operation.work.done() or matched:
             take_back(self, operation)
         else:
@@ -179,7 +179,7 @@ def messages_that_count_twice(patch: pytest.MonkeyPatch) -> None:
 
     def takes(self: Any, rank: int, stream: int, number: int, *arrived: Any) -> int:
         source = self._channels.group_rank(rank)
-        known = source is None or self._claims.find(source, stream - 1, number) is not None
+        known = source is None or self._matches.find(source, stream - 1, number) is not None
         taken = take(self, rank, stream, number, *arrived)
         if not known and taken == Handled.NO:
             self._count(source)

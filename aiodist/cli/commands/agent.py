@@ -95,11 +95,11 @@ def _listening(others: Sequence[str], address: str) -> str:
 
 def _own_stdin() -> int:
     """A descriptor of stdin that no worker gets; theirs is empty."""
-    told = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
+    stdin = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    return told
+    return stdin
 
 
 if __name__ == "__main__":

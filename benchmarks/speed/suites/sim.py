@@ -21,7 +21,7 @@ from aiodist.cli.bench.table import table
 from aiodist.sim.collectives import Collectives, Wanted
 from aiodist.sim.constants import Constants
 from aiodist.sim.cost import Fabric
-from aiodist.sim.network import Link, Network
+from aiodist.sim.network import LinkSpec, Network
 from aiodist.testing.hosts import Hosts
 from benchmarks.harness.cases import Case
 from benchmarks.harness.crew import Crew, free_port
@@ -72,7 +72,7 @@ def _sim(run: Run, rate: str, hosts: int, each: int, wanted: Sequence[str], size
 
 def network(rate: str, hosts: int, each: int) -> Network:
     """The network of the namespaces, as a simulation takes it."""
-    link = Link(RATES[rate][1], burst=_BURST)
+    link = LinkSpec(RATES[rate][1], burst=_BURST)
     host_of = tuple(rank // each for rank in range(hosts * each))
     return Network(host_of, (link,) * hosts, cores=float(len(os.sched_getaffinity(0))))
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from aiodist.observe.dashboard.auth import Sessions
+from aiodist.observe.dashboard.auth import BrowserSessions
 from aiodist.observe.dashboard.feed import Feed
 from aiodist.observe.dashboard.logs import Logs
 from aiodist.observe.dashboard.server import Server
@@ -144,7 +144,7 @@ async def _serve_page(ranks: int, seconds: float) -> tuple[float, float, float, 
 
     logs = Logs("here")
     feed = Feed(look, logs, ask=list)
-    sessions = Sessions(lambda: secrets.token_urlsafe(16))
+    sessions = BrowserSessions(lambda: secrets.token_urlsafe(16))
     server = Server(feed, logs, sessions)
     host, port = await server.start("127.0.0.1", 0)
     session = sessions.open(sessions.token)

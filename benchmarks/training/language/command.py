@@ -15,7 +15,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
-from aiodist.base.environment.processor_load import family, look, meanwhile
+from aiodist.base.environment.processor_load import family, meanwhile, sample
 from aiodist.testing.hosts import Hosts
 from benchmarks.harness.command import DOCS, keep, kept, parser, put_into
 from benchmarks.harness.crew import Crew, CrewError, free_port
@@ -90,7 +90,7 @@ def train(options: argparse.Namespace, results: dict[str, Any], progress: Progre
     with Hosts(1 + options.ranks, options.link) as hosts:
         for name in options.only:
             progress.step("train", WAYS[name].label)
-            before = look()
+            before = sample()
             with Crew(AIODIST, options.ranks, enter=lambda rank: hosts.enter(1 + rank)) as crew:
                 crew.call("connect", port=free_port(), host=hosts.address(1))
                 crew.do(rank.begin, name=name, shape=options.shape)
@@ -98,7 +98,7 @@ def train(options: argparse.Namespace, results: dict[str, Any], progress: Progre
                     seen = crew.do(rank.train, seconds=options.seconds * point / POINTS)
                     progress.show(_line(seen[0]))
                 found = crew.do(rank.curve)[0]
-            after = look()
+            after = sample()
             own = family(before, after, os.getpid()) if before and after else {}
             taken = meanwhile(before, after, own)
             results["runs"][name] = {

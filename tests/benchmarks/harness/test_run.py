@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from aiodist.base.environment.processor_load import Look, Taken
+from aiodist.base.environment.processor_load import Sample, Taken
 from aiodist.cli.bench.measures import SIZES
 from benchmarks.harness import run as running
 from benchmarks.harness.cases import Case
@@ -101,11 +101,11 @@ def test_figures_that_came_while_others_took_the_processors_are_marked(
         clock[:] = clock[0] + 10, clock[1] + own, clock[2] + others
         run.results.add("a", f"{own} {others}", "aiodist", [1.0])
 
-    def look() -> Look:
+    def taken_now() -> Sample:
         took = {me: Taken("python", 1.0, 1, clock[1]), 1: Taken("make", clock[2])}
-        return Look(clock[0], clock[1] + clock[2], 0.0, took)
+        return Sample(clock[0], clock[1] + clock[2], 0.0, took)
 
-    monkeypatch.setattr(running, "look", look)
+    monkeypatch.setattr(running, "sample", taken_now)
     cores = len(os.sched_getaffinity(0))
     run.carry_out(
         [Step("a", "alone", lambda: at_work(9, 0)), Step("a", "beside", lambda: at_work(1, 9 * cores))]

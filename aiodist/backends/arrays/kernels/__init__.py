@@ -3,7 +3,7 @@
 reduce      reductions, by op and dtype; `scale`: an array and a number (AVG, PREMUL_SUM)
 halves      float16 and bfloat16, in float32; `blockwise`: quantised blocks
 copy        copies, strided or not
-cost        how long a reduction takes; `quiet`: ufuncs without warnings
+cost        how long a reduction takes; `unwarned`: ufuncs without warnings
 """
 
 from __future__ import annotations

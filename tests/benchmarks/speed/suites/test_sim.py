@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiodist.sim.constants import Constants
-from aiodist.sim.network import Link, Network
+from aiodist.sim.network import LinkSpec, Network
 from benchmarks.harness.cases import Case
 from benchmarks.harness.peers import Found
 from benchmarks.harness.results import Results
@@ -63,5 +63,5 @@ def test_ranks_of_a_host_move_what_the_engine_moves(what: str, width: int) -> No
         for rank in range(width)
     )
     constants = Constants(0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)  # a second a byte: seconds count bytes
-    seconds = sim.predict(Network((0,) * width, (Link(1e9),)), constants, case)
+    seconds = sim.predict(Network((0,) * width, (LinkSpec(1e9),)), constants, case)
     assert seconds == pytest.approx(moved * 4)
