@@ -321,11 +321,22 @@ class GradientSync:
 
 
 async def _ended(works: list[Awaitable[Any]]) -> NonFiniteValues | None:
-    """Wait for the end of all; what is not finite is told, alike on all ranks."""
-    bad = None
+    """Wait for the end of all, also where the group breaks: a Work that has not ended uses its feedback.
+
+    Returns:
+        what is told of values that are not finite, alike on all ranks.
+
+    Raises:
+        GroupBroken: of the first Work that raises it.
+    """
+    bad = broken = None
     for work in works:
         try:
             await work
         except NonFiniteValues as error:
             bad = bad or error
+        except GroupBroken as error:
+            broken = broken or error
+    if broken is not None:
+        raise broken
     return bad

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +15,9 @@ from aiodist.ddp import GradientSync
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from tests.levels import COSTLY
+from tests.levels import COSTLY, few
+from tests.support.chaos import Chaos, Crashed
+from tests.support.late_jobs import late_jobs
 
 SHAPES: list[tuple[tuple[int, ...], Any]] = [
     ((30, 4), np.float32),
@@ -97,3 +101,39 @@ def test_a_codec_that_there_is_not() -> None:
         await pg.barrier()
 
     on_all(2, part)
+
+
+@pytest.mark.slow(COSTLY)
+@pytest.mark.parametrize("codec", few(["int8", "int4"], ["int8"]))
+def test_a_death_in_a_step_ends_no_survivor(codec: str) -> None:
+    """Some buckets are still being encoded when the first one fails, and when all members know it."""
+    counts, steps, died = (30, 28, 40), 2, 0  # a bucket each
+    top = {"int8": 127.0, "int4": 7.0}[codec]  # so that nothing is rounded
+
+    for moment in itertools.count(1):
+        chaos = Chaos(moment)
+
+        async def part(pg: ProcessGroup, chaos: Chaos = chaos, moment: int = moment) -> list[list[float]]:
+            values, step = [np.zeros(count, np.float32) for count in counts], np.zeros((), np.int64)
+            sync = await GradientSync(pg, values, 1e-4, elastic=True, state=[step], codec=codec)
+            if pg.rank == 2:
+                asyncio.get_running_loop().call_later(moment / 100, chaos.crash, 2)
+            while step < steps:
+                await asyncio.sleep(0.01)  # the program computes; the group may break meanwhile
+                for index, count in enumerate(counts):
+                    sync.ready(index, np.full(count, top * (index + 1 + step), np.float32))
+                if averages := await sync.finish():
+                    for value, average in zip(values, averages, strict=True):
+                        value += average
+                    step += 1
+            return [value.tolist() for value in values]
+
+        with late_jobs(0.005):
+            results: list[Any] = run_virtual(run_cluster(3, part, processes=chaos, return_exceptions=True))
+        wanted = [[top * (steps * (index + 1) + 1)] * count for index, count in enumerate(counts)]
+        for result in results:
+            assert isinstance(result, Crashed) or result == wanted, f"rank 2 dies at moment {moment}"
+        if results[2] == wanted:
+            break
+        died += 1
+    assert died > 5

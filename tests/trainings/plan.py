@@ -29,6 +29,8 @@ class Plan:
         joins: seconds after which newcomers come, and how long each waits.
         dies_joined: the number of its own steps before which the first newcomer dies; 0: it lives.
         pause: seconds of each step's own work.
+        codec: sync: of the gradients.
+        late: seconds that each job off the loop takes; 0: jobs are done at once.
     """
 
     seed: int
@@ -46,6 +48,8 @@ class Plan:
     joins: tuple[tuple[float, float], ...]
     dies_joined: int
     pause: float
+    codec: str | None = None
+    late: float = 0.0
 
 
 def plan(seed: int) -> Plan:
@@ -58,6 +62,7 @@ def plan(seed: int) -> Plan:
     mortal = draw.sample(range(size), draw.randint(0, size - 1))
     every = draw.randint(2, 4)
     fragments = draw.choice((1, 1, 2)) if every % 2 == 0 else 1
+    jobs = random.Random(f"jobs/{seed}")
     return Plan(
         seed,
         kind,
@@ -74,4 +79,6 @@ def plan(seed: int) -> Plan:
         joins=tuple((draw.uniform(0, 0.1), 20.0) for _ in range(draw.choice((0, 1, 1, 2)))),
         dies_joined=draw.choice((0, 0, draw.randint(20, 200))),
         pause=draw.uniform(0.0, 0.004),
+        codec=jobs.choice((None, "int8")) if kind == "sync" else None,
+        late=jobs.choice((0.0, 0.002, 0.02)),
     )

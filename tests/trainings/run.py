@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import aiodist as dist
@@ -12,6 +13,7 @@ from aiodist.group.epochs.regroup import regroup_of
 from aiodist.testing import SimulationStuck, run_cluster, run_virtual
 from tests.simulation.run import steady
 from tests.support.chaos import Chaos
+from tests.support.late_jobs import late_jobs
 from tests.trainings.ledger import Ledger
 from tests.trainings.plan import Plan
 from tests.trainings.programs import Trainer
@@ -33,7 +35,7 @@ def train(plan: Plan) -> Ledger:
         return await Trainer(plan, ledger, parts, shelf, number, number >= plan.size).run(pg)
 
     try:
-        with steady():
+        with steady(), late_jobs(plan.late) if plan.late else nullcontext():
             run_virtual(_bounded(plan, ledger, chaos, main))
     except (SimulationStuck, TimeoutError) as error:
         ledger.wrong(f"hang: {type(error).__name__}: {error}")
