@@ -255,7 +255,8 @@ class ShardedOptimizer:
             changed; go on with the step that `steps` says, an earlier one after `restore`.
 
         Raises:
-            UsageError: a gradient is missing, or does not fit; nothing was sent for this call.
+            UsageError: a gradient is missing, or does not fit, or an option of torch's optimiser is of a kind
+                that newcomers cannot be given; nothing was sent for this call.
             NonFiniteValues: with `max_norm`: the gradients' norm is not finite. All ranks raise it; nothing
                 has changed.
             StateLost: elastic: the state of some elements died with members.
@@ -263,6 +264,7 @@ class ShardedOptimizer:
         """
         self._check_synced()
         self._check_idle("Begin the next one")
+        _ = self._update.options  # one that newcomers cannot be given is refused before anything is sent
         return await self._alone(self._step(self._gradients(gradients)))
 
     async def _alone(self, steps: Coroutine[Any, Any, T]) -> T:

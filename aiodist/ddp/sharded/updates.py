@@ -12,6 +12,7 @@ import numpy.typing as npt
 from aiodist.backends.arrays import wrap
 from aiodist.backends.arrays.device import torch_of
 from aiodist.base.errors import UsageError, shown
+from aiodist.ddp.sharded.options import given_back, plain
 
 Array = npt.NDArray[Any]
 Rule = Callable[[Array, Array, dict[str, Any]], None]
@@ -108,17 +109,21 @@ class TorchUpdate:
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """The options of each group of parameters; see `Update`."""
+        """The options of each group of parameters; see `Update`.
+
+        Raises:
+            UsageError: one is of a kind that cannot be carried.
+        """
         return [
-            {name: value for name, value in group.items() if _is_plain(value) and name != "params"}
+            {name: plain(name, option) for name, option in group.items() if name != "params"}
             for group in self.optimizer.param_groups
         ]
 
     @options.setter
     def options(self, found: list[dict[str, Any]]) -> None:
         for group, options in zip(self.optimizer.param_groups, found, strict=True):
-            for name, value in options.items():  # sequences travel as lists; torch's are tuples
-                group[name] = tuple(value) if isinstance(value, list) else value
+            for name, value in options.items():
+                group[name] = given_back(value, group.get(name))
 
     def place(self, pieces: Sequence[HeldState]) -> None:
         """Take other pieces, with the state that they have."""
@@ -135,12 +140,6 @@ class TorchUpdate:
     def __call__(self) -> None:
         """Update all pieces' values by their gradients."""
         self.optimizer.step()
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def parameter_groups(parameters: Any) -> tuple[list[Any], list[tuple[dict[str, Any], list[int]]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.testing.spmd import spmd
-from tests.levels import COSTLY
+from tests.levels import COSTLY, few
+from tests.support.chaos import Chaos
 
 torch = pytest.importorskip("torch")
 
@@ -244,3 +246,82 @@ def test_a_state_of_other_groups_of_parameters_is_refused_before_anything_change
         assert optimizer.steps == 2
 
     on_all(2, main)
+
+
+FORMS: dict[str, Callable[[float], Any]] = {
+    "number": float,
+    "scalar": np.float32,
+    "array": np.array,
+    "tensor": torch.tensor,
+}
+
+
+def options_of(optimizer: ShardedOptimizer) -> list[Any]:
+    return [(type(group["lr"]), float(group["lr"])) for group in optimizer.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_options_are_saved_in_any_form(form: str) -> None:
+    made = FORMS[form]
+
+    async def part(pg: ProcessGroup) -> None:
+        async def fresh() -> tuple[list[Any], ShardedOptimizer]:
+            mine = [torch.nn.Parameter(torch.ones(5)) for _ in range(2)]
+            groups = [{"params": [one]} for one in mine]
+            return mine, await ShardedOptimizer(pg, groups, torch.optim.SGD, lr=made(0.5))
+
+        _, first = await fresh()
+        for group, rate in zip(first.optimizer.param_groups, (0.25, 0.0), strict=True):
+            group["lr"] = made(rate)  # as a schedule does
+        mine, second = await fresh()
+        second.load_state_dict(first.state_dict())
+        await second
+        assert options_of(second) == options_of(first) == [(type(made(0.5)), 0.25), (type(made(0.5)), 0.0)]
+        for p in mine:
+            p.grad = torch.ones(5)
+        await second.step()
+        assert [p.detach().tolist() for p in mine] == [[0.75] * 5, [1.0] * 5]
+
+    on_all(1, part)
+
+
+@pytest.mark.parametrize("form", few(FORMS, ["tensor"]))
+def test_newcomers_get_options_in_any_form(form: str) -> None:
+    chaos, steps, seen = Chaos(1), 8, list[int]()
+
+    async def train(pg: ProcessGroup) -> list[Any]:
+        mine = [torch.nn.Parameter(torch.zeros(6))]
+        optimizer = await ShardedOptimizer(pg, mine, torch.optim.SGD, lr=FORMS[form](0.5), elastic=True)
+        while optimizer.steps < steps:
+            if optimizer.steps == 3 and not chaos.joined:
+                chaos.join(train, 30.0)
+            await asyncio.sleep(0.05)
+            mine[0].grad = torch.ones(6)
+            if await optimizer.step() and optimizer.steps == 2:
+                optimizer.optimizer.param_groups[0]["lr"] = FORMS[form](0.0)  # nothing moves from now on
+        seen.append(optimizer.pg.size)
+        return [*options_of(optimizer), *mine[0].tolist()]
+
+    results: list[Any] = run_virtual(run_cluster(2, train, processes=chaos))
+    results.append(chaos.joined[0].result())
+    assert results == [[(type(FORMS[form](0.0)), 0.0), *[-1.0] * 6]] * 3 and seen == [3, 3, 3]
+
+
+def test_options_that_cannot_be_saved_are_refused_before_anything_is_sent() -> None:
+    async def part(pg: ProcessGroup) -> None:
+        mine = [torch.nn.Parameter(torch.ones(5))]
+        with pytest.raises(UsageError, match=r"the option 'note' of a parameter group is"):
+            ShardedOptimizer(pg, [{"params": mine, "note": object()}], torch.optim.SGD, lr=1.0)
+        optimizer = await ShardedOptimizer(pg, mine, torch.optim.SGD, lr=1.0)
+        optimizer.optimizer.param_groups[0]["note"] = object()
+        mine[0].grad = torch.ones(5)
+        issued = pg.issued_count()
+        with pytest.raises(UsageError, match=r"the option 'note' of a parameter group is"):
+            await optimizer.step()
+        with pytest.raises(UsageError, match=r"the option 'note' of a parameter group is"):
+            optimizer.state_dict()
+        assert pg.issued_count() == issued and optimizer.steps == 0
+        del optimizer.optimizer.param_groups[0]["note"]
+        assert await optimizer.step() and mine[0].tolist() == [0.0] * 5
+
+    on_all(2, part)
