@@ -8,6 +8,8 @@ nodes of all ranks are the index of the checkpoint. A node is None, a boolean, a
     ["ranks", [[rank, node], …]]      what each rank has for itself
     ["array", form, dtype, shape, checksum, [[start, count, rank, name, checksum], …]]
 
+A rank's node of a dict may have a hint behind its entries, for the error where ranks differ in them.
+
 The segments of an array say who has which elements, by what name, with which CRC-32. An array that all ranks
 have alike has a checksum of the whole, too: ranks whose values differ are found when the nodes are merged.
 """
@@ -38,6 +40,20 @@ ARRAY, TENSOR, SCALAR = "array", "tensor", "scalar"
 MOST_DEPTH = 45
 """Levels of what is saved by a name; all that walks a tree or its nodes calls itself for each."""
 _PLAIN = (bool, int, float, str)
+PER_RANK = "Pass PerRank(…) for what each rank has for itself"
+
+
+class Alike(dict[str, Any]):
+    """A dict whose owner says what to do where it is not the same on all ranks.
+
+    Args:
+        items: of the dict.
+        hint: of the error.
+    """
+
+    def __init__(self, items: Mapping[str, Any], hint: str) -> None:
+        super().__init__(items)
+        self.hint = hint
 
 
 class Some(dict[str, Any]):
@@ -126,6 +142,8 @@ def _container(tree: Any, path: str, alone: bool, below: Callable[..., Any]) -> 
             if not isinstance(key, str | int) or isinstance(key, bool):
                 raise UsageError(f"{path} has the key {shown(key)}: a checkpoint takes texts and integers")
         items = {key: below(value, f"{path}.{key}", alone=alone) for key, value in tree.items()}
+        if isinstance(tree, Alike):
+            return Alike(items, tree.hint)
         return Some(items) if isinstance(tree, Some) else items
     found = [below(value, f"{path}.{i}", alone=alone) for i, value in enumerate(tree)]
     return tuple(found) if isinstance(tree, tuple) else found
@@ -174,7 +192,8 @@ def nodes_of(tree: Any, path: str, rank: int, size: int, out: dict[str, Array]) 
             kind = "some" if isinstance(tree, Some) else "dict"
             below = f"{path}." if path else ""
             items = [(key, one, f"{below}{key}") for key, one in tree.items()]
-            return [kind, [[key, nodes_of(one, name, rank, size, out)] for key, one, name in items]]
+            nodes = [[key, nodes_of(one, name, rank, size, out)] for key, one, name in items]
+            return [kind, nodes, tree.hint] if isinstance(tree, Alike) else [kind, nodes]
         case list() | tuple():
             found = [nodes_of(one, f"{path}.{i}", rank, size, out) for i, one in enumerate(tree)]
             return ["tuple" if isinstance(tree, tuple) else "list", found]
@@ -221,8 +240,12 @@ def checksum(flat: Array) -> int:
     return zlib.crc32(np.ascontiguousarray(flat).reshape(-1).view(np.uint8).data)
 
 
-def merged(nodes: Sequence[Node], path: str = "") -> Node:
+def merged(nodes: Sequence[Node], path: str = "", hint: str = PER_RANK) -> Node:
     """One node of all ranks'.
+
+    Args:
+        path: of the nodes.
+        hint: what to do where ranks have other values.
 
     Raises:
         CheckpointError: ranks have other values where they must be alike.
@@ -231,35 +254,34 @@ def merged(nodes: Sequence[Node], path: str = "") -> Node:
     kinds = {one[0] if isinstance(one, list) else None for one in nodes}
     if len(kinds) > 1 or not isinstance(first, list):
         if any(repr(one) != repr(first) for one in nodes):  # NaN is alike, and 1 is not True
-            raise _differ(path)
+            raise _differ(path, hint)
         return first
     kind = first[0]
     if kind == "array":
         if any(one[1:5] != first[1:5] for one in nodes):
-            raise _differ(path)
+            raise _differ(path, hint)
         return [*first[:5], sorted((s for one in nodes for s in one[5]), key=lambda s: s[0])]
     if kind == "ranks":
         return [kind, [pair for one in nodes for pair in one[1]]]
     if kind in ("list", "tuple"):
         if any(len(one[1]) != len(first[1]) for one in nodes):
-            raise _differ(path)
+            raise _differ(path, hint)
         rows = zip(*(one[1] for one in nodes), strict=True)
-        return [kind, [merged(row, f"{path}.{i}") for i, row in enumerate(rows)]]
+        return [kind, [merged(row, f"{path}.{i}", hint) for i, row in enumerate(rows)]]
+    hint = first[2] if len(first) > 2 else hint
     columns: dict[Any, list[Node]] = {}
     for one in nodes:
         for key, node in one[1]:
             columns.setdefault(key, []).append(node)
-    if kind == "dict" and any(len(column) != len(nodes) for column in columns.values()):
-        raise _differ(path)
     below = f"{path}." if path else ""
-    return [kind, [[key, merged(column, f"{below}{key}")] for key, column in columns.items()]]
+    for key, column in columns.items():
+        if kind == "dict" and len(column) != len(nodes):
+            raise _differ(f"{below}{key}", hint)
+    return [kind, [[key, merged(column, f"{below}{key}", hint)] for key, column in columns.items()]]
 
 
-def _differ(path: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is not the same on all ranks",
-        hint="Pass PerRank(…) for what each rank has for itself",
-    )
+def _differ(path: str, hint: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not the same on all ranks", hint=hint)
 
 
 def opened(node: Node, rank: int, size: int, read: Callable[[list[Any], np.dtype[Any]], Array]) -> Any:

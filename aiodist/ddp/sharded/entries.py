@@ -2,12 +2,13 @@
 
 An optimiser's state of a piece is a dict. Its entries are of three kinds: `elements`, an array shaped like
 the piece, of which a part belongs to each element; `whole`, any other array, which belongs to the whole array
-and so exists only where arrays are not divided; and scalars, the same for all pieces of an array.
+and so exists only where arrays are not divided; and scalars, the same for all pieces of an array. All pieces
+of an array have the same entries when they are cut anew, or saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ from aiodist.base.types import dtype_named
 Array = npt.NDArray[Any]
 
 ELEMENTS, WHOLE, SCALAR = "elements", "whole", "scalar"
+
+ALIKE = (
+    "Make each entry when a piece is updated for the first time, also where its gradient is zero, and keep "
+    "numbers there that are alike for all pieces of an array"
+)
+"""What to do where pieces of an array differ in their entries."""
 
 Entry = list[Any]
 """[name, kind, dtype, shape or form, value]: plain values, which travel and are written as they are."""
@@ -40,8 +47,8 @@ def described(state: Mapping[str, Any], shape: tuple[int, ...], whole: bool) -> 
 
 
 def _entry(name: str, value: Any, shape: tuple[int, ...], whole: bool) -> Entry:
-    if value is None or isinstance(value, bool | int | float):
-        return [name, SCALAR, "", "plain", value]
+    if value is None or isinstance(value, bool | int | float):  # NumPy's float64 is a float
+        return [name, SCALAR, "", "plain", value.item() if isinstance(value, np.generic) else value]
     if not hasattr(value, "shape"):
         raise UsageError(f"the optimizer's state {name!r} is {shown(value)}: keep numbers and arrays there")
     array = view(value, writable=False, what=f"state {name!r}")
@@ -72,10 +79,31 @@ def length_of(entry: Entry, count: int) -> int:
     return int(np.prod(entry[3], dtype=np.int64)) if entry[1] == WHOLE else count
 
 
-def alike(described_by: Sequence[Mapping[str, list[Entry]]]) -> dict[int, list[Entry]]:
-    """The entries of each array, as the first that has some of it tells them."""
+def alike(pieces: Iterable[tuple[int, list[Entry]]]) -> dict[int, list[Entry]]:
+    """The entries of each array, which all its pieces have: pieces are cut anew, and an element of a new
+    piece must not lack what the one beside it has.
+
+    Args:
+        pieces: for each the index of its array, and its entries.
+
+    Raises:
+        UsageError: pieces of an array have other entries, or other numbers there.
+    """
     found: dict[int, list[Entry]] = {}
-    for entries in described_by:
-        for index, listed in entries.items():
-            found.setdefault(int(index), listed)
+    for index, listed in pieces:
+        theirs, mine = _compared(found.setdefault(index, listed)), _compared(listed)
+        for name in {**theirs, **mine}:
+            if theirs.get(name) != mine.get(name):
+                raise UsageError(
+                    f"the optimizer's state {name!r} is not the same for all pieces of trained array {index}",
+                    hint=ALIKE,
+                )
     return found
+
+
+def _compared(entries: Sequence[Entry]) -> dict[str, str]:
+    """What must be alike of each entry, by name; NaN is alike, and 1 is not True."""
+    return {
+        name: repr((kind, dtype, None if kind == ELEMENTS else form, value))
+        for name, kind, dtype, form, value in entries
+    }

@@ -70,7 +70,8 @@ class ShardedOptimizer:
             await optimizer.step()
             optimizer.zero_grad()
 
-    Over arrays the optimiser is a function that changes values in place, and keeps what it likes in a dict::
+    Over arrays the optimiser is a function that changes values in place, and keeps what it likes in a dict.
+    It makes each entry at its first call, also for a gradient of zeros::
 
         def momentum(values, gradient, state):
             velocity = state.setdefault("velocity", np.zeros_like(values))
@@ -260,6 +261,8 @@ class ShardedOptimizer:
             NonFiniteValues: with `max_norm`: the gradients' norm is not finite. All ranks raise it; nothing
                 has changed.
             StateLost: elastic: the state of some elements died with members.
+            UsageError: elastic: members have changed, and pieces of an array have other entries of the state.
+                All members raise it; load a state on all, and await the optimizer.
             GroupBroken: the group broke; the values are undefined. Elastic: only `Evicted` and `QuorumLost`.
         """
         self._check_synced()
@@ -466,6 +469,9 @@ class ShardedOptimizer:
                 met = await self._meet()
             except GroupBroken as error:
                 self._check(error)
+            except UsageError:  # what the members have does not fit together, and stays as it is
+                self._synced = False
+                raise
             if self._elastic and not await self.pg.agree(met is not None):
                 self._orphan = self._late and not self._held
                 self.pg = await self.pg.rebuild(self._min_size, admit=admit)
@@ -554,7 +560,7 @@ class ShardedOptimizer:
             # without a state this rank's arrays are all there is: one shard
             "size": held.size if self._held else 1,
             "shards": held.shards if self._held else [0],
-            "entries": held.entries() if self._held else {},
+            "entries": held.entries() if self._held else [],
             "options": self._update.options,
         }
         return await self.pg.all_gather_object(mine)

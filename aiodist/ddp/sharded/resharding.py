@@ -64,6 +64,9 @@ async def resharded(
 
     Returns:
         new shares; and what nobody has, where something lacks: then nothing was sent.
+
+    Raises:
+        UsageError: on all members, before anything is sent: pieces of an array have other entries.
     """
     known = any(row["known"] for row in rows)
     held = [
@@ -76,7 +79,7 @@ async def resharded(
     found, missing = moves(wanted, held)
     if missing:
         return own, sorted(set(missing))
-    entries = alike([row["entries"] for row in rows if row["known"]])
+    entries = alike(piece for row in rows if row["known"] for piece in row["entries"])
     me, views = pg.rank, model.views()
     gives, takes = [0] * pg.size, [0] * pg.size
     outgoing: list[list[Array]] = [[] for _ in range(pg.size)]

@@ -69,9 +69,9 @@ class Shares:
         for held in self.pieces:
             self._of.setdefault(held.index, []).append(held)
 
-    def entries(self) -> dict[str, list[Entry]]:
-        """The descriptions of the optimiser's state, by array."""
-        return {str(one.index): described(one.state, one.values.shape, self._whole) for one in self.pieces}
+    def entries(self) -> list[tuple[int, list[Entry]]]:
+        """Of each piece the index of its array, and the description of the optimiser's state."""
+        return [(one.index, described(one.state, one.values.shape, self._whole)) for one in self.pieces]
 
     def packed(self, move: ShardMove, entries: Sequence[Entry]) -> list[Array]:
         """The bytes of a move: values, then the state's entries in order."""

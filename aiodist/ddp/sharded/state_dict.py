@@ -10,8 +10,8 @@ import numpy as np
 from aiodist.backends.arrays import view
 from aiodist.base.errors import CheckpointError
 from aiodist.ddp.checkpoint.parts import Parts
-from aiodist.ddp.checkpoint.tree import Some
-from aiodist.ddp.sharded.entries import ELEMENTS, SCALAR, WHOLE
+from aiodist.ddp.checkpoint.tree import Alike, Some
+from aiodist.ddp.sharded.entries import ALIKE, ELEMENTS, SCALAR, WHOLE
 from aiodist.ddp.sharded.model import Model
 from aiodist.ddp.sharded.shares import Shares
 
@@ -20,12 +20,12 @@ VALUES = "values"
 
 def kept(model: Model, shares: Shares) -> Some:
     """Values and state of this rank's own shard, by array: views."""
-    arrays, entries = Some(), shares.entries()
-    for one in shares.pieces[: shares.own]:
+    arrays = Some()
+    for one, (_, entries) in zip(shares.pieces[: shares.own], shares.entries(), strict=False):
         count = model.counts[one.index]
-        state: dict[str, Any] = {ELEMENTS: {}, WHOLE: {}, SCALAR: {}}
+        state: dict[str, Any] = Alike({ELEMENTS: {}, WHOLE: {}, SCALAR: {}}, ALIKE)
         state[VALUES] = Parts(one.values.dtype, (count,), [(one.start, one.values.reshape(-1))])
-        for name, kind, *rest in entries[str(one.index)]:
+        for name, kind, *rest in entries:
             if kind == SCALAR:
                 state[kind][name] = rest
                 continue

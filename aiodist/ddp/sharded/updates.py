@@ -16,7 +16,8 @@ from aiodist.ddp.sharded.options import given_back, plain
 
 Array = npt.NDArray[Any]
 Rule = Callable[[Array, Array, dict[str, Any]], None]
-"""Updates values in place by a gradient; keeps what it likes in a dict, which is empty at first."""
+"""Updates values in place by a gradient; keeps what it likes in a dict, which is empty at first. It makes
+each entry at its first call for a piece: all pieces of an array have the same ones."""
 
 
 @dataclass

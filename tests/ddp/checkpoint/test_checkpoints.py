@@ -389,6 +389,30 @@ def test_a_cancelled_program_leaves_no_half(tmp_path: Path, monkeypatch: pytest.
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("held", [0, 1])
+def test_pieces_of_an_array_that_differ_in_their_state_are_told(tmp_path: Path, held: int) -> None:
+    """A rule that makes its entry where there is a gradient at last."""
+
+    def rule(values: Any, gradient: Any, state: dict[str, Any]) -> None:
+        if gradient.any():
+            state.setdefault("velocity", np.zeros_like(values))
+        values -= gradient
+
+    async def part(pg: ProcessGroup) -> None:
+        optimizer = await ShardedOptimizer(pg, [np.zeros(8)], rule, redundancy=1)
+        await optimizer.step([(np.arange(8) // 4 == held).astype(float)])
+        checkpoints = Checkpoints(pg, tmp_path)
+        saving = await checkpoints.save(1, optimizer=optimizer)
+        message = r"optimizer\.arrays\.0\.elements\.velocity is not the same.*Make each entry when a piece is"
+        with pytest.raises(CheckpointError, match=message):
+            await saving  # type: ignore[misc]
+        await optimizer.step([np.ones(8)])
+        await (await checkpoints.save(2, optimizer=optimizer))  # type: ignore[misc]
+        await checkpoints.aclose()
+
+    on_all(2, part)
+
+
 def test_ranks_that_differ_are_told(tmp_path: Path) -> None:
     async def part(pg: ProcessGroup) -> None:
         checkpoints = Checkpoints(pg, tmp_path)

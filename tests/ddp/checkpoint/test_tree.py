@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aiodist.base.errors import CheckpointError, UsageError
 from aiodist.ddp.checkpoint.parts import Parts, Stored
-from aiodist.ddp.checkpoint.tree import PerRank, Some, merged, nodes_of, opened, segments_in, snapshot
+from aiodist.ddp.checkpoint.tree import Alike, PerRank, Some, merged, nodes_of, opened, segments_in, snapshot
 from tests.levels import COSTLY
 
 
@@ -133,6 +133,18 @@ def test_what_each_rank_has_for_itself() -> None:
     assert opened(node, 0, 2, read) == {"x": None, "y": 1}
 
 
+def test_an_owner_says_what_to_do_where_ranks_differ() -> None:
+    def tree(*values: int) -> Any:
+        return {"w": Alike({"b": {str(one): [one] for one in values}}, "Make it alike"), "x": 1}
+
+    node, read = saved([tree(1), tree(1)])
+    assert opened(node, 0, 2, read) == tree(1) and "Make it" not in str(node)
+    with pytest.raises(CheckpointError, match=r"^w\.b\.2 is not the same on all ranks. Make it alike"):
+        saved([tree(1), tree(1, 2)])
+    with pytest.raises(CheckpointError, match=r"^x is not the same on all ranks. Pass PerRank"):
+        saved([tree(1), {**tree(1), "x": 2}])
+
+
 @pytest.mark.parametrize(
     ("tree", "other", "path"),
     [
@@ -143,7 +155,7 @@ def test_what_each_rank_has_for_itself() -> None:
         (np.zeros(3), np.zeros(4), "w"),
         (np.zeros(3), np.zeros(3, np.float32), "w"),
         ([1, {"a": [2]}], [1, {"a": [3]}], "w.1.a.0"),
-        ({"a": 1}, {"b": 1}, "w"),
+        ({"a": 1}, {"b": 1}, "w.[ab]"),
         ([1], [1, 2], "w"),
         ([1], (1,), "w"),
         (None, [], "w"),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aiodist.base.errors import RendezvousTimeout
+from aiodist.base.errors import RendezvousTimeout, UsageError
 from aiodist.ddp import ShardedOptimizer
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
 from tests.levels import MORE, few
 from tests.support.chaos import Chaos, Crashed
+from tests.trainings.programs import merged
 
 STEPS, ITEMS = 12, 60
 
@@ -95,3 +97,50 @@ def test_a_newcomer_that_does_not_reach_the_members_stops_nobody() -> None:
     assert run_virtual(run_cluster(3, main, processes=chaos)) == [without_deaths()] * 3
     assert isinstance(chaos.joined[0].exception(), RendezvousTimeout)
     assert max(ends) < 300
+
+
+def velocity_when_needed(values: np.ndarray, gradient: np.ndarray, state: dict[str, Any]) -> None:
+    """A rule that makes its entry where there is a gradient at last."""
+    if gradient.any():
+        state["velocity"] = state.get("velocity", np.zeros_like(values)) + gradient
+        values -= state["velocity"]
+
+
+def count_when_needed(values: np.ndarray, gradient: np.ndarray, state: dict[str, Any]) -> None:
+    """A rule whose entry is a number: of the steps in which there was a gradient."""
+    state["count"] = state.get("count", 0) + bool(gradient.any())
+    values -= gradient * state["count"]
+
+
+@pytest.mark.parametrize(("rule", "name"), [(velocity_when_needed, "velocity"), (count_when_needed, "count")])
+@pytest.mark.parametrize("first", [0, 4])
+def test_pieces_with_other_entries_are_not_joined(rule: Any, name: str, first: int) -> None:
+    """All members are told, also where the first of them is the one without the entry; a state that was
+    saved before can be loaded."""
+    message = f"state '{name}' is not the same for all pieces of trained array 0.*for the first time"
+    some, parts = np.zeros(12), list[Any]()
+    some[first : first + 8] = 1.0
+
+    async def main(pg: ProcessGroup) -> list[float]:
+        values = np.zeros(12)
+        optimizer = await ShardedOptimizer(pg, [values], rule, elastic=True, redundancy=1)
+        parts.append(copy.deepcopy(optimizer.state_dict()))
+        for _ in range(2):
+            assert await optimizer.step([some])
+        before = values.copy()
+        if pg.rank == 2:
+            return []
+        for call in (lambda: optimizer.step([some]), optimizer.synced):
+            with pytest.raises(UsageError, match=message):
+                await call()
+        with pytest.raises(UsageError, match="Write `await optimizer` first"):
+            await optimizer.step([some])
+        assert (values == before).all() and optimizer.steps == 2
+        optimizer.load_state_dict(merged(parts))
+        await optimizer
+        assert optimizer.pg.size == 2 and optimizer.steps == 0
+        assert await optimizer.step([np.ones(12)])
+        return values.tolist()
+
+    results: list[Any] = run_virtual(run_cluster(3, main, processes=Chaos(1)))
+    assert results == [[-1.0] * 12, [-1.0] * 12, []]
