@@ -325,4 +325,6 @@ _MOVED: dict[Kind, Callable[[int], float]] = {
 }
 """Buffers of bytes that the busiest rank of a host moves through memory."""
 
+assert {kind for kind, roles in ROLES.items() if not roles.message} == set(_MOVED)
+
 assert UNKNOWN < 0

@@ -48,6 +48,16 @@ def test_all_collectives(simulate: Simulate) -> None:
         assert {"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter"} <= kinds
 
 
+def test_each_collective_of_the_table_gives_what_it_gives_on_real_ranks(simulate: Simulate) -> None:
+    """By the programs that every backend has to carry out; a kind that is added is among them."""
+    body = """
+    from aiodist.testing.conformance_backend import check_program
+    await check_program(pg, seed=3, length=60, big=200)
+    """
+    for network in ("hosts=5", "hosts=2x2", "hosts=1x3"):
+        simulate.facts(body, "--network", network)
+
+
 def test_messages_subgroups_and_batches(simulate: Simulate) -> None:
     lines = simulate.printed(
         """

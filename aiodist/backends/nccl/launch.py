@@ -261,6 +261,8 @@ _MAKERS: dict[Kind, Callable[[LaunchMaker, Launch], None]] = {
 }
 """The makers of what NCCL has an algorithm for; the rest is exchanged."""
 
+assert all(kind in _MAKERS for kind, roles in ROLES.items() if roles.reduces)  # an exchange adds up nothing
+
 _UNEVEN_MAKERS: dict[Kind, Callable[[LaunchMaker, Launch], None]] = {
     Kind.all_gather: LaunchMaker._all_gather_uneven,
     Kind.reduce_scatter: LaunchMaker._reduction,
