@@ -158,10 +158,12 @@ class LoopThread:
     def check_process(self) -> None:
         """Refuse a forked child, in which there is no loop."""
         if os.getpid() != self._pid:
-            raise GroupClosed(
-                "the portal belongs to the parent of this forked process",
-                hint="Call init_process_group in the child",
-            )
+            raise _of_the_parent()
+
+    def _stay_behind(self) -> None:
+        """Fail, in a forked child, the calls that wait: a signal handler may fork while its thread does."""
+        for reply in list(self._replies):
+            self.settle(reply, None, _of_the_parent())
 
     def has_ended(self) -> bool:
         """Whether the loop has, or is the parent process's."""
@@ -295,6 +297,18 @@ def _closed_meanwhile() -> GroupClosed:
     return GroupClosed("the portal was closed before this had ended")
 
 
+def _of_the_parent() -> GroupClosed:
+    return GroupClosed(
+        "the portal belongs to the parent of this forked process",
+        hint="Call init_process_group in the child",
+    )
+
+
+def _after_fork() -> None:
+    for thread in list(_open):
+        thread._stay_behind()
+
+
 def _close_all() -> None:
     for thread in list(_open):
         if thread._pid == os.getpid():
@@ -302,3 +316,4 @@ def _close_all() -> None:
 
 
 (_exit_hook or atexit.register)(_close_all)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1692,6 +1692,39 @@ def forked() -> None:
 
 
 @pytest.mark.slow(COSTLY)
+def test_a_call_that_a_signals_handler_interrupts_to_fork_fails_in_the_child() -> None:
+    ranks(forked_in_a_handler, 1)
+
+
+def forked_in_a_handler() -> None:
+    """The parent's call goes on."""
+    pg = dist.portal.init_process_group()
+    child: list[int] = []
+    forked = threading.Event()
+
+    def fork(*_: object) -> None:
+        child.append(os.fork())
+        forked.set()
+
+    def send() -> None:
+        forked.wait()
+        pg.portal.call(pg._group.send, np.ones(3), 0)
+
+    signal.signal(signal.SIGUSR1, fork)
+    work = pg.recv(np.zeros(3), 0, async_op=True)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    threading.Thread(target=send).start()
+    try:
+        work.wait()
+    except dist.GroupClosed:
+        os._exit(5 if child == [0] else 1)
+    if child == [0]:
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child[0], 0)[1]) == 5
+    pg.close()
+
+
+@pytest.mark.slow(COSTLY)
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "portal.md"
     found = re.search(r"```python file=script.py\n(.*?)```", page.read_text(), re.DOTALL)

@@ -279,7 +279,7 @@ async def test_damage_refuses_to_start(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     log.write_bytes(data)
     with pytest.raises(
-        RendezvousError, match=rf"{log} is damaged: a record is damaged.* at byte \d+\. Bring"
+        RendezvousError, match=rf"{log} is damaged: a record is damaged.* at byte \d+\. Restore"
     ):
         await serve(tmp_path / "d")
     assert log.read_bytes() == data

@@ -201,7 +201,8 @@ def _close(fd: int) -> int:
     return -1
 
 
-# A forked child sees users' arrays in the segment as it sees all other memory: a copy, made when written.
+# A forked child writes to copies of users' arrays in the segment. What it has not written shows what the
+# parent writes: a mapping of a file has no copy of the moment of the fork.
 _segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
