@@ -6,6 +6,7 @@ model.register_comm_hook(QuantizedState("int8"), quantized_hook)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any
 
@@ -66,7 +67,13 @@ class QuantizedState:
         return work
 
     def end_step(self) -> None:
-        """Keep what the last step has left out; where one of its buckets failed, forget that."""
+        """Keep what the last step has left out; where one of its buckets failed, forget that.
+
+        All of them have ended then: torch raises the error of one without waiting for those behind it.
+        """
+        for work, _ in self._step:
+            with contextlib.suppress(Exception):
+                work.wait()
         failed = any(work.exception() is not None for work, _ in self._step)
         for _, feedback in self._step:
             if failed:
