@@ -6,6 +6,8 @@ or tensor of no dimension: its value travels, and is given back in the form that
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -32,28 +34,70 @@ def plain(name: str, option: Any) -> Any:
     )
 
 
-def given_back(value: Any, here: Any) -> Any:
-    """An option with a plain value, in the form that it has here.
+def give_back(groups: Sequence[dict[str, Any]], found: Sequence[Mapping[str, Any]]) -> None:
+    """Give parameter groups their options from plain values, in the forms that these have here.
+
+    What has its value already stays the object that it is. A tensor or an array is written in place: the
+    program may keep it to change it. Not so where groups share it and are to have different values: torch's
+    optimisers give one to all groups that have no option of their own.
 
     Args:
-        value: plain.
-        here: the option so far. A tensor or an array is not written, but replaced: torch's optimisers give
-            the same one to all groups that have no option of their own.
+        groups: of the optimiser.
+        found: each group's options.
     """
+    wanted: dict[int, list[Any]] = {}
+    for group, options in zip(groups, found, strict=True):
+        for name, value in options.items():
+            _note(value, group.get(name), wanted)
+    for group, options in zip(groups, found, strict=True):
+        for name, value in options.items():
+            group[name] = _given_back(value, group.get(name), wanted)
+
+
+def _note(value: Any, here: Any, wanted: dict[int, list[Any]]) -> None:
+    """Note what an option is to be, by the tensor or array that it is now."""
+    if isinstance(value, list) and isinstance(here, list | tuple) and len(here) == len(value):
+        for one, form in zip(value, here, strict=True):
+            _note(one, form, wanted)
+    elif _is_single(here):
+        wanted.setdefault(id(here), []).append(value)
+
+
+def _given_back(value: Any, here: Any, wanted: Mapping[int, list[Any]]) -> Any:
     if isinstance(value, list):
         forms = here if isinstance(here, list | tuple) and len(here) == len(value) else [None] * len(value)
-        found = [given_back(one, form) for one, form in zip(value, forms, strict=True)]
+        found = [_given_back(one, form, wanted) for one, form in zip(value, forms, strict=True)]
+        if isinstance(here, list | tuple) and len(found) == len(here) and all(map(is_, found, here)):
+            return here
         return found if isinstance(here, list) else tuple(found)
-    if getattr(here, "shape", None) != () or not _holds(here, value):
+    if not _is_single(here):
+        return here if type(here) is type(value) and here == value else value
+    form = _in_form_of(here, value)
+    if form is None:
         return value
     if isinstance(here, np.generic):
-        return type(here)(value)
-    torch = torch_of(here)
-    return np.array(value, here.dtype) if torch is None else torch.full_like(here, value)
+        return form
+    if any(other != value for other in wanted[id(here)]):
+        return form
+    if here.item() != value:
+        here[...] = form
+    return here
 
 
-def _holds(here: Any, value: Any) -> bool:
-    """Whether a number of no dimension can have a value, but for rounding."""
+def _is_single(here: Any) -> bool:
+    """Whether it is a NumPy scalar, or an array or tensor of no dimension."""
+    return getattr(here, "shape", None) == ()
+
+
+def _in_form_of(here: Any, value: Any) -> Any:
+    """A number in the form of another; None where that form cannot have exactly this value."""
     if value is None or isinstance(value, str):
-        return False
-    return isinstance(here.item(), float) or type(here.item()) is type(value)
+        return None
+    if not isinstance(here.item(), float) and type(here.item()) is not type(value):
+        return None
+    if isinstance(here, np.generic):
+        made: Any = type(here)(value)
+    else:
+        torch = torch_of(here)
+        made = np.array(value, here.dtype) if torch is None else torch.full_like(here, value)
+    return made if made.item() == value else None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from aiodist.backends.arrays import wrap
 from aiodist.backends.arrays.device import torch_of
 from aiodist.base.errors import UsageError, shown
-from aiodist.ddp.sharded.options import given_back, plain
+from aiodist.ddp.sharded.options import give_back, plain
 
 Array = npt.NDArray[Any]
 Rule = Callable[[Array, Array, dict[str, Any]], None]
@@ -122,9 +122,7 @@ class TorchUpdate:
 
     @options.setter
     def options(self, found: list[dict[str, Any]]) -> None:
-        for group, options in zip(self.optimizer.param_groups, found, strict=True):
-            for name, value in options.items():
-                group[name] = given_back(value, group.get(name))
+        give_back(self.optimizer.param_groups, found)
 
     def place(self, pieces: Sequence[HeldState]) -> None:
         """Take other pieces, with the state that they have."""

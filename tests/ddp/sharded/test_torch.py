@@ -307,6 +307,36 @@ def test_newcomers_get_options_in_any_form(form: str) -> None:
     assert results == [[(type(FORMS[form](0.0)), 0.0), *[-1.0] * 6]] * 3 and seen == [3, 3, 3]
 
 
+@pytest.mark.parametrize("form", few(["array", "tensor"], ["tensor"]))
+@pytest.mark.parametrize("joins", [False, True])
+def test_an_option_that_the_program_keeps_and_changes_stays_its_own(form: str, joins: bool) -> None:
+    """As with torch alone; also when members die or join."""
+    chaos, steps = Chaos(1), 6
+
+    async def train(pg: ProcessGroup) -> float:
+        mine = [torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))]
+        rate = np.array(1.0) if form == "array" else torch.tensor(1.0, dtype=torch.float64)
+        optimizer = await ShardedOptimizer(pg, mine, torch.optim.SGD, lr=rate, elastic=True, redundancy=1)
+        while optimizer.steps < steps:
+            rate[...] = 0.5**optimizer.steps
+            if optimizer.steps == 2 and joins and not chaos.joined:
+                chaos.join(train, 30.0)
+            if optimizer.steps == 2 and not joins and pg.rank == 2:
+                chaos.crash(2)
+            await asyncio.sleep(0.05)
+            mine[0].grad = torch.ones(6, dtype=torch.float64)
+            await optimizer.step()
+        assert optimizer.optimizer.param_groups[0]["lr"] is rate
+        return float(mine[0].detach()[0])
+
+    found: list[Any] = run_virtual(run_cluster(3, train, processes=chaos, return_exceptions=True))
+    if joins:
+        found.append(chaos.joined[0].result())
+    else:
+        del found[2]
+    assert found == [-sum(0.5**step for step in range(steps))] * len(found)
+
+
 def test_options_that_cannot_be_saved_are_refused_before_anything_is_sent() -> None:
     async def part(pg: ProcessGroup) -> None:
         mine = [torch.nn.Parameter(torch.ones(5))]
