@@ -103,10 +103,10 @@ def test_nothing_outlives_who_asked_or_the_server(end: str) -> None:
     """A fork of the driver holds its descriptors open: that must keep nobody alive."""
     code = f"""if True:
         import os, signal, subprocess, sys
-        from aiodist.testing.forkserver import ForkServer, Forked, Request
+        from aiodist.testing.forkserver import ForkServer, Forked, ForkRequest
         quiet = os.open(os.devnull, os.O_RDWR)
         server = ForkServer(output=quiet)
-        forked = Forked(server, Request("signal:pause", (), None, "/"), quiet)
+        forked = Forked(server, ForkRequest("signal:pause", (), None, "/"), quiet)
         fork = os.fork()
         if not fork:
             os.dup2(quiet, 1)
