@@ -337,6 +337,7 @@ class Process:
         self.next_look = rng.uniform(0, self.progress.every)
         self.turns = 0
         self.stopped_until = 0.0
+        self.last_sign = 0.0
         self.posted: list[
             tuple[float, float | None]
         ] = []  # what waits in its socket: when, a watchdog's word
@@ -359,7 +360,7 @@ def test_nobody_accuses_the_living_and_everybody_the_silent(
     patience = Patience(every, max(evict / 4, 4 * every), evict, 3 * evict)
     limit = evict if sees else 3 * evict
     both = [Process(name, patience, sees, rng) for name in (0, 1)]
-    longest = [0.0, 0.0]  # that it was stopped; where nobody sees that, or held
+    longest = [0.0, 0.0]  # without a sign until it was stopped no more; where nobody sees that, or held
     accused: dict[int, float] = {}
     dead_from, now = limit * 3, 0.0
     end = dead_from + 3 * limit
@@ -377,6 +378,7 @@ def test_nobody_accuses_the_living_and_everybody_the_silent(
             word = one.progress.tick(now, one.turns)
             if word is not None:
                 other.posted.append((now + delay, word))
+                one.last_sign = now
             continue
         one.turns += 1
         liveness = one.liveness
@@ -398,6 +400,7 @@ def test_nobody_accuses_the_living_and_everybody_the_silent(
             assert longest[1 - name] > limit - 3 * every or now > dead_from, (name, now)
         if pings:
             other.posted.append((now + delay, None))
+            one.last_sign = now
         pause = every
         if now < dead_from and rng.random() < 0.02:
             pause = rng.uniform(0, limit * rng.choice([0.5, 1.5]))
@@ -407,6 +410,8 @@ def test_nobody_accuses_the_living_and_everybody_the_silent(
             if how == "stopped":
                 one.stopped_until = now + pause
             if how == "stopped" or (how == "held" and not sees):
-                longest[name] = max(longest[name], pause)
+                # A rank does not ping one whose loop was silent before it has heard that: two stops, one turn
+                # apart, may be one silence.
+                longest[name] = max(longest[name], now + pause - one.last_sign)
         one.next_beat = now + pause
     assert 0 in accused
