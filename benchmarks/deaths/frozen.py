@@ -48,7 +48,7 @@ async def _stop_one(victims: Victims, limit: float, chance: random.Random, figur
         round.resume(victim)
         outcomes |= await round.outcomes([victim])
         for rank, seen in figures.take(outcomes, round).items():
-            last = seen["failed"][-1] if seen["failed"] else {"type": "none"}
+            last: Any = seen["failed"][-1] if seen["failed"] else {"type": "none"}
             if rank == victim:
                 if last["type"] != "Evicted":
                     figures.problem(f"the resumed rank {rank}: {last}")
@@ -137,7 +137,8 @@ async def _busy(
         async with Victims(transport=transport, env=env) as victims:
             for number in scale.times(figures, repeats):
                 busy = (scale.seed + number) % RANKS
-                given = {"how": how, "seconds": seconds, "busy": busy, "count": 50, "timeout": seconds + 60}
+                given: dict[str, Any] = {"how": how, "seconds": seconds, "busy": busy, "count": 50}
+                given["timeout"] = seconds + 60
                 async with victims.round(busy_between, RANKS, **given) as round:
                     seen = figures.take(await round.outcomes(within=seconds + 60), round)
                     _judge(figures, seen, how, busy)
