@@ -224,9 +224,9 @@ class FastMessages(Protocol):
 
 
 class Executor(ABC):
-    """What carries out operations of one group: its host engine, or a carrier.
+    """One executor of a group's operations: its host engine, or a carrier.
 
-    It overrides what it has something to do for.
+    An implementation overrides the calls for which it has something to do.
     """
 
     @abstractmethod

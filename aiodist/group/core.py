@@ -163,10 +163,10 @@ class GroupCore:
             return
         self.issuer.trouble = self._watch.trouble
         if self.carriers.takes_host:
-            self.fast_path = self.host.fast_path(self.issuer, self.numbers, self._note)
-            self._flight.fast_path = self.fast_path
-            self.fast_messages = self._flight.fast_messages = self.host.fast_messages(
-                self.issuer, self.numbers, self._enter, self._flight.ended
+            flight, issuer, numbers = self._flight, self.issuer, self.numbers
+            self.fast_path = flight.fast_path = self.host.fast_path(issuer, numbers, self._note)
+            self.fast_messages = flight.fast_messages = self.host.fast_messages(
+                issuer, numbers, self._enter, flight.ended
             )
         self._watch.start()
         self.family.add(self)

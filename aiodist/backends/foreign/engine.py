@@ -218,5 +218,5 @@ class Engine:
         if task.uneven and task.kind not in self.uneven:
             self.compose(task, done)
             return
-        method: Any = getattr(self, task.kind.name, self.compose)
+        method: Any = getattr(self, task.kind.name)
         method(task, done)

@@ -102,7 +102,7 @@ def alike(pieces: Iterable[tuple[int, list[Entry]]]) -> dict[int, list[Entry]]:
 
 
 def _compared(entries: Sequence[Entry]) -> dict[str, str]:
-    """What must be alike of each entry, by name; NaN is alike, and 1 is not True."""
+    """The part of each entry that all pieces share, by name, as text: NaN is alike, and 1 is not True."""
     return {
         name: repr((kind, dtype, None if kind == ELEMENTS else form, value))
         for name, kind, dtype, form, value in entries

@@ -257,12 +257,12 @@ class ShardedOptimizer:
 
         Raises:
             UsageError: a gradient is missing, or does not fit, or an option of torch's optimiser is of a kind
-                that newcomers cannot be given; nothing was sent for this call.
+                that newcomers cannot be given; nothing was sent for this call. Elastic: also where members
+                have changed, and pieces of an array have other entries of the state: all members raise it;
+                load a state on all, and await the optimizer.
             NonFiniteValues: with `max_norm`: the gradients' norm is not finite. All ranks raise it; nothing
                 has changed.
             StateLost: elastic: the state of some elements died with members.
-            UsageError: elastic: members have changed, and pieces of an array have other entries of the state.
-                All members raise it; load a state on all, and await the optimizer.
             GroupBroken: the group broke; the values are undefined. Elastic: only `Evicted` and `QuorumLost`.
         """
         self._check_synced()
