@@ -71,8 +71,8 @@ class Relay:
                 if left:
                     head += data
                     data = b""
-                    while left and len(head) >= wire._PREFIX.size:
-                        end = wire._PREFIX.size + wire._PREFIX.unpack_from(head)[3]
+                    while left and len(head) >= wire.PREFIX.size:
+                        end = wire.PREFIX.size + wire.PREFIX.unpack_from(head)[3]
                         if len(head) < end:
                             break
                         await self._loop.sock_sendall(sink, head[:end])

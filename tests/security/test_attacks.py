@@ -124,7 +124,7 @@ class Stranger:
         """Say hello → the server's challenge."""
         await self.say(Handshake.client(self.identity(), b"?", bytes(NONCE_BYTES)).data_to_send())
         heard = b""
-        while len(heard) < wire._PREFIX.size + NONCE_BYTES:
+        while len(heard) < wire.PREFIX.size + NONCE_BYTES:
             if not (data := await self.hear()):
                 raise ConnectionResetError
             heard += data
@@ -199,7 +199,7 @@ async def test_who_is_of_another_job(door: Door) -> None:
 async def test_a_client_that_proves_the_wrong_thing(door: Door) -> None:
     stranger = await door.knock()
     await stranger.challenge()
-    await stranger.say(wire._message(wire._Kind.proof, bytes(32)))
+    await stranger.say(wire.pack_message(wire.MessageKind.proof, bytes(32)))
     assert b"another secret" in await stranger.hear_all()
     await door.said("refused .*: rank 7 has another secret than this process")
 
@@ -210,7 +210,7 @@ async def test_a_job_name_that_gives_orders(door: Door) -> None:
         Handshake.client(stranger.identity("\x1b[2J\nall is well"), b"", bytes(NONCE_BYTES)).data_to_send()
     )
     await stranger.hear()
-    await stranger.say(wire._message(wire._Kind.proof, bytes(32)))
+    await stranger.say(wire.pack_message(wire.MessageKind.proof, bytes(32)))
     await stranger.hear_all()
     await door.said("another secret")  # and what it calls itself is nobody's concern
     stranger = await door.knock()
@@ -242,11 +242,11 @@ async def test_reflection(door: Door) -> None:
     await stranger.hear_all()
     await door.said("out of turn")
     stranger = await door.knock()
-    nonce = (await stranger.challenge())[wire._PREFIX.size :]
+    nonce = (await stranger.challenge())[wire.PREFIX.size :]
     other = await door.knock()
     await other.say(Handshake.client(other.identity(), b"?", nonce).data_to_send())  # in another session
     await other.hear()
-    await other.say(wire._message(wire._Kind.proof, bytes(32)))
+    await other.say(wire.pack_message(wire.MessageKind.proof, bytes(32)))
     assert b"another secret" in await other.hear_all()
     stranger.sock.close()
     await door.empty()
@@ -274,7 +274,7 @@ async def test_every_flipped_bit_of_a_proof(door: Door) -> None:
         await stranger.say(handshake.data_to_send())
         handshake.receive(await stranger.hear())
         proof = bytearray(handshake.data_to_send())
-        proof[wire._PREFIX.size + bit // 8] ^= 1 << bit % 8
+        proof[wire.PREFIX.size + bit // 8] ^= 1 << bit % 8
         await stranger.say(bytes(proof))
         assert b"another secret" in await stranger.hear_all()
     assert len(door.log.records) <= 12  # it is said, but not 256 times
@@ -297,9 +297,9 @@ async def test_another_version(door: Door, version: int) -> None:
     [
         (b"GET / HTTP/1.1\r\n\r\n", "does not speak aiodist"),
         (b"\x00" * 100_000, "does not speak aiodist"),
-        (wire._PREFIX.pack(b"AIODIST", 1, wire.PROTOCOL_VERSION, 65535) + bytes(70_000), "at most 2048"),
-        (wire._message(wire._Kind.proof, bytes(32)), "out of turn"),
-        (wire._message(wire._Kind.hello, b"\xff" * 2000), "cannot be read|contradict"),
+        (wire.PREFIX.pack(b"AIODIST", 1, wire.PROTOCOL_VERSION, 65535) + bytes(70_000), "at most 2048"),
+        (wire.pack_message(wire.MessageKind.proof, bytes(32)), "out of turn"),
+        (wire.pack_message(wire.MessageKind.hello, b"\xff" * 2000), "cannot be read|contradict"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "the client uses TLS"),
     ],
     ids=["http", "zeros", "a long one", "a proof first", "a hello of nonsense", "tls"],

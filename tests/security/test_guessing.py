@@ -47,8 +47,8 @@ async def hear(address: tuple[str, int], *said: bytes) -> bytes:
 def digests(hello: bytes, heard: bytes, secret: bytes) -> set[bytes]:
     """What a server that knows `secret` could have made of a connection: each proof over each part of it."""
     messages, at = [], 0
-    while at + wire._PREFIX.size <= len(heard):
-        end = at + wire._PREFIX.size + wire._PREFIX.unpack_from(heard, at)[3]
+    while at + wire.PREFIX.size <= len(heard):
+        end = at + wire.PREFIX.size + wire.PREFIX.unpack_from(heard, at)[3]
         messages.append(heard[at:end])
         at = end
     made = set()
@@ -72,7 +72,7 @@ async def test_one_connection_gives_nothing_to_guess_on() -> None:
             for job in (JOB, "guess"):
                 identity = Identity(job, purpose, 7, b"c" * NONCE_BYTES)
                 hello = Handshake.client(identity, b"", os.urandom(NONCE_BYTES)).data_to_send()
-                for rest in ((), (wire._message(wire._Kind.proof, bytes(32)),)):
+                for rest in ((), (wire.pack_message(wire.MessageKind.proof, bytes(32)),)):
                     heard = await hear(address, hello, *rest)
                     assert heard  # it does answer
                     for guess in GUESSES:
@@ -92,10 +92,10 @@ async def test_the_job_s_name_is_not_told(caplog: pytest.LogCaptureFixture) -> N
             for job in ("guess", JOB):  # and no difference tells whether a guessed name is right
                 identity = Identity(job, purpose, 7, b"c" * NONCE_BYTES)
                 hello = Handshake.client(identity, b"", os.urandom(NONCE_BYTES)).data_to_send()
-                heard[job] = await hear(address, hello, wire._message(wire._Kind.proof, bytes(32)))
+                heard[job] = await hear(address, hello, wire.pack_message(wire.MessageKind.proof, bytes(32)))
                 assert JOB.encode() not in heard[job]
                 assert b"another secret" in heard[job]
-            challenge = wire._PREFIX.size + NONCE_BYTES
+            challenge = wire.PREFIX.size + NONCE_BYTES
             assert heard["guess"][challenge:] == heard[JOB][challenge:]
     await made.aclose()
 
@@ -145,11 +145,11 @@ async def test_a_proof_for_one_is_worth_nothing_at_another() -> None:
 def test_a_welcome_needs_the_secret_too() -> None:
     """An impostor that has the client's proof cannot answer it."""
     client = Handshake.client(Identity(JOB, Purpose.store), b"s" * 32, b"a" * NONCE_BYTES)
-    client.receive(wire._message(wire._Kind.challenge, b"b" * NONCE_BYTES))
+    client.receive(wire.pack_message(wire.MessageKind.challenge, b"b" * NONCE_BYTES))
     client.data_to_send()
     made_up = bytes(32) + struct.pack("<iH", 0, 0)
     with pytest.raises(AuthenticationError, match="another secret"):
-        client.receive(wire._message(wire._Kind.welcome, made_up))
+        client.receive(wire.pack_message(wire.MessageKind.welcome, made_up))
     assert not client.done
 
 

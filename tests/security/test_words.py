@@ -22,7 +22,7 @@ async def impostor(listener: socket.socket) -> None:
     sock, _ = await loop.sock_accept(listener)
     with sock:
         await loop.sock_recv(sock, 4096)
-        await loop.sock_sendall(sock, wire._message(wire._Kind.refused, EVIL))
+        await loop.sock_sendall(sock, wire.pack_message(wire.MessageKind.refused, EVIL))
 
 
 async def test_advice_of_an_impostor_store_is_not_ours() -> None:

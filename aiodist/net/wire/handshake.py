@@ -57,8 +57,10 @@ TORCH_TOO = (
 )
 """What to do where torch and aiodist both want MASTER_PORT."""
 
+PREFIX = struct.Struct("<7sBHH")
+"""The beginning of each message: magic, kind, version, bytes that follow."""
+
 _MAGIC = b"AIODIST"
-_PREFIX = struct.Struct("<7sBHH")  # magic, kind, version, bytes that follow
 _ORDER_MARKER = struct.pack("=I", 0x01020304)  # native order, on purpose
 _ORDER_CHAR = sys.byteorder[:1].encode()
 _HELLO = struct.Struct("<4sc16sBiBHB")  # marker, order, nonce, purpose, rank, len(job), len(card), len(to)
@@ -93,7 +95,9 @@ _LINKS = (Purpose.data, Purpose.control, Purpose.service)
 _ACCEPTS = {Purpose.store: (Purpose.store,), **dict.fromkeys(_LINKS, _LINKS)}
 
 
-class _Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
+    """The messages of a handshake."""
+
     hello = 1
     challenge = 2
     proof = 3
@@ -165,13 +169,13 @@ class Handshake:
         self._choose = choose
         self._to = b""  # whom the client looks for
         self._failed = False
-        self._expected = _Kind.hello if is_server else _Kind.challenge
+        self._expected = MessageKind.hello if is_server else MessageKind.challenge
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._transcript = b""
         self._binding = b""
         if not is_server:
-            self._transcript = _message(_Kind.hello, _pack_hello(identity, nonce, to))
+            self._transcript = pack_message(MessageKind.hello, _pack_hello(identity, nonce, to))
             self._outbox += self._transcript
 
     @classmethod
@@ -259,48 +263,48 @@ class Handshake:
                 f"the {self._other()} does not speak aiodist: its first bytes are {bytes(inbox[:16])!r}",
                 hint="Something else is at that address; check host and port",
             )
-        if len(inbox) < _PREFIX.size:
+        if len(inbox) < PREFIX.size:
             return None
-        _magic, kind, version, size = _PREFIX.unpack_from(inbox)
+        _magic, kind, version, size = PREFIX.unpack_from(inbox)
         if size > MAX_MESSAGE:
             raise WireError(f"a handshake message of {size} bytes; at most {MAX_MESSAGE} are allowed")
-        end = _PREFIX.size + size
+        end = PREFIX.size + size
         if len(inbox) < end:
             return None
         raw = bytes(inbox[:end])
         del inbox[:end]
-        return kind, version, raw[_PREFIX.size :], raw
+        return kind, version, raw[PREFIX.size :], raw
 
     def _handle(self, kind: int, version: int, body: bytes, raw: bytes) -> bool:
         """Handle one message; returns whether the handshake is done with it."""
-        if kind == _Kind.refused:
+        if kind == MessageKind.refused:
             raise _refusal(body)
-        if kind != self._expected or (version != PROTOCOL_VERSION and kind != _Kind.hello):
+        if kind != self._expected or (version != PROTOCOL_VERSION and kind != MessageKind.hello):
             raise WireError(f"handshake message {kind} from the {self._other()} out of turn")
         match self._expected:
-            case _Kind.hello:
+            case MessageKind.hello:
                 self._check_hello(version, body)
                 self._transcript += raw
-                self._answer(_Kind.challenge, self._nonce, _Kind.proof)
-            case _Kind.challenge:
+                self._answer(MessageKind.challenge, self._nonce, MessageKind.proof)
+            case MessageKind.challenge:
                 self._check_challenge(body)
                 self._transcript += raw
-                self._answer(_Kind.proof, self._digest(b"client"), _Kind.welcome)
-            case _Kind.proof:
+                self._answer(MessageKind.proof, self._digest(b"client"), MessageKind.welcome)
+            case MessageKind.proof:
                 self._check_proof(body)
                 self._transcript += raw
                 me = _pack_self(self._identity)
-                self._answer(_Kind.welcome, self._digest(b"server", me) + me, _Kind.refused)
+                self._answer(MessageKind.welcome, self._digest(b"server", me) + me, MessageKind.refused)
                 self._finish()
-            case _Kind.welcome:
+            case MessageKind.welcome:
                 self._check_welcome(body)
                 self._transcript += raw
                 self._finish()
         return self.done
 
-    def _answer(self, kind: _Kind, body: bytes, expected: _Kind) -> None:
+    def _answer(self, kind: MessageKind, body: bytes, expected: MessageKind) -> None:
         """Send a message, and set which one the other side has to send next."""
-        answer = _message(kind, body)
+        answer = pack_message(kind, body)
         self._outbox += answer
         self._transcript += answer
         self._expected = expected
@@ -411,8 +415,9 @@ class Handshake:
         return AuthenticationError(for_me, hint=hint)
 
 
-def _message(kind: _Kind, body: bytes) -> bytes:
-    return _PREFIX.pack(_MAGIC, kind, PROTOCOL_VERSION, len(body)) + body
+def pack_message(kind: MessageKind, body: bytes) -> bytes:
+    """The bytes of a message."""
+    return PREFIX.pack(_MAGIC, kind, PROTOCOL_VERSION, len(body)) + body
 
 
 def _pack_hello(identity: Identity, nonce: bytes, to: bytes = b"") -> bytes:
@@ -451,7 +456,7 @@ def _unpack_hello(body: bytes) -> tuple[Identity, bytes, bytes, bytes, bytes]:
 
 def refuse(why: str, hint: str = "") -> bytes:
     """The answer of a server to a client that it does not even listen to."""
-    return _message(_Kind.refused, f"{why}\n{hint}".encode()[:MAX_MESSAGE])
+    return pack_message(MessageKind.refused, f"{why}\n{hint}".encode()[:MAX_MESSAGE])
 
 
 def refuse_plain() -> bytes:

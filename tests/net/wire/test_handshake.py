@@ -122,9 +122,9 @@ def test_a_server_says_nothing_of_itself_before_the_proof() -> None:
     two = server(job="name", secret=b"hunter2")
     two.receive(client(job="name", secret=b"guess").data_to_send())
     challenge = two.data_to_send()
-    assert challenge == handshake._message(handshake._Kind.challenge, B)
+    assert challenge == handshake.pack_message(handshake.MessageKind.challenge, B)
     with pytest.raises(AuthenticationError, match="another secret"):
-        two.receive(handshake._message(handshake._Kind.proof, bytes(32)))
+        two.receive(handshake.pack_message(handshake.MessageKind.proof, bytes(32)))
     refusal = two.data_to_send()
     assert b"another secret" in refusal and b"name" not in refusal and b"card" not in refusal
 
@@ -231,8 +231,8 @@ def test_mixed_versions_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_newer_version_may_have_more_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 9)
-    hello = handshake._message(
-        handshake._Kind.hello, handshake._pack_hello(Identity("j", Purpose.data, 5), A) + b"more"
+    hello = handshake.pack_message(
+        handshake.MessageKind.hello, handshake._pack_hello(Identity("j", Purpose.data, 5), A) + b"more"
     )
     monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 2)
     with pytest.raises(AuthenticationError, match="rank 5 speaks protocol 9, this process 2"):
@@ -258,16 +258,16 @@ def test_reflection_does_not_work() -> None:
     one = client()
     one.data_to_send()
     with pytest.raises(WireError, match="its own messages back"):
-        one.receive(handshake._message(handshake._Kind.challenge, A))
+        one.receive(handshake.pack_message(handshake.MessageKind.challenge, A))
     assert one.data_to_send() == b""
 
     # The client's proof sent back to it as the server's.
     one, two = client(), server()
     two.receive(one.data_to_send())
     one.receive(two.data_to_send())
-    proof = one.data_to_send()[handshake._PREFIX.size :]
+    proof = one.data_to_send()[handshake.PREFIX.size :]
     with pytest.raises(AuthenticationError, match="another secret"):
-        one.receive(handshake._message(handshake._Kind.welcome, proof + struct.pack("<iH", 0, 0)))
+        one.receive(handshake.pack_message(handshake.MessageKind.welcome, proof + struct.pack("<iH", 0, 0)))
 
 
 def test_a_replayed_client_does_not_get_in() -> None:
@@ -325,17 +325,19 @@ def test_torch_that_looks_for_its_own_store_is_told_apart() -> None:
 
 def test_no_message_is_larger_than_allowed() -> None:
     with pytest.raises(WireError, match="at most 2048"):
-        server().receive(handshake._PREFIX.pack(b"AIODIST", 1, 2, 5000))
+        server().receive(handshake.PREFIX.pack(b"AIODIST", 1, 2, 5000))
 
 
 @given(st.binary(max_size=300))
 def test_no_hello_body_does_more_than_fail(body: bytes) -> None:
     with pytest.raises((WireError, AuthenticationError)):
-        server().receive(handshake._message(handshake._Kind.hello, body))
+        server().receive(handshake.pack_message(handshake.MessageKind.hello, body))
 
 
 def test_a_refusal_is_shown_as_one_printable_line() -> None:
-    nasty = handshake._message(handshake._Kind.refused, b"\x1b[31mred\rline\nhint\nmore" + b"x" * 1000)
+    nasty = handshake.pack_message(
+        handshake.MessageKind.refused, b"\x1b[31mred\rline\nhint\nmore" + b"x" * 1000
+    )
     with pytest.raises(AuthenticationError) as caught:
         client().receive(nasty)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 900
