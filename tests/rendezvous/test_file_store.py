@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,21 @@ async def test_other_files_are_left_alone(tmp_path: Path) -> None:
         assert file.read_text() == content
     with pytest.raises(UsageError, match="cannot be opened"):
         await opened(tmp_path / "no folder" / "meet")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="network file systems as on Linux")
+def test_root_takes_nobodys_file_only_where_it_is_made_nobody_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network file system that does not trust root; elsewhere nobody is a user like others."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (tmp_path / "meet").touch()
+    nobodys = os.stat_result((0o100600, 1, 1, 1, 65534, 65534, 0, 0, 0, 0))
+    if (tmp_path / "meet").stat().st_uid != 65534:
+        with pytest.raises(UsageError, match=r"is not safe \(it belongs to user 65534"):
+            module._check_own(nobodys, tmp_path / "meet")
+    monkeypatch.setattr(os, "fstat", lambda handle: nobodys)
+    module._check_own(nobodys, tmp_path / "meet")
+    monkeypatch.setattr(tempfile, "TemporaryFile", None)
+    with pytest.raises(UsageError, match=r"is not safe \(it belongs to user 4711"):
+        module._check_own(os.stat_result((0o100600, 1, 1, 1, 4711, 1, 0, 0, 0, 0)), tmp_path / "meet")

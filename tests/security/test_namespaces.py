@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,9 @@ import pytest
 from aiodist.base.environment import user
 from aiodist.base.environment.files import Folder, UntrustedError, open_file
 from aiodist.base.errors import UsageError
-from aiodist.net import local_socket
-from aiodist.net.local_socket import is_other_user, listen_local
+from aiodist.net.local_socket import connect_to_store, is_other_user, listen_local
 from aiodist.net.users import why_not
-from aiodist.rendezvous import file_store
+from aiodist.rendezvous import FileStore
 from aiodist.rendezvous.jobs import JobSecrets
 
 HOST = "127.0.0.1"
@@ -36,7 +34,7 @@ def as_unknown_users(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_unknown_users")
-def test_they_do_not_join_and_are_not_believed() -> None:
+async def test_they_do_not_join_and_are_not_believed() -> None:
     """Whose end of a connection it is decides where a job has no secret."""
     with (
         socket.create_server((HOST, 0)) as listener,
@@ -51,14 +49,16 @@ def test_they_do_not_join_and_are_not_believed() -> None:
         short = listen_local(HOST, port)
         assert short is not None
         with short:
-            assert local_socket._connect_local(HOST, port) is None
+            reached, _ = await connect_to_store(HOST, port)
+            assert reached.family == socket.AF_INET, "not by the local socket"
+            reached.close()
     one, other = socket.socketpair()
     with one, other:
         assert is_other_user(one)
 
 
 @pytest.mark.usefixtures("as_unknown_users")
-def test_their_files_are_not_one_s_own(tmp_path: Path) -> None:
+async def test_their_files_are_not_one_s_own(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir(mode=0o700)
     (tmp_path / "plain").touch()
     with pytest.raises(UntrustedError, match=ANYBODY):
@@ -66,27 +66,10 @@ def test_their_files_are_not_one_s_own(tmp_path: Path) -> None:
     with pytest.raises(UntrustedError, match=ANYBODY):
         Folder.open(tmp_path / "d", owner=os.geteuid())  # the owner of a home may be anybody, too
     with pytest.raises(UsageError, match=ANYBODY):
-        file_store._check_own((tmp_path / "plain").stat(), tmp_path / "plain")
+        await FileStore.open(tmp_path / "plain", "job", b"", 10)
     if os.geteuid():  # root's links and secrets are good for everybody
         (tmp_path / "link").symlink_to("d")
         with pytest.raises(UntrustedError, match="on its path is a link"):
             open_file(tmp_path / "link")
         with pytest.raises(UsageError, match="belongs to another user"):
             JobSecrets(tmp_path / "d")
-
-
-def test_root_takes_nobodys_file_only_where_it_is_made_nobody_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a network file system that does not trust root; elsewhere nobody is a user like others."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    (tmp_path / "meet").touch()
-    nobodys = os.stat_result((0o100600, 1, 1, 1, 65534, 65534, 0, 0, 0, 0))
-    if (tmp_path / "meet").stat().st_uid != 65534:
-        with pytest.raises(UsageError, match=r"is not safe \(it belongs to user 65534"):
-            file_store._check_own(nobodys, tmp_path / "meet")
-    monkeypatch.setattr(os, "fstat", lambda handle: nobodys)
-    file_store._check_own(nobodys, tmp_path / "meet")
-    monkeypatch.setattr(tempfile, "TemporaryFile", None)
-    with pytest.raises(UsageError, match=r"is not safe \(it belongs to user 4711"):
-        file_store._check_own(os.stat_result((0o100600, 1, 1, 1, 4711, 1, 0, 0, 0, 0)), tmp_path / "meet")
