@@ -16,6 +16,7 @@ from aiodist.net.sockets import connect
 from aiodist.rendezvous import TcpStore
 from aiodist.rendezvous import server as server_module
 from tests.rendezvous.meeting import rendezvous
+from tests.support.store_client import socket_of
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +57,8 @@ async def test_it_uses_tls_where_the_variables_say_so(
         async with await rendezvous(
             "env://", timeout=30, environ=environ, secret=place.secret.encode()
         ) as met:
-            assert isinstance(met.store, TcpStore) and met.store._connection is not None
-            assert isinstance(met.store._connection._buffer.sock, SecureSocket)
+            assert isinstance(met.store, TcpStore)
+            assert isinstance(socket_of(met.store), SecureSocket)
             await met.store.set("key", b"value")
         with pytest.raises(AuthenticationError, match="TLS"):
             await TcpStore.connect(*split_address(place.address), place.job, place.secret.encode(), 10)

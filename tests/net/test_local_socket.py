@@ -15,14 +15,14 @@ from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.rendezvous import client as client_module
 from aiodist.rendezvous import connection as connection_module
 from tests.ports import needs_ipv6
+from tests.support.store_client import connection_of, socket_of
 
 HOST = "127.0.0.1"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix addresses are Linux's")
 
 
 def family(store: TcpStore) -> int:
-    assert store._connection is not None
-    return store._connection._buffer.sock.family
+    return socket_of(store).family
 
 
 @linux
@@ -84,14 +84,13 @@ async def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
         large = os.urandom(1 << 20)
         await store.set("large", large)
         assert await asyncio.gather(*(store.get("large") for _ in range(2))) == [large] * 2
-        assert store._connection is not None
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(store._connection._buffer.sock.fileno())
+        connection = connection_of(store)
+        connection.pause()
         [served] = server.store.clients.values()
         for _ in range(8):
             served.write(large)
         assert served._ended
-        store._connection.abort()
+        connection.abort()
         assert await store.get("large") == large
 
 
@@ -100,9 +99,7 @@ async def test_last_words_are_read_though_writing_failed() -> None:
     async with await StoreServer.start(HOST, 0, "job", b"") as server:
         store = await TcpStore.connect(HOST, server.port, "job", b"", 10)
         await store.set("k", "v")
-        assert store._connection is not None
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(store._connection._buffer.sock.fileno())
+        connection_of(store).pause()
         await server.aclose()
         with pytest.raises(RendezvousError, match="is gone: its host closed it"):
             await store.set("k", "v")

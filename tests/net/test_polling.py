@@ -11,6 +11,7 @@ import pytest
 from aiodist.net import polling
 from aiodist.net.polling import Poller
 from aiodist.rendezvous import StoreServer, TcpStore
+from tests.support.store_client import connection_of
 
 
 class Clock:
@@ -64,10 +65,9 @@ async def test_asking_again_and_again_starves_nobody(monkeypatch: pytest.MonkeyP
         await StoreServer.start("127.0.0.1", 0, "job", b"") as server,
         await TcpStore.connect("127.0.0.1", server.port, "job", b"", 10) as store,
     ):
-        assert store._connection is not None
         await store.check([])
         [served] = server.store.clients.values()
-        connection = store._connection
+        connection = connection_of(store)
 
         def poll() -> bool:
             served.read()

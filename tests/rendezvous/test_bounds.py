@@ -13,6 +13,7 @@ from aiodist.rendezvous import HashStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import job_store as job_store_module
 from aiodist.rendezvous.events import Connected, Disconnected, Failure, StoreReply, StoreRequest, Tick
 from aiodist.rendezvous.machine import StoreMachine, budget, sessions, watches
+from tests.support.store_client import connection_of
 from tests.waiting import until_so
 
 HOST = "127.0.0.1"
@@ -206,8 +207,7 @@ async def test_who_does_not_read_is_cut_off_and_sees_it_all_afresh(
             watch = slow.watch("w")
             await slow.set("w/first", "1")
             assert await anext(watch) == WatchEvent("w/first", b"1")
-            assert slow._connection is not None
-            stuck = slow._connection
+            stuck = connection_of(slow)
             stuck.pause()
             for number in range(40):
                 await quick.set(f"w/{number % 4}", bytes([number]) * (1 << 18))
@@ -227,12 +227,11 @@ async def test_who_never_reads_is_cut_off_alone(server: StoreServer, monkeypatch
     monkeypatch.setattr(job_store_module, "MAX_SLOW", 2 << 20)
     async with await connect(server) as deaf, await connect(server) as other:
         await other.set("k", bytes(90_000))
-        assert deaf._connection is not None
-        deaf._connection.pause()
+        connection_of(deaf).pause()
         asks = [asyncio.ensure_future(deaf.get("k")) for _ in range(200)]
         while len(server.store.clients) == 2:
             assert await other.check(["k"])
         for ask in asks:
             ask.cancel()
-        deaf._connection.resume()
+        connection_of(deaf).resume()
         await asyncio.gather(*asks, return_exceptions=True)

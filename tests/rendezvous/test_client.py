@@ -22,6 +22,7 @@ from aiodist.rendezvous import client as client_module
 from aiodist.rendezvous.connection import HANDSHAKE_SECONDS, StoreConnection, _keep_alive
 from aiodist.testing.conformance_store import arrived
 from tests.rendezvous.conftest import Clock
+from tests.support.store_client import connection_of
 
 HOST = "127.0.0.1"
 
@@ -192,8 +193,7 @@ async def test_noise_and_silence_disturb_nobody(server: StoreServer, monkeypatch
 async def test_a_client_that_breaks_the_protocol_is_sent_away(server: StoreServer) -> None:
     async with await connect(server) as good:
         bad = await connect(server)
-        assert bad._connection is not None
-        bad._connection.write(b"\xff\xff\xff\xff")
+        connection_of(bad).write(b"\xff\xff\xff\xff")
         with pytest.raises(RendezvousError):
             await bad.get("never", timeout=0.1)
         await bad.aclose()

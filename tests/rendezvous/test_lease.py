@@ -14,6 +14,7 @@ from aiodist.base.errors import LeaseLost, RendezvousError, UsageError
 from aiodist.rendezvous import HashStore, Lease, PrefixStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous.machine import RETURN_GRACE
 from tests.rendezvous.conftest import Clock
+from tests.support.store_client import connection_of
 from tests.waiting import until_so
 
 HOST = "127.0.0.1"
@@ -255,8 +256,7 @@ async def test_who_is_away_is_still_missed_soon() -> None:
         await lease.set("leased", "")
         await one.set("k", "", ttl=1000)
         one._reconnect = lambda: None  # type: ignore[method-assign]
-        assert one._connection is not None
-        one._connection.abort()
+        connection_of(one).abort()
         await until_so(lambda: len(server.store.clients) != 2)
         assert await two.check(["k"])
         await stand_still(server, RETURN_GRACE)

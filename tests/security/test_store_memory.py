@@ -34,6 +34,7 @@ from aiodist.rendezvous.machine.gathers import MAX_WORLD
 from aiodist.rendezvous.methods import METHODS
 from aiodist.rendezvous.shapes import MAX_KEY
 from tests.levels import COSTLY, few
+from tests.support.store_client import connection_of
 
 HOST = "127.0.0.1"
 LIMIT = 2 << 20
@@ -337,8 +338,8 @@ async def test_news_to_a_crowd_of_watches_wait_for_nobody_without_bound(
     ):
         watches = [mallory.watch("k") for _ in range(200)]
         assert await mallory.check([])
-        assert mallory._connection is not None
-        mallory._connection.pause()
+        connection = connection_of(mallory)
+        connection.pause()
         value = bytes(1 << 20)
         with traced():
             await alice.set("k", value)
@@ -346,5 +347,5 @@ async def test_news_to_a_crowd_of_watches_wait_for_nobody_without_bound(
         assert await alice.get("k") == value
         assert len(watches) == 200
         mallory._reconnect = lambda: None  # type: ignore[method-assign]
-        mallory._connection.abort()
+        connection.abort()
         await asyncio.gather(*(watch.aclose() for watch in watches))

@@ -36,6 +36,7 @@ from aiodist.transport import FRAGMENT, Endpoint, Key, SocketEndpoint, stream
 from tests.levels import COSTLY, few
 from tests.support.channel_pair import Pair, Recorder, turn_until
 from tests.support.conformance_channel import check_channel
+from tests.support.store_client import socket_of
 
 Certificates = Callable[[str], dict[str, str]]
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -101,7 +102,7 @@ async def test_large_values_and_many_requests_at_once(ours: Tls) -> None:
         await StoreServer.start(HOST, 0, "job", b"secret", tls=ours) as server,
         await TcpStore.connect(HOST, server.port, "job", b"secret", 10, tls=ours) as store,
     ):
-        assert store._connection is not None and isinstance(store._connection._buffer.sock, SecureSocket)
+        assert isinstance(socket_of(store), SecureSocket)
         large = os.urandom(3 << 20)
         await store.set("large", large)
         assert await asyncio.gather(*(store.get("large") for _ in range(5))) == [large] * 5

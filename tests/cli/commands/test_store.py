@@ -18,6 +18,7 @@ import aiodist.base.errors
 from aiodist.cli.main import main
 from aiodist.rendezvous import TcpStore
 from tests.levels import COSTLY
+from tests.support.store_client import is_connected
 from tests.waiting import until_so
 
 SECRET = "known to the tests alone"
@@ -98,7 +99,7 @@ async def test_a_file_that_cannot_grow_ends_the_store(tmp_path: Path) -> None:
 
         filling = asyncio.ensure_future(fill())
         _, said = await asyncio.to_thread(process.communicate)
-        await until_so(lambda: client._connection is None)  # whatever it answered has been read
+        await until_so(lambda: not is_connected(client))  # whatever it answered has been read
         for _ in range(3):
             await asyncio.sleep(0)
         filling.cancel()
