@@ -6,7 +6,10 @@ import os
 from collections.abc import Awaitable
 from typing import Any
 
+from aiodist.backends.host.backend import HostBackend
 from aiodist.base.errors import AiodistError
+from aiodist.group.core import GroupCore
+from aiodist.group.process_group import ProcessGroup
 from aiodist.transport.base import FRAGMENT
 from aiodist.transport.mapped import BLOCKS
 from aiodist.transport.shm.arena import NONCE_BYTES, PAGE
@@ -14,6 +17,18 @@ from aiodist.transport.shm.segment import HEAD, PeerSegment, Segment
 
 BLOCKS_AT = -(-HEAD // PAGE) * PAGE
 """Where a link's blocks may begin."""
+
+
+def core_of(pg: ProcessGroup) -> GroupCore:
+    """What the library has of a group beside what users see. No other test reads it."""
+    return pg._core
+
+
+def host_of(pg: ProcessGroup) -> HostBackend:
+    """A group's host engine."""
+    host = core_of(pg).host
+    assert isinstance(host, HostBackend)
+    return host
 
 
 def shared(more: int = 0) -> tuple[Segment, PeerSegment]:

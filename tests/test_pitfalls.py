@@ -14,7 +14,7 @@ import aiodist as dist
 from aiodist.backends.host.backend import HostBackend
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
-from tests.helpers import error_of
+from tests.helpers import core_of, error_of
 from tests.levels import COSTLY
 
 
@@ -62,7 +62,7 @@ def test_pitfall_2_groups_need_no_common_order_and_do_not_block_each_other() -> 
         else:
             for _ in range(50):
                 assert np.array_equal(await right.all_reduce(mine(1)), total(2))
-            assert not left._core._flight.collectives()
+            assert not core_of(left)._flight.collectives()
             stuck = left.all_reduce(large, async_op=True)
         assert (await stuck)[7] == 1
 
@@ -124,7 +124,7 @@ def test_pitfall_5_late_frames_of_a_timed_out_operation_never_match_the_next() -
             assert isinstance(error, dist.CollectiveTimeout)
         second = await pg.new_group()
         assert second is not None
-        assert second._core.roster.context != first._core.roster.context
+        assert core_of(second).roster.context != core_of(first).roster.context
         if pg.rank == 0:
             tensor = np.zeros(4, np.int64)
             await second.recv(tensor, 1)
@@ -170,12 +170,12 @@ async def test_pitfall_7_closing_is_explicit_and_no_finalizer_communicates() -> 
         assert group is not None
         await group.barrier()
         said = []
-        flood = pg._core.control.flood
-        pg._core.control.flood = lambda *what: said.append(what)  # type: ignore[method-assign]
+        flood = core_of(pg).control.flood
+        core_of(pg).control.flood = lambda *what: said.append(what)  # type: ignore[method-assign]
         del group
         gc.collect()
         assert said == []
-        pg._core.control.flood = flood  # type: ignore[method-assign]
+        core_of(pg).control.flood = flood  # type: ignore[method-assign]
         assert np.array_equal(await pg.all_reduce(mine(pg.rank)), total(3))
         assert not any(hasattr(kind, "__del__") for kind in (ProcessGroup, HostBackend))
 

@@ -22,6 +22,7 @@ from aiodist.net.wire.frame import parse
 from aiodist.testing import VirtualLoop, run_cluster
 from aiodist.transport.memory import MemoryNetwork
 from aiodist.transport.memory_link import MemoryLink
+from tests.helpers import core_of
 from tests.levels import MORE
 
 TICK = 2.0**-12  # seconds; delays are whole ticks, so that many frames arrive together
@@ -95,7 +96,7 @@ async def check_collectives(pg: ProcessGroup) -> float:
     out = await pg.all_to_all(mine)
     assert np.array_equal(out, rank * size + np.arange(size))
     await pg.barrier()
-    return pg._core.loop.time()
+    return core_of(pg).loop.time()
 
 
 def simulate(size: int, delays: Delays, loop: VirtualLoop) -> list[float]:

@@ -22,6 +22,7 @@ class Carriers:
         device: index of this process's CUDA device, where it takes tensors on one.
 
     Attributes:
+        parts: as given.
         submit: starts an operation. It has begun when this returns.
         places: where tensors may lie; and what the call's signature says of it: see `Carrier`.
         capabilities: what the conformance checks may ask of the group; of `CAPABILITIES`.
@@ -40,7 +41,7 @@ class Carriers:
     ) -> None:
         self.name, self.aliases, self.device = name, aliases, device
         self.host, self.takes_host = host, takes_host
-        self._parts = dict(parts)
+        self.parts = dict(parts)
         self._distinct = list(dict.fromkeys(parts.values()))
         self._all: list[Executor] = [host, *self._distinct]
         self._by_place: dict[str, Executor] = {"": host, **parts}
@@ -81,7 +82,7 @@ class Carriers:
         """
         host = self.host.subgroup(context, ranks, reports)
         children = {carrier: carrier.child(host, whole) for carrier in self._distinct}
-        parts = {place: children[carrier] for place, carrier in self._parts.items()}
+        parts = {place: children[carrier] for place, carrier in self.parts.items()}
         return Carriers(self.name, self.aliases, host, parts, self.takes_host, self.device)
 
     # ── operations ───────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ import aiodist as dist
 from aiodist.ddp import DiLoCo
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.helpers import core_of
 from tests.levels import COSTLY, MORE, few
 
 STEPS, EVERY = 24, 4
@@ -51,7 +52,7 @@ async def train(pg: ProcessGroup, dies: tuple[tuple[int, int, str], ...], delay:
         if (step, me, "before") in dies:
             os.kill(os.getpid(), signal.SIGKILL)
         if (step, me, "within") in dies:
-            pg._core.loop.call_soon(os.kill, os.getpid(), signal.SIGKILL)
+            core_of(pg).loop.call_soon(os.kill, os.getpid(), signal.SIGKILL)
         await diloco.step()
         if (step, me, "after") in dies:
             os.kill(os.getpid(), signal.SIGKILL)

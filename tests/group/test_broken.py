@@ -19,7 +19,7 @@ from aiodist.group.control.inquiry import Absence
 from aiodist.group.requests import NO_DATA, internal
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from tests.helpers import error_of
+from tests.helpers import core_of, error_of, host_of
 
 
 def f32(count: int = 4) -> Any:
@@ -153,7 +153,7 @@ def test_timeout_names_who_had_not_arrived() -> None:
 def test_timeout_of_a_message_says_of_the_other_side_what_is_known() -> None:
     async def main(pg: ProcessGroup, quiet: bool, known: str) -> None:
         await pg.barrier()
-        control: Any = pg._core.control
+        control: Any = core_of(pg).control
         control.quiet = lambda rank: quiet
         call = pg.recv(f32(), 1, timeout=2) if pg.rank == 0 else pg.recv(f32(), 0)
         error = await error_of(call)
@@ -180,7 +180,7 @@ def test_who_was_busy_says_so_of_itself_and_nothing_else() -> None:
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
         if pg.rank == 0:
-            watch: Any = pg._core._watch
+            watch: Any = core_of(pg)._watch
             watch.absent[1] = Absence((), (0,))  # the leader had no answer of this rank
             operation: Any = type("Operation", (), {"call": Issued(Kind.barrier, 1, NO_DATA[0], NO_DATA[1])})
             error = watch.expired(operation, 3.0, 6.04)
@@ -198,8 +198,8 @@ def test_late_judgement_hears_first_what_lies_in_the_sockets() -> None:
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
         if pg.rank == 0:
-            watch: Any = pg._core._watch
-            control: Any = pg._core.control
+            watch: Any = core_of(pg)._watch
+            control: Any = core_of(pg).control
             heard: list[str] = []
             judged: list[str] = []
             control.hear = lambda: heard.append("here")
@@ -318,8 +318,8 @@ def test_lost_peer_breaks_only_its_groups() -> None:
         pair = await pg.new_group([0, 1])
         await pg.barrier()
         if pg.rank == 2:
-            pg._core.host.resources.endpoint.kill()  # type: ignore[attr-defined]
-            pg._core.control.kill()
+            host_of(pg).resources.endpoint.kill()
+            core_of(pg).control.kill()
             raise KeyboardInterrupt
         error = await error_of(pg.all_reduce(f32()))
         assert isinstance(error, dist.PeerLost)
@@ -443,7 +443,7 @@ async def test_a_fault_in_a_later_step_breaks_the_group_and_hangs_nobody(
         assert "RuntimeError: out of order" in str(error)
 
     async def threaded(pg: ProcessGroup) -> None:
-        pg._core.host.resources.offload._inline = False  # type: ignore[attr-defined]
+        host_of(pg).resources.offload._inline = False
         await main(pg)
 
     await run_cluster(1 if large else 2, threaded)
@@ -456,10 +456,10 @@ async def test_a_member_that_claims_an_impossible_size_breaks_the_group(claim: i
     async def main(pg: ProcessGroup) -> None:
         if pg.rank == 0:
             size = np.array([claim], np.int64)
-            await pg._core.issue(
+            await core_of(pg).issue(
                 internal(Kind.broadcast, size, root=0, detail=f"{AS}broadcast_object(src=0)"), 5, True
             )
-            pg._core.reserve()
+            core_of(pg).reserve()
         else:
             with pytest.raises(dist.GroupBroken, match="has no memory for objects of"):
                 await pg.broadcast_object(src=0)

@@ -16,6 +16,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.epochs.regroup import Regroup
 from aiodist.testing import run_cluster
 from aiodist.transport import SocketEndpoint
+from tests.helpers import core_of
 
 Main = Callable[[ProcessGroup], Awaitable[Any]]
 
@@ -58,7 +59,7 @@ def total(pg: ProcessGroup, step: int = 0, count: int = 5) -> Any:
 
 async def broken(pg: ProcessGroup) -> None:
     """Wait until the group has broken."""
-    while pg._core.error is None:  # noqa: ASYNC110 - nothing else tells who may not await
+    while core_of(pg).error is None:  # noqa: ASYNC110 - nothing else tells who may not await
         await asyncio.sleep(0.001)
 
 
@@ -442,7 +443,7 @@ async def test_a_cancelled_task_of_the_groups_own_breaks_the_group_and_leaves_no
     async def main(pg: ProcessGroup) -> None:
         work = pg.all_gather_object(pg.rank, async_op=True)
         if pg.rank == 1:
-            for task in pg._core._steps.pending():
+            for task in core_of(pg)._steps.pending():
                 task.cancel()
         with pytest.raises(dist.GroupAborted, match="rank 1 aborted the group"):
             await work
@@ -656,7 +657,7 @@ async def test_an_end_that_fails_takes_nothing_from_another_task(cluster: Cluste
                 works = [pg.recv_object(1, tag=1) for _ in range(2)]
                 pg.recv_object(1, tag=2)
                 if early:
-                    pg._core.batches.begin()
+                    core_of(pg).batches.begin()
                     other = asyncio.ensure_future(works[1])
                     await asyncio.sleep(0)
                 else:
@@ -998,7 +999,7 @@ async def test_who_holds_an_operation_back_has_not_arrived() -> None:
 async def test_what_is_held_back_is_not_written_down_as_issued(cluster: Callable[..., Any]) -> None:
     async def main(pg: ProcessGroup) -> list[int]:
         def written() -> int:
-            return sum(entry[1] == work.seq for entry in pg._core.recorder.kept)
+            return sum(entry[1] == work.seq for entry in core_of(pg).recorder.kept)
 
         async with pg.coalesce():
             work = pg.all_reduce(np.ones(3), async_op=True)

@@ -23,7 +23,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.core import GroupCore
 from aiodist.testing import run_cluster, run_virtual, spmd
-from tests.helpers import error_of
+from tests.helpers import core_of, error_of
 from tests.levels import COSTLY
 from tests.support.chaos import Chaos
 from tests.waiting import until_so
@@ -415,7 +415,7 @@ async def test_its_forgotten_awaits_are_the_worlds() -> None:
         group: Any = await pg.new_group()
         for _ in range(2):
             group.barrier()
-        await group._core.until_idle()
+        await core_of(group).until_idle()
         del group
         await until_closed(pg)
 

@@ -13,6 +13,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual, spmd
+from tests.helpers import core_of
 from tests.levels import COSTLY
 from tests.support.channel_pair import turn_until
 from tests.support.chaos import Chaos
@@ -27,7 +28,7 @@ async def test_all_its_neighbours_have_left(pg: ProcessGroup, waits_in: str) -> 
     await pg.barrier()
     if pair is None or pg.rank not in (0, 3):
         return
-    core = pg._core.control.core
+    core = core_of(pg).control.core
     await turn_until(lambda: core.departed.issuperset(set(core.neighbours) - {0, 3}))
     await pair.all_reduce(np.ones(1))  # 0 has seen its neighbours leave, too
     if pg.rank == 0:
@@ -87,7 +88,7 @@ def test_a_rank_that_was_given_up_bears_the_loss_of_all_others() -> None:
         group: Any = await pg.new_group()
         await group.barrier()
         if pg.rank == 0:
-            watch, control = group._core._watch, group._core.control
+            watch, control = core_of(group)._watch, core_of(group).control
             control.core.lost.update(dict.fromkeys(range(3), "it is silent"))
             watch.rank_lost(1, "it is silent")
             with pytest.raises(dist.PeerLost):

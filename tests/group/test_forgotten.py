@@ -18,6 +18,7 @@ from aiodist.backends import forgotten
 from aiodist.backends.forgotten import Forgotten, Origin
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
+from tests.helpers import core_of
 from tests.levels import COSTLY
 
 HERE = Origin("barrier", "train.py", 7)
@@ -45,7 +46,7 @@ async def an_object(pg: ProcessGroup) -> None:
 
 async def a_kept_one(pg: ProcessGroup) -> None:
     work = pg.all_reduce(ones(), async_op=False)
-    await pg._core.until_idle()
+    await core_of(pg).until_idle()
     assert work.done()
 
 
@@ -147,7 +148,7 @@ async def test_a_failure_that_nobody_was_told_comes_first() -> None:
             pg.abort("enough")
             return
         pg.all_reduce(ones())
-        await pg._core.until_idle()
+        await core_of(pg).until_idle()
         gc.collect()
         with pytest.raises(dist.GroupAborted) as caught:
             await pg.aclose()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist as dist
+from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.local.board import SLOTS, TOOK
 from aiodist.backends.host.steps import APART, STEPS, goes_by_hosts
@@ -25,6 +26,7 @@ from aiodist.testing.issued import perform
 from aiodist.testing.programs import operations, program
 from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
+from tests.helpers import core_of, host_of
 from tests.levels import COSTLY, MORE, few
 
 Main = Callable[[ProcessGroup], Awaitable[Any]]
@@ -55,15 +57,14 @@ async def connected(hosts: Sequence[str], main: Main, limits: Thresholds = TINY)
 
 def hierarchy(pg: ProcessGroup) -> Hierarchy:
     """The group's hierarchy, which it must have."""
-    found = pg._core.host._hierarchy  # type: ignore[attr-defined]
+    found = host_of(pg).hierarchy
     assert isinstance(found, Hierarchy)
     return found
 
 
 def taken(pg: ProcessGroup) -> int:
     """How many internal operations there were on this rank's host."""
-    found: int = hierarchy(pg).grid.inner._next
-    return found
+    return hierarchy(pg).grid.inner.issued
 
 
 # ── right ────────────────────────────────────────────────────────────────────────────────────────────
@@ -84,8 +85,9 @@ def test_conformance(hosts: str) -> None:
 async def test_conformance_over_sockets_and_shared_memory(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
         await check_backend(pg, seed=pg.size)
-        inner: Any = hierarchy(pg).grid.inner.backend
-        assert inner._local is not None
+        inner = hierarchy(pg).grid.inner.backend
+        assert isinstance(inner, HostBackend)
+        assert inner.local is not None
 
     await connected(hosts, main)
 
@@ -168,9 +170,9 @@ def test_every_kind_goes_by_it(hosts: str) -> None:
         }
         assert set(calls) == set(STEPS)
         for kind, call in calls.items():
-            before = hierarchy(pg).grid.outer._next
+            before = hierarchy(pg).grid.outer.issued
             await call()
-            took = hierarchy(pg).grid.outer._next - before
+            took = hierarchy(pg).grid.outer.issued - before
             assert took == (
                 1 if kind is not Kind.broadcast or hierarchy(pg).grid.column == ROOTS[hosts] else 0
             )
@@ -272,7 +274,7 @@ def test_only_from_the_threshold_on() -> None:
 @pytest.mark.parametrize("hosts", ["aaaa", "abcd", "aaab", "aabbc"])
 def test_other_layouts_have_none(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
-        assert pg._core.host._hierarchy is None  # type: ignore[attr-defined]
+        assert host_of(pg).hierarchy is None
         assert (await pg.all_reduce(np.ones(5)))[0] == pg.size
 
     simulated(hosts, main)
@@ -280,15 +282,15 @@ def test_other_layouts_have_none(hosts: str) -> None:
 
 async def test_subgroups_have_their_own_and_leave_nothing() -> None:
     async def main(pg: ProcessGroup) -> None:
-        engine = pg._core.host.groups  # type: ignore[attr-defined]
+        heard_of = host_of(pg).resources.endpoint.takers  # each group in this process takes its messages
         await pg.all_reduce(np.ones(100))
-        before = len(engine._backends)
+        before = len(heard_of)
         group = await pg.new_group([0, 1, 4, 5])
         if group is not None:
             assert (await group.all_reduce(np.ones(100)))[0] == 4
-            assert len(engine._backends) == before + 3  # its own, of its host, between hosts
+            assert len(heard_of) == before + 3  # its own, of its host, between hosts
             await group.aclose()
-        assert len(engine._backends) == before
+        assert len(heard_of) == before
         await pg.barrier()
 
     await connected("aaabbb", main)
@@ -351,7 +353,7 @@ async def test_more_in_flight_than_there_are_slots() -> None:
         works = [pg.all_reduce(tensor, async_op=True) for tensor in tensors]
         for i, work in reversed(list(enumerate(works))):
             assert (await work)[-1] == 6 + 4 * i
-        assert min(hierarchy(pg).grid.outer._next, taken(pg)) > 3 * SLOTS
+        assert min(hierarchy(pg).grid.outer.issued, taken(pg)) > 3 * SLOTS
 
     await connected("aabb", main)
 
@@ -487,8 +489,8 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
         assert group is not None
         await pg.barrier()
         inner: Any = hierarchy(group).grid.inner.backend
-        local = inner._local
-        watch: Any = group._core._watch
+        local = inner.local
+        watch: Any = core_of(group)._watch
         step, hear = local.step, watch.said
         unheard: list[Any] = []
         if pg.rank == 1:  # its loop is busy: it neither goes on nor hears

@@ -17,6 +17,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group import arguments as check
 from aiodist.testing import run_cluster
 from tests.group.strange import PLAIN, Raises, ThingMaker, calls, of_torch
+from tests.helpers import core_of
 
 try:
     import torch
@@ -50,13 +51,13 @@ async def test_is_taken_or_refused_before_a_number_is_taken(make: ThingMaker) ->
     async def main(pg: ProcessGroup) -> None:
         thing = make()
         for name, call in calls(pg, thing, make is not TORCH.get("freed")):
-            before = deepcopy(pg._core.numbers)
+            before = deepcopy(core_of(pg).numbers)
             wrong = await what_is_wrong(call)
             if wrong is not None:
-                assert pg._core.numbers == before, f"{name}: {wrong}"
+                assert core_of(pg).numbers == before, f"{name}: {wrong}"
                 assert isinstance(wrong, dist.UsageError), f"{name}: {wrong!r}"
                 assert len(str(wrong)) < 1000 and "\n" not in str(wrong), f"{name}: {wrong}"
-            assert pg._core.error is None, f"{name}: {pg._core.error!r}"
+            assert core_of(pg).error is None, f"{name}: {core_of(pg).error!r}"
         assert (await pg.all_reduce(np.arange(3))).tolist() == [0, 1, 2]
 
     await run_cluster(1, main)
@@ -127,7 +128,7 @@ async def test_a_batch_of_messages_is_checked_before_any_is_under_way() -> None:
     async def main(pg: ProcessGroup) -> None:
         peer = 1 - pg.rank
         good = dist.P2POp(dist.isend, np.ones(3), peer, pg)
-        before = deepcopy(pg._core.numbers)
+        before = deepcopy(core_of(pg).numbers)
         for bad in (
             dist.P2POp(dist.isend, None, peer, pg),
             dist.P2POp(dist.irecv, np.broadcast_to(0.0, 3), peer, pg),
@@ -137,7 +138,7 @@ async def test_a_batch_of_messages_is_checked_before_any_is_under_way() -> None:
         ):
             with pytest.raises(dist.UsageError):
                 dist.batch_isend_irecv([good, bad])
-        assert pg._core.numbers == before
+        assert core_of(pg).numbers == before
 
     await run_cluster(2, main)
 
@@ -149,7 +150,7 @@ async def test_groups_are_checked_before_the_first_of_several_takes_a_number() -
                 await dist.new_subgroups_by_enumeration(lists)  # type: ignore[arg-type]
             with pytest.raises(dist.UsageError):
                 await dist.split_group(pg, lists)  # type: ignore[arg-type]
-        assert pg._core.numbers.issued == before[pg.rank]
+        assert core_of(pg).numbers.issued == before[pg.rank]
 
     before = [1, 1]  # the barrier of their meeting
     await run_cluster(2, main)

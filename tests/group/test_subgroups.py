@@ -11,7 +11,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from tests.helpers import error_of
+from tests.helpers import core_of, error_of
 
 
 def make(pg: ProcessGroup, how: str) -> Any:
@@ -52,7 +52,7 @@ def test_a_group_that_breaks_in_the_call_is_told_to_those_who_made_the_other(how
         assert half is not None
         if pg.rank == 0:
             call = make(half, how)
-            half._core.break_group(dist.GroupAborted(0, "enough"), tell=False)
+            core_of(half).break_group(dist.GroupAborted(0, "enough"), tell=False)
             assert isinstance(await error_of(call), dist.GroupAborted)
             await pg.barrier()
         else:

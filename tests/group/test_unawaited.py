@@ -13,6 +13,7 @@ import aiodist as dist
 from aiodist.backends.work import Failures
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
+from tests.helpers import core_of
 
 
 def ends(pg: ProcessGroup) -> bool:
@@ -127,7 +128,7 @@ async def test_an_awaiter_that_is_woken_in_the_turn_of_closing_was_told() -> Non
             return
         waiting = asyncio.create_task(group.recv(np.zeros(1), 1, async_op=True).wait())
         await asyncio.sleep(0)
-        group._core.break_group(dist.GroupAborted(1, "enough"))  # the news comes in this very turn
+        core_of(group).break_group(dist.GroupAborted(1, "enough"))  # the news comes in this very turn
         await group.aclose()
         with pytest.raises(dist.GroupAborted):
             await waiting

@@ -24,12 +24,13 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend
 from aiodist.testing.conformance_backend import check_concurrent, check_program, check_subgroups
 from aiodist.testing.programs import Step, operations, reduced, same, value
+from tests.helpers import core_of
 
 
 def engine_of(pg: ProcessGroup) -> MpiEngine:
     """The engine of a group."""
-    backend: Any = pg._core.carriers
-    found = backend._parts["cpu"].engine
+    backend: Any = core_of(pg).carriers
+    found = backend.parts["cpu"].engine
     assert isinstance(found, MpiEngine)
     return found
 
@@ -38,7 +39,7 @@ async def conformance() -> None:
     """All that a backend must do."""
     async with await dist.init_process_group("mpi", timeout=60) as pg:
         assert pg.backend == "mpi"
-        assert "one-answer" not in pg._core.carriers.capabilities
+        assert "one-answer" not in core_of(pg).carriers.capabilities
         await check_backend(pg, seed=pg.size, length=50)
 
 

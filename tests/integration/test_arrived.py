@@ -12,6 +12,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.helpers import core_of
 from tests.levels import COSTLY, MORE, few
 
 BUSY = 2.0
@@ -74,7 +75,7 @@ async def test_a_leader_that_does_not_answer_is_followed_by_the_next_member(pg: 
     if pg.rank == 0:
         time.sleep(2 * BUSY)
     elif pg.rank == 2:
-        while pg._core.error is None:  # noqa: ASYNC110 - nothing else tells who has issued nothing
+        while core_of(pg).error is None:  # noqa: ASYNC110 - nothing else tells who has issued nothing
             await asyncio.sleep(0.01)
     else:
         with pytest.raises(dist.CollectiveTimeout) as caught:

@@ -11,6 +11,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.helpers import core_of
 from tests.levels import MORE
 
 
@@ -27,7 +28,7 @@ async def until_broken(pg: ProcessGroup, words: str) -> None:
         while True:
             await pg.barrier()
     assert type(caught.value) is dist.GroupBroken
-    assert not pg._core.control.core.lost
+    assert not core_of(pg).control.core.lost
     assert "ulimit -n" in str(caught.value)
 
 

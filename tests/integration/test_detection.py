@@ -25,6 +25,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.control.liveness import PATIENCE
 from aiodist.testing import spmd
 from aiodist.testing.ranks import launch
+from tests.helpers import core_of
 from tests.levels import COSTLY, MORE, few
 from tests.support.channel_pair import turn_until
 
@@ -72,7 +73,7 @@ async def test_a_child_that_holds_the_sockets_of_the_dead_delays_nothing(pg: Pro
         if pg.rank == 0:
             os.kill(int(numbers[1, 1]), 0)  # the child lives, and with it the connections
         # Whoever has it from others sees it for itself, too.
-        await turn_until(lambda: pg._core.control.core.proven == {1})
+        await turn_until(lambda: core_of(pg).control.core.proven == {1})
     finally:
         if pg.rank == 0:
             os.kill(int(numbers[1, 1]), signal.SIGKILL)
@@ -107,7 +108,7 @@ async def stop_and_go(pg: ProcessGroup, victim: int, late: bool) -> None:
                 await pg.all_reduce(np.zeros(COUNT, np.float32))
         with pytest.raises(dist.Evicted):
             await pg.barrier()
-        assert pg._core.control.core.lost.keys() == {victim}
+        assert core_of(pg).control.core.lost.keys() == {victim}
         return
     if pg.rank == 0 and late:
         atexit.register(os.kill, pid, signal.SIGCONT)
@@ -116,7 +117,7 @@ async def stop_and_go(pg: ProcessGroup, victim: int, late: bool) -> None:
     assert lost.cause == "it was stopped for 2 s (by a signal or a debugger)"
     assert lost.silence is not None
     assert lost.silence >= 2
-    assert pg._core.control.core.proven == set()
+    assert core_of(pg).control.core.proven == set()
     if pg.rank == 0 and not late:
         os.kill(pid, signal.SIGCONT)
 
@@ -210,10 +211,10 @@ async def block(pg: ProcessGroup, how: str) -> None:
         over.touch()
     await (barrier or pg.barrier())
     assert (await pg.all_reduce(np.full(4, pg.rank)))[0] == sum(range(pg.size))
-    assert not pg._core.control.core.lost
+    assert not core_of(pg).control.core.lost
     if pg.rank == 0:
         over.unlink()
-    await turn_until(lambda: not pg._core.control.blocked())
+    await turn_until(lambda: not core_of(pg).control.blocked())
     await pg.barrier()
 
 
@@ -245,8 +246,8 @@ async def test_all_ranks_are_busy_at_once(pg: ProcessGroup) -> None:
     await pg.barrier()
     (evaluate if pg.rank else hold)(LONG)
     assert (await pg.all_reduce(np.full(4, pg.rank)))[0] == 3
-    assert not pg._core.control.core.lost
-    await turn_until(lambda: not pg._core.control.blocked())
+    assert not core_of(pg).control.core.lost
+    await turn_until(lambda: not core_of(pg).control.blocked())
     await pg.barrier()
 
 
@@ -285,7 +286,7 @@ async def test_an_operations_own_deadline_holds_and_says_whose_loop_does_not_tur
     assert (caught.value.missing, caught.value.unheard) == ((), (0,))
     words = r"within 1 s: rank 0 did not answer; rank 0 \(\S+\) has not run its event loop for [\d.]+ s: \S+"
     assert re.search(words, str(caught.value))
-    assert not pg._core.control.core.lost
+    assert not core_of(pg).control.core.lost
 
 
 JOB = str(Path(__file__).parent / "silent_job.py")
@@ -367,7 +368,7 @@ async def test_black_hole_around_a_host_whose_loop_is_blocked(pg: ProcessGroup) 
     await asyncio.sleep(3 * PATIENCE * 0.05)
     cut, heal = lose_packets("both ways")
     subprocess.run(cut, check=True)
-    await turn_until(lambda: bool(pg._core.control.core.lost))
+    await turn_until(lambda: bool(core_of(pg).control.core.lost))
     with pytest.raises(dist.PeerLost) as caught:
         await pg.barrier()
     assert caught.value.cause.startswith("its host does not answer (no acknowledgement for over ")

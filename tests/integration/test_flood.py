@@ -12,6 +12,7 @@ from aiodist.net.wire.frame import HEADER
 from aiodist.testing import run_cluster, run_virtual, spmd
 from aiodist.transport import EAGER_BUDGET, EAGER_MESSAGE
 from aiodist.transport.memory import MemoryNetwork
+from tests.helpers import host_of
 from tests.levels import COSTLY, few
 from tests.support.channel_pair import turn_until
 
@@ -26,7 +27,7 @@ def message(number: int, nbytes: int) -> Any:
 
 def stored(pg: ProcessGroup, source: int) -> list[int]:
     """Bytes of each message from a rank that waits here for a receive; 0 where it is only offered."""
-    arrivals: Any = pg._core.host._messages._arrivals  # type: ignore[attr-defined]
+    arrivals = host_of(pg).messages.arrivals
     return [
         len(one.data) if one.data is not None else 0
         for of_tag in arrivals.values()

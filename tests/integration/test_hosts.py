@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.backends.host.backend import HostBackend
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
+from tests.helpers import host_of
 from tests.levels import MORE, few
 
 ALL = {"AIODIST_HIERARCHY": "1", "AIODIST_INLINE": "4096"}
@@ -20,9 +22,12 @@ ALL = {"AIODIST_HIERARCHY": "1", "AIODIST_INLINE": "4096"}
 
 def taken(pg: ProcessGroup) -> int:
     """How many internal operations there were on this rank's host."""
-    inner = pg._core.host._hierarchy.grid.inner  # type: ignore[attr-defined]
-    assert inner.backend._local is not None
-    return int(inner._next)
+    found = host_of(pg).hierarchy
+    assert found is not None
+    inner = found.grid.inner
+    assert isinstance(inner.backend, HostBackend)
+    assert inner.backend.local is not None
+    return inner.issued
 
 
 @pytest.mark.slow(MORE)

@@ -13,7 +13,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.helpers import error_of, memory_mapped
+from tests.helpers import error_of, host_of, memory_mapped
 from tests.levels import COSTLY, MORE, few
 
 
@@ -173,7 +173,7 @@ async def test_what_messages_carried_is_given_up_when_it_has_ended(pg: ProcessGr
 @pytest.mark.parametrize("how", ["new_group", "split"])
 @spmd(world_size=3, transport="shm")
 async def test_memory_of_a_group_that_a_member_never_made_is_freed(pg: ProcessGroup, how: str) -> None:
-    hub: Any = pg._core.host.resources.hub  # type: ignore[attr-defined]
+    hub: Any = host_of(pg).resources.hub
     others = [rank for rank in range(3) if rank != pg.rank]
     works: list[Any] = [pg.send(np.zeros(1), other, async_op=True) for other in others]
     works += [pg.recv(np.zeros(1), other, async_op=True) for other in others]

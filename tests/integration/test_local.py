@@ -19,7 +19,7 @@ from aiodist.base.types import BFLOAT16, ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
-from tests.helpers import error_of
+from tests.helpers import core_of, error_of, host_of
 from tests.levels import COSTLY, few
 
 # Thresholds so small that programs of small arrays go through every path, in many blocks.
@@ -35,7 +35,7 @@ DTYPES = [np.dtype(t) for t in (np.float32, np.int64, np.float16, np.complex64, 
 
 def hub(pg: ProcessGroup) -> Any:
     """This process's side of shared memory."""
-    return pg._core.host.resources.hub  # type: ignore[attr-defined]
+    return host_of(pg).resources.hub
 
 
 def values(pg: ProcessGroup, count: int, dtype: np.dtype[Any], rank: int, salt: int = 0) -> Any:
@@ -269,7 +269,7 @@ async def test_empty_without_shared_memory_is_an_ordinary_array(pg: ProcessGroup
 @spmd(transport="shm")
 async def test_short_and_long_all_reduces_meet(pg: ProcessGroup, world_size: int) -> None:
     """Ranks may take different ways into the same operation: a strided view, a timeout, or neither."""
-    assert pg._core.fast_path is not None
+    assert core_of(pg).fast_path is not None
     for number in range(300):
         count = 1 + number % 40
         wide = np.zeros((count, 2), np.float64)

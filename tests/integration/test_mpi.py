@@ -19,6 +19,7 @@ from tests.levels import COSTLY, MORE, few
 from tests.ports import free_port
 from tests.processes import run_to_end
 
+ROOT = str(Path(__file__).parents[2])
 JOB = Path(__file__).parent / "mpi_job.py"
 PATIENCE = 150.0
 
@@ -36,7 +37,7 @@ def variables(found: mpi.Mpi, **more: str) -> dict[str, str]:
     """An environment in which nothing but MPI says who a process is, and where to meet."""
     told = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "AIODIST_STORE", "AIODIST_SECRET")
     kept = {name: value for name, value in os.environ.items() if name not in told}
-    return {**kept, "OMP_NUM_THREADS": "1", **found.env, **more}
+    return {**kept, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", **found.env, **more}
 
 
 def run(flavour: str, program: str, size: int = 4, **environ: str) -> subprocess.CompletedProcess[str]:

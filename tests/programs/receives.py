@@ -25,6 +25,7 @@ import numpy as np
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from tests.backends.cuda.stand_in import Tensor
+from tests.helpers import host_of
 
 SIZES = [1, 2, 100, 1024, 1025, 5000, 90_000]
 """Elements of 8 bytes: eager, at the limit, offered, of several fragments, copied by a thread."""
@@ -451,9 +452,9 @@ async def run_program(pg: ProcessGroup, program: Plan) -> None:
 async def _counted_once(group: ProcessGroup) -> None:
     """Each message that was sent counts once as one that has come: by these numbers receives know whether
     anything of a member that has closed is still on its way."""
-    messages: Any = group._core.host._messages  # type: ignore[attr-defined]
+    messages = host_of(group).messages
     sent = await group.all_gather_object(list(messages.sent))
-    assert messages._heard == [counts[group.rank] for counts in sent]
+    assert messages.heard == [counts[group.rank] for counts in sent]
 
 
 async def _send(group: ProcessGroup, stream: Stream, rng: random.Random) -> None:

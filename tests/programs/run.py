@@ -27,6 +27,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from aiodist.testing.issued import Issued, issue, perform
 from aiodist.transport import SocketEndpoint
+from tests.helpers import core_of
 from tests.programs.plan import COUNTER_BITS, Batch, Each, Ending, Item, Plan, Together, plan, world
 
 LIMIT = 30.0
@@ -191,7 +192,7 @@ async def _item(group: ProcessGroup, item: Item) -> None:
         await _batch(group, item)
     else:
         for _ in range(item.count):  # as where an engine carries them out
-            group._core.host.skip(group._core.numbers.issue())
+            core_of(group).host.skip(core_of(group).numbers.issue())
 
 
 # ── coalesce ─────────────────────────────────────────────────────────────────────────────────────────
@@ -337,10 +338,10 @@ async def _first_to_fail(group: ProcessGroup, stage: _Stage, ending: Ending) -> 
         await _ends(issued)
         if ending.again:
             for tensor in issued.tensors:
-                group._core.host.empty((tensor.nbytes,), np.dtype(np.uint8)).fill(77)
+                core_of(group).host.empty((tensor.nbytes,), np.dtype(np.uint8)).fill(77)
         for rank in sorted(stage.late):
             stage.late[rank]()
-        if ending.cause == "timeout" and not group._core.error:
+        if ending.cause == "timeout" and not core_of(group).error:
             group.abort("a program ends")  # the operation had ended in time
     finally:
         stage.over.set()

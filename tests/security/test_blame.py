@@ -21,6 +21,7 @@ from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.peers import Endpoint
 from aiodist.transport.shm.arena import PAGE, available
 from aiodist.transport.stream import StreamLink
+from tests.helpers import host_of
 from tests.levels import COSTLY, MORE, few
 from tests.support.channel_pair import Pair, Recorder
 
@@ -47,7 +48,9 @@ async def test_an_unasked_fragment_costs_its_sender_the_membership(pg: ProcessGr
         for other in (0, 2):  # they are through with meeting
             await pg.recv(np.empty(1), other)
         await pg.send(np.arange(3), victim)
-        pg._core.host.resources.endpoint.outgoing(victim).link.post(UNASKED)  # type: ignore[attr-defined]
+        link = host_of(pg).resources.endpoint.outgoing(victim).link
+        assert link is not None
+        link.post(UNASKED)
         with pytest.raises(Evicted, match="the others count this process as lost: protocol error"):
             await until_it_breaks(pg)
         return

@@ -20,6 +20,7 @@ from aiodist.testing import spmd
 from aiodist.transport.base import EAGER_SHARES, REMEMBERED
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.stream import StreamLink
+from tests.helpers import core_of, host_of
 from tests.levels import COSTLY, MORE, few
 
 COUNT = 200_000
@@ -57,7 +58,7 @@ async def connected(pg: ProcessGroup) -> tuple[Any, Any]:
             await pg.send(np.zeros(LARGE, np.uint8), 1 - src)
         else:
             await pg.recv(np.empty(LARGE, np.uint8), src)
-    endpoint = pg._core.host.resources.endpoint  # type: ignore[attr-defined]
+    endpoint = host_of(pg).resources.endpoint
     return endpoint.outgoing(1 - pg.rank), endpoint.incoming(1 - pg.rank)
 
 
@@ -95,7 +96,7 @@ async def test_a_flood_costs_little_and_stops_nothing(pg: ProcessGroup, transpor
     outgoing, incoming = await connected(pg)
     header, place = FLOODS[flood]
     if place == "seq":
-        header = header[:8] + struct.pack("<Q", pg._core.roster.context) + header[16:]
+        header = header[:8] + struct.pack("<Q", core_of(pg).roster.context) + header[16:]
     before = resident()
     if pg.rank:
         write(incoming if flood.startswith(("places", "credit")) else outgoing, many(header, COUNT, place))
@@ -149,7 +150,7 @@ async def test_a_program_may_have_as_much_in_flight_as_it_likes(pg: ProcessGroup
             await work
         if pg.rank != sender:
             assert (into == numbers).all()
-    assert pg._core.host.channels.crowded == {1 - pg.rank}  # type: ignore[attr-defined]
+    assert host_of(pg).channels.crowded == {1 - pg.rank}
 
 
 async def test_small_frames_do_not_hold_the_loop() -> None:

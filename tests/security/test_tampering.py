@@ -33,6 +33,7 @@ from aiodist.net.wire.messages import Encoder
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.testing import run_cluster
 from aiodist.transport import SocketEndpoint
+from tests.helpers import core_of
 from tests.security.relay import HOST, Relay
 from tests.support.channel_pair import turn_until
 
@@ -348,13 +349,13 @@ async def test_control_links(size: int) -> None:
         if pg.rank == 0:  # the others dialed its control links
             attack = attacked.strike(0, lambda data: data.replace(b"honest", b"forged"))
         if pg.rank == 1:
-            pg._core.control.tell([0], Say.stalled, pg._core.roster.context, 1 << 40, b"honest" * 9)
+            core_of(pg).control.tell([0], Say.stalled, core_of(pg).roster.context, 1 << 40, b"honest" * 9)
         with pytest.raises(Tampered, match=ALTERED):
             while True:
                 await pg.barrier()
         if pg.rank == 0:
             assert attack.done == 1
-        assert not pg._core.control.core.lost
+        assert not core_of(pg).control.core.lost
         async with await pg.rebuild(timeout=20) as after:
             assert after.size == size
             await after.barrier()
@@ -489,7 +490,7 @@ async def test_calls_streams_and_messages(way: str, rewrite: Callable[[bytes], b
                 if message == "end":
                     break
         await pg.barrier()
-        assert not pg._core.control.core.lost
+        assert not core_of(pg).control.core.lost
         return "on"
 
     assert await attacked.run(main) == ["on", "on"]

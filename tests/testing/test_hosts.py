@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.group import ProcessGroup
 from aiodist.testing.hosts import Hosts
 from aiodist.testing.spmd import spmd
+from tests.helpers import host_of
 from tests.levels import COSTLY
 
 
@@ -48,6 +50,6 @@ def test_what_was_made_before_it_failed_goes_again(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow(COSTLY)
 @spmd(world_size=4, hosts=2)
-async def test_ranks_of_one_host_alone_share_memory(pg: object) -> None:
-    engine = pg._core.host.resources  # type: ignore[attr-defined]
+async def test_ranks_of_one_host_alone_share_memory(pg: ProcessGroup) -> None:
+    engine = host_of(pg).resources
     assert engine.by_host(range(4)) == [[0, 1], [2, 3]]

@@ -68,6 +68,9 @@ class HostBackend(HostEngine):
     Attributes:
         channels: of the group, with what its operations share.
         release, failed: of these.
+        messages: what members send each other.
+        local: the shared memory of a group whose ranks are all on this host; None for others.
+        hierarchy: of a group over hosts, for large operations; None where it has none.
         take: takes the group's eager messages (`EagerHandler`).
     """
 
@@ -92,16 +95,16 @@ class HostBackend(HostEngine):
         self._early: dict[int, list[Early]] = {}  # of collectives that we have yet to submit
         self._issued = 0
         self._reserved: set[int] = set()
-        self._messages = Messages(channels, resources.seals)
-        self.take = self._messages.take
+        self.messages = Messages(channels, resources.seals)
+        self.take = self.messages.take
         self._dead = False
         self._gone = set(groups.gone)  # ranks that send nothing more, and all that they sent has come
         self._silent = set(groups.gone)  # those, and others that send nothing more
         self._cut_off: set[int] = set()  # members of which nothing more comes, whatever they have sent
         self._timers: set[asyncio.TimerHandle] = set()
         self._halted = False  # members disagree: the group will break, and goes no further until it does
-        self._local = self._in_shared_memory()
-        self._hierarchy = None if self._local is not None else self._over_hosts()
+        self.local = self._in_shared_memory()
+        self.hierarchy = None if self.local is not None else self._over_hosts()
 
     def _in_shared_memory(self) -> LocalGroup | None:
         """The shared memory of a group whose ranks are all on this host; None for others.
@@ -147,7 +150,7 @@ class HostBackend(HostEngine):
     def _receive(self, operation: Operation) -> None:
         """Post a receive."""
         try:
-            self._messages.recv(operation)
+            self.messages.recv(operation)
             if self._gone and self._gone.issuperset(self._senders(operation)):
                 if operation.peer < 0:
                     self._later(ON_ITS_WAY, self.end_receives)
@@ -161,7 +164,7 @@ class HostBackend(HostEngine):
 
     def _hold(self, operation: Operation) -> None:
         """Post a receive two turns of the loop later."""
-        messages = self._messages
+        messages = self.messages
         if type(operation) is Operation:  # a part of another engine's is not taken back
             operation.work._taken_back_by(messages.given_up, operation)
         messages.held_up.hold(operation, self.channels.loop, self._receive)
@@ -169,11 +172,11 @@ class HostBackend(HostEngine):
     def _begin(self, operation: Operation) -> None:
         call = operation.call
         if call.kind is Kind.send:
-            self._messages.send(operation)
+            self.messages.send(operation)
             return
         if call.kind is Kind.recv:
             # Also a part of another engine's, so that it does not overtake one of the user's.
-            if self._messages.held_up.is_behind(operation.work, operation.tag, operation.peer):
+            if self.messages.held_up.is_behind(operation.work, operation.tag, operation.peer):
                 self._hold(operation)
             else:
                 self._receive(operation)
@@ -182,16 +185,16 @@ class HostBackend(HostEngine):
         self._reserved.discard(call.seq)
         self._issued = max(self._issued, call.seq + 1)
         nbytes = agreed_bytes(operation, self.size)
-        if self._local is not None and nbytes != UNKNOWN:
+        if self.local is not None and nbytes != UNKNOWN:
             if not self._halted:
-                self._local.begin(operation, nbytes)
+                self.local.begin(operation, nbytes)
             return
-        if self._hierarchy is not None and self._hierarchy.chosen(operation, nbytes, reserved):
+        if self.hierarchy is not None and self.hierarchy.chosen(operation, nbytes, reserved):
             for peer, signature, _, _ in self._early.pop(call.seq, ()):
                 self.disagreed(call.seq, peer, signature)  # a peer that agrees sends no message of this group
             self._last = None
             if not self._halted:
-                self._hierarchy.begin(operation)
+                self.hierarchy.begin(operation)
             return
         schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
         self._last = schedule
@@ -204,10 +207,10 @@ class HostBackend(HostEngine):
                 return
         if self._halted:
             return
-        if self._local is None:
+        if self.local is None:
             self._start(collective)
         else:
-            self._local.begin(operation, nbytes, partial(self._start, collective))
+            self.local.begin(operation, nbytes, partial(self._start, collective))
 
     def _start(self, collective: Collective) -> None:
         if self.resources.poller.polls:
@@ -220,36 +223,36 @@ class HostBackend(HostEngine):
             return
         self._reserved.add(seq)
         self._issued = max(self._issued, seq + 1)
-        if operation is not None and self._hierarchy is not None:
-            self._hierarchy.reserve(operation, agreed_bytes(operation, self.size))
+        if operation is not None and self.hierarchy is not None:
+            self.hierarchy.reserve(operation, agreed_bytes(operation, self.size))
 
     def skip(self, seq: int) -> None:
         """Note that another backend of the group carries out collective `seq`, on every rank."""
         self._issued = max(self._issued, seq + 1)
         for peer, signature, _, _ in self._early.pop(seq, ()):
             self.disagreed(seq, peer, signature)  # not on that one
-        if self._local is not None:
-            self._local.skip(seq)
+        if self.local is not None:
+            self.local.skip(seq)
 
     def abort(self, released: Callable[[], None]) -> None:
         """Stop everything; `released` is called when no buffer is touched any more."""
         self._dead = True
         self.resources.endpoint.cancel(self.context)
         self.halt()
-        self._messages.halt()
-        if self._hierarchy is not None:
-            self._hierarchy.abort()
+        self.messages.halt()
+        if self.hierarchy is not None:
+            self.hierarchy.abort()
         self.release.when_free(partial(self._end, released))
 
     def _end(self, released: Callable[[], None]) -> None:
         """Let the Works fail, now that no buffer is touched, and keep no arrays of theirs."""
         released()
         self._running.clear()
-        self._messages.forget()
-        if self._local is not None:
-            self._local.forget()
-        if self._hierarchy is not None:
-            self._hierarchy.forget()
+        self.messages.forget()
+        if self.local is not None:
+            self.local.forget()
+        if self.hierarchy is not None:
+            self.hierarchy.forget()
 
     def retire(self) -> None:
         """Forget the group; what still comes for it is dropped."""
@@ -257,13 +260,13 @@ class HostBackend(HostEngine):
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self._messages.halt()
-        self._messages.forget()
-        if self._local is not None:
-            self._local.retire()
-            self._local = None
-        if self._hierarchy is not None:
-            self._hierarchy.retire()
+        self.messages.halt()
+        self.messages.forget()
+        if self.local is not None:
+            self.local.retire()
+            self.local = None
+        if self.hierarchy is not None:
+            self.hierarchy.retire()
         self.groups.retire(self.context)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -274,7 +277,7 @@ class HostBackend(HostEngine):
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
     ) -> FastPath | None:
         """A way around `submit` for what is issued again and again, where there is one."""
-        return None if self._local is None else self._local.fast_path(issuer, numbers, note)
+        return None if self.local is None else self.local.fast_path(issuer, numbers, note)
 
     def fast_messages(
         self,
@@ -285,7 +288,7 @@ class HostBackend(HostEngine):
     ) -> FastMessages:
         """A way around `submit` for small messages."""
         return FastMessages(
-            *(self.channels, self._messages, self._receive, self._hold, issuer, numbers, enter, ended),
+            *(self.channels, self.messages, self._receive, self._hold, issuer, numbers, enter, ended),
             self._silent,
         )
 
@@ -293,7 +296,7 @@ class HostBackend(HostEngine):
         """Counts of the local engine, the shared segment, the channels and the links."""
         hub = self.resources.hub
         return {
-            **({} if self._local is None else {"local": self._local.statistics()}),
+            **({} if self.local is None else {"local": self.local.statistics()}),
             **({} if hub is None else {"segment": hub.statistics()}),
             "channels": {"running": len(self._running), "early": len(self._early)},
             "links": self.resources.endpoint.statistics(),
@@ -305,11 +308,11 @@ class HostBackend(HostEngine):
 
     def seen(self, seq: int) -> set[int]:
         """Members of this host that have begun collective `seq`; of those elsewhere nothing is seen here."""
-        return set() if self._local is None else self._local.board.begun(seq)
+        return set() if self.local is None else self.local.board.begun(seq)
 
     def take_in(self) -> bool:
         """End what peers of this host have done their part of already; channels tell of theirs in order."""
-        return self._local is not None and self._local.take_in()
+        return self.local is not None and self.local.take_in()
 
     def heard_nobody(self) -> bool:
         """Whether the last collective only sent, over channels."""
@@ -365,10 +368,10 @@ class HostBackend(HostEngine):
         self._halted = True
         for collective in self._running.values():
             collective.halt()
-        if self._local is not None:
-            self._local.halt()
-        if self._hierarchy is not None:
-            self._hierarchy.halt()
+        if self.local is not None:
+            self.local.halt()
+        if self.hierarchy is not None:
+            self.hierarchy.halt()
 
     def _completed(self, collective: Collective) -> None:
         """Note that a collective has ended well."""
@@ -385,7 +388,7 @@ class HostBackend(HostEngine):
         if peer is None:
             return  # a non-member: its message will find no receive
         if key.stream:
-            self._messages.arrived(peer, key.stream - 1, key.seq, signature, nbytes)
+            self.messages.arrived(peer, key.stream - 1, key.seq, signature, nbytes)
         elif key.seq >= self._issued or key.seq in self._reserved:
             self._early.setdefault(key.seq, []).append((peer, signature, key.part, nbytes))
         elif (collective := self._running.get(key.seq)) is not None:
@@ -399,7 +402,7 @@ class HostBackend(HostEngine):
         peer = self.channels.group_rank(rank)
         if peer is not None:
             self.channels.crowded.add(peer)
-            self._messages.ask()
+            self.messages.ask()
 
     def _agrees(self, collective: Collective, peer: int, signature: bytes, number: int, nbytes: int) -> bool:
         """Whether a message fits; if not, the collective goes no further, and the group is told."""
@@ -423,11 +426,11 @@ class HostBackend(HostEngine):
 
     def unasked(self) -> int:
         """The number of the user's sends that wait for nothing but their receives."""
-        return self._messages.unasked()
+        return self.messages.unasked()
 
     def sent(self) -> Sent:
         """The number of messages sent to each member, as (member, number, member, number, …)."""
-        counted = enumerate(self._messages.sent)
+        counted = enumerate(self.messages.sent)
         return (tuple(value for pair in counted if pair[1] for value in pair),)
 
     def rank_left(self, rank: int, sent: Sent | None) -> None:
@@ -442,7 +445,7 @@ class HostBackend(HostEngine):
             (counts,) = sent
             mine = dict(zip(counts[::2], counts[1::2], strict=True)).get(self.rank, 0)
             then = partial(self.channels.loop.call_soon, self._all_has_come, peer)
-            self._messages.when_come(peer, mine, then)
+            self.messages.when_come(peer, mine, then)
 
     def _all_has_come(self, peer: int) -> None:
         if not self._dead:  # with its world, perhaps, whose endpoint is closed
@@ -455,7 +458,7 @@ class HostBackend(HostEngine):
         peer = self.channels.group_rank(rank)
         if peer is None or self._dead:
             return
-        if not self._messages.missing(peer):
+        if not self.messages.missing(peer):
             self.end_receives([rank])
         elif self.channels.incoming(peer).link is None:  # else it still comes
             self._nothing_more_comes(peer)
@@ -468,7 +471,7 @@ class HostBackend(HostEngine):
         self._cut_off.add(peer)
         self._silent.add(self.ranks[peer])
         self.channels.incoming(peer).poll()
-        messages, rank = self._messages, self.ranks[peer]
+        messages, rank = self.messages, self.ranks[peer]
         missing = messages.missing(peer)
         if messages.unfinished(peer):
             why = "it had closed the group, and its last message has come in part"
@@ -483,7 +486,7 @@ class HostBackend(HostEngine):
         """End the sends to a global rank that takes nothing more, now and from now on."""
         peer = self.channels.group_rank(rank)
         if peer is not None and not self._dead:
-            self._messages.end_sends(peer)
+            self.messages.end_sends(peer)
 
     def _later(self, delay: float, callback: Callable[..., None], *arguments: Any) -> None:
         """Call something, unless the group is retired by then."""
@@ -506,7 +509,7 @@ class HostBackend(HostEngine):
         """
         self._gone.update(gone)
         self._silent.update(gone)
-        for operation in reversed(self._messages.waiting()):  # the first one's message goes to no other then
+        for operation in reversed(self.messages.waiting()):  # the first one's message goes to no other then
             ranks = self._senders(operation)
             if operation.peer < 0 and not anybodys:
                 continue
@@ -516,15 +519,15 @@ class HostBackend(HostEngine):
                 what = "receiving what is sent" if operation.work.op == "send" else "sending what is awaited"
                 self.reports.broken(PeerLost(ranks, f"it closed its group without {what} here"))
                 return
-            self._messages.take_back(operation)
+            self.messages.take_back(operation)
             operation.fail(PeerClosed(ranks))
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives for which nothing has come; of other engines' too, while that is all of them."""
-        for operation in self._messages.held_up.take():
+        for operation in self.messages.held_up.take():
             self._receive(operation)  # its message may be here
-        for operation in [] if self._dead else self._messages.waiting():
+        for operation in [] if self._dead else self.messages.waiting():
             whole = operation.whole
             if whole is not None and not whole.work.done():
-                self._messages.drop(operation)
+                self.messages.drop(operation)
                 whole.fail(error())

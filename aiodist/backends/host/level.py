@@ -70,6 +70,9 @@ class InternalGroup:
         members: group ranks, in the order of this internal group.
         disagreed: called as (number, group rank, signature) with a member that has issued another operation
             under a number of the user's.
+
+    Attributes:
+        issued: how many operations it has had on this rank.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class InternalGroup:
         self._disagreed = disagreed
         self._groups = groups
         self._backend: HostEngine | None = None
-        self._next = 0
+        self.issued = 0
         self._users: dict[int, int] = {}
 
     @property
@@ -107,8 +110,8 @@ class InternalGroup:
 
     def number(self, user: int) -> int:
         """Take the next number for a part of the user's operation `user`."""
-        number = self._next
-        self._next = number + 1
+        number = self.issued
+        self.issued = number + 1
         self._users[number] = user
         self._users.pop(number - _REMEMBERED, None)
         self.backend.reserve(number)

@@ -61,6 +61,8 @@ class Messages:
 
     Attributes:
         sent: to each member, the number of messages, on the fast path or here.
+        heard: of each member, the number of messages that came or were offered.
+        arrivals: by tag, what came before a receive matched it, by source and number.
         held_up: receives that are posted later.
     """
 
@@ -69,10 +71,10 @@ class Messages:
         self._seals = seals
         self._matches = Matches()
         self._queues: dict[int, deque[Operation]] = {}
-        self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
+        self.arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}
         self._came = itertools.count()
         self.sent = [0] * channels.size
-        self._heard = [0] * channels.size  # messages of each member that came or were offered
+        self.heard = [0] * channels.size
         self._awaited: dict[int, tuple[int, Callable[[], object]]] = {}  # member → `when_come`
         self._dead = False
         self._next_messages: dict[int, NextMessage] = {}  # by tag, in the order in which they were begun
@@ -84,20 +86,20 @@ class Messages:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
         as have matched their messages: the next message of a source is the next receive's. Not where no
         progress is made any more."""
-        waits = tag in self._queues or tag in self._arrivals or tag in self._next_messages
+        waits = tag in self._queues or tag in self.arrivals or tag in self._next_messages
         return not (waits or self._dead or self._matches.unowned_counts or self.held_up.holds(tag))
 
     def receive_here(self, receive: NextMessage) -> bool:
         """Have a receive that is begun now get the message that is its own, if all of it is here."""
         tag = receive.tag
-        if self._dead or tag in self._queues or self._matches.unowned_counts or tag not in self._arrivals:
+        if self._dead or tag in self._queues or self._matches.unowned_counts or tag not in self.arrivals:
             return False
         if self.held_up.holds(tag):
             return False
         if receive.source == ANY:
             found = self._first(ANY, tag)
         else:
-            found = self._arrivals[tag].get((receive.source, self._matches.next(receive.source, tag)))
+            found = self.arrivals[tag].get((receive.source, self._matches.next(receive.source, tag)))
         if type(found) is not Arrival or found.data is None:
             return False
         if not receive.fits(found.signature, found.nbytes, found.number):
@@ -110,10 +112,10 @@ class Messages:
         return True
 
     def _drop_arrival(self, tag: int, arrival: Arrival) -> None:
-        arrivals = self._arrivals[tag]
+        arrivals = self.arrivals[tag]
         del arrivals[arrival.source, arrival.number]
         if not arrivals:
-            del self._arrivals[tag]
+            del self.arrivals[tag]
 
     def wait(self, receive: NextMessage) -> None:
         """Have a receive get the next message of its source and tag, where that is `nothing_waits`."""
@@ -156,7 +158,7 @@ class Messages:
             self.post_waiting(tag)
             if self._dead or matches.find(source, tag, number) is not None:
                 return _NO  # likewise, now
-        arrivals = self._arrivals.setdefault(tag, {})
+        arrivals = self.arrivals.setdefault(tag, {})
         if (source, number) in arrivals:
             raise WireError(f"a second message {number} of tag {tag} from rank {rank}")
         arrivals[source, number] = Arrival(
@@ -271,7 +273,7 @@ class Messages:
             elif other:
                 self._post(match, again=True)
             return
-        arrivals = self._arrivals.setdefault(tag, {})
+        arrivals = self.arrivals.setdefault(tag, {})
         arrivals.setdefault((source, number), Arrival(next(self._came), source, number, signature, nbytes))
         if number == self._matches.next(source, tag):  # what overtook another waits for its turn
             self._match(source, tag)
@@ -279,7 +281,7 @@ class Messages:
     def missing(self, source: int) -> int:
         """The number of messages that a member had sent and that have not come; 0 where it is not known."""
         awaited = self._awaited.get(source)
-        return 0 if awaited is None else awaited[0] - self._heard[source]
+        return 0 if awaited is None else awaited[0] - self.heard[source]
 
     def when_come(self, source: int, count: int, then: Callable[[], object]) -> None:
         """Call `then()` once so many messages of a member have come or were offered. The last of them may not
@@ -288,13 +290,13 @@ class Messages:
         self._compare(source)
 
     def _count(self, source: int) -> None:
-        self._heard[source] += 1
+        self.heard[source] += 1
         if self._awaited:
             self._compare(source)
 
     def _compare(self, source: int) -> None:
         count, then = self._awaited.get(source, (0, None))
-        if then is not None and self._heard[source] >= count:
+        if then is not None and self.heard[source] >= count:
             del self._awaited[source]
             then()
 
@@ -311,7 +313,7 @@ class Messages:
         self._next_messages.clear()
         self._sends.clear()
         self._queues.clear()
-        self._arrivals.clear()
+        self.arrivals.clear()
 
     def waiting(self) -> list[Operation]:
         """The receives for which nothing has come."""
@@ -402,7 +404,7 @@ class Messages:
         match = self._matches.unowned(source, tag)
         if match is not None:
             return match if match.signature is not None else None
-        return self._arrivals.get(tag, _NOTHING).get((source, self._matches.next(source, tag)))
+        return self.arrivals.get(tag, _NOTHING).get((source, self._matches.next(source, tag)))
 
     def _first(self, peer: int, tag: int) -> Arrival | Match | None:
         """The message that a receive gets now.
@@ -414,7 +416,7 @@ class Messages:
         if peer != ANY:
             return matches.unowned(peer, tag) or self._next(peer, tag)
         unowned = matches.unowned_sources(tag)
-        arrivals = self._arrivals.get(tag, _NOTHING)
+        arrivals = self.arrivals.get(tag, _NOTHING)
         if not unowned and len(arrivals) <= self._channels.size:
             return next((a for a in arrivals.values() if a.number == matches.next(a.source, tag)), None)
         heads = (self._next(source, tag) for source in range(self._channels.size))

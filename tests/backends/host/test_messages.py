@@ -178,7 +178,7 @@ def test_nothing_is_kept_of_a_group_that_broke() -> None:
     bench.take_back.clear()  # as works do that have failed
     gc.collect()
     assert [ref() for ref in kept] == [None] * 3
-    assert not bench.messages._arrivals
+    assert not bench.messages.arrivals
 
 
 def test_any_source_claims_what_came_first() -> None:
@@ -340,7 +340,7 @@ def test_nothing_stays_of_a_tag_that_is_used_no_more() -> None:
             bench.deliver(1, number, tag=tag)
     assert len(bench.results) == 300
     assert not bench.messages._queues
-    assert not bench.messages._arrivals
+    assert not bench.messages.arrivals
 
 
 @pytest.mark.parametrize("behind", [1, ANY])

@@ -23,6 +23,7 @@ from aiodist.testing import spmd
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport import Handled
+from tests.helpers import core_of
 from tests.levels import COSTLY
 
 LARGE = 9000  # bytes of an object that is offered
@@ -345,9 +346,9 @@ async def test_a_closed_group_keeps_no_messages(pg: ProcessGroup) -> None:
         for _ in range(7):
             await sub.send_object(bytes(8000), 1)
     await pg.barrier()
-    backend: Any = sub._core.host
+    backend: Any = core_of(sub).host
     await sub.aclose()
-    assert not backend._messages._arrivals
+    assert not backend.messages.arrivals
 
 
 @pytest.mark.slow(COSTLY)
@@ -362,8 +363,8 @@ async def test_what_is_handed_back_by_a_thread_goes_to_the_next(
             await pg.send(np.ones(4_000_000), 1)
             await pg.recv_object(1)
         return
-    backend: Any = pg._core.host
-    open_matches = backend._messages._matches._open
+    backend: Any = core_of(pg).host
+    open_matches = backend.messages._matches._open
 
     async def receive() -> None:
         await pg.recv(np.zeros((4_000_000, 2))[:, 0], 0)

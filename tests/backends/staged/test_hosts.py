@@ -12,6 +12,7 @@ from aiodist.backends.staged.backend import StagedBackend
 from aiodist.base.types import Call, Kind, ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.helpers import core_of
 from tests.levels import few
 
 COUNT = 100_000
@@ -45,7 +46,7 @@ class Copier:
 
 async def carry(pg: ProcessGroup, kind: Kind, source: Any, target: Any, shape: Any, **more: Any) -> None:
     """Have a staged backend over the group's own carry out one operation."""
-    core = pg._core
+    core = core_of(pg)
     copier: Any = Copier()
     backend: Any = core.host
     staged = StagedBackend(backend, 0, copier)

@@ -15,6 +15,7 @@ from aiodist.ddp import ShardedOptimizer
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from tests.ddp.sharded.rules import adam
+from tests.helpers import core_of
 from tests.levels import COSTLY, MORE, few
 
 STEPS, ITEMS = 12, 60
@@ -66,7 +67,7 @@ async def train(pg: ProcessGroup, dies: Deaths, **more: Any) -> ShardedOptimizer
         if (now, me, "before") in dies:
             os.kill(os.getpid(), signal.SIGKILL)
         if (now, me, "within") in dies:
-            pg._core.loop.call_soon(os.kill, os.getpid(), signal.SIGKILL)
+            core_of(pg).loop.call_soon(os.kill, os.getpid(), signal.SIGKILL)
         counted = bool(await optimizer.step(gradients(now, optimizer.pg.rank, optimizer.pg.size)))
         assert optimizer.steps == now + counted
         if (now, me, "after") in dies:
@@ -140,7 +141,7 @@ async def test_without_a_copy_all_survivors_are_told_of_the_loss(pg: ProcessGrou
         await train(pg, ((5, 1, "between"),))
     assert isinstance(caught.value, dist.CheckpointError)
     if pg.rank != 1:
-        assert pg._core.lineage.latest.owner.size == 2
+        assert core_of(pg).lineage.latest.owner.size == 2
 
 
 @spmd(world_size=3, exits={1: -9})

@@ -16,6 +16,7 @@ from aiodist.group.control.plane import ControlPlane
 from aiodist.observe.recorder import Recorder, read
 from aiodist.observe.recorder.layout import SIZE
 from aiodist.testing import VirtualLoop, run_cluster, run_virtual
+from tests.helpers import core_of
 
 
 class FakeLink:
@@ -566,7 +567,7 @@ async def _nothing() -> None:
 
 def test_simulations_have_no_heartbeat() -> None:
     async def main(pg: ProcessGroup) -> bool:
-        return pg._core.control._signs is None
+        return core_of(pg).control._signs is None
 
     assert all(run_virtual(run_cluster(3, main)))
 

@@ -12,6 +12,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.transport.memory import MemoryNetwork
 from tests.group.epochs.elastic import run, total, until_broken
+from tests.helpers import core_of
 from tests.levels import COSTLY, few
 from tests.support.chaos import Chaos
 
@@ -77,7 +78,7 @@ def test_what_was_agreed_holds_though_the_next_operation_is_a_mismatch(flag: boo
         answer = await pg.agree(flag or pg.rank != 1)
         if pg.rank == 2:
             # Before it had what it needed of rank 1.
-            assert isinstance(pg._core.error, dist.CollectiveMismatch)
+            assert isinstance(core_of(pg).error, dist.CollectiveMismatch)
             return answer
         with pytest.raises(dist.CollectiveMismatch):
             await (pg.all_reduce(np.array([10**pg.rank])) if pg.rank else pg.barrier())

@@ -15,6 +15,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.default import find_default
 from aiodist.testing import run_cluster, run_virtual
 from tests.group.epochs.elastic import crash, now, run, total, until_broken
+from tests.helpers import core_of
 from tests.support.chaos import Chaos, Crashed
 
 
@@ -249,7 +250,10 @@ def test_the_old_group_is_closed_and_closes_the_new_one() -> None:
         closed.append(new)  # nobody closes it here: run_cluster's `async with` holds the first epoch's group
 
     run(2, main)
-    assert all(group._core._closing is not None and group._core._closing.done() for group in closed)
+    for group in closed:
+        ended = core_of(group)._closing
+        assert ended is not None
+        assert ended.done()
 
 
 def test_an_older_group_than_the_last_one_closes_the_latest() -> None:

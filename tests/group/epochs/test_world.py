@@ -20,7 +20,7 @@ from aiodist.rendezvous import HashStore
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
-from tests.helpers import error_of
+from tests.helpers import core_of, error_of
 
 
 def test_two_groups_that_break_at_once_each_tell_their_own_cause() -> None:
@@ -59,7 +59,7 @@ def test_rank_that_the_others_gave_up_is_told() -> None:
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
         if pg.rank == 0:
-            pg._core.control.lose(2, "it spoke nonsense")
+            core_of(pg).control.lose(2, "it spoke nonsense")
         error = await error_of(pg.recv(np.zeros(1), (pg.rank + 1) % 3))
         if pg.rank == 2:
             assert isinstance(error, Evicted)
@@ -81,8 +81,8 @@ async def test_groups_of_others_leave_nothing_behind() -> None:
                 await pair.all_reduce(np.zeros(3))
                 await pair.aclose()
         await pg.barrier()
-        assert not pg._core.control._early
-        assert len(pg._core.control._listeners) == 2  # the group, and who hears of the next epoch
+        assert not core_of(pg).control._early
+        assert len(core_of(pg).control._listeners) == 2  # the group, and who hears of the next epoch
 
     await run_cluster(3, main)
 

@@ -19,6 +19,7 @@ from aiodist.net.local_socket import connect_to_store
 from aiodist.rendezvous import HashStore, Invitation, PrefixStore, Store, StoreServer, TcpStore
 from aiodist.testing import spmd
 from aiodist.transport import SocketEndpoint
+from tests.helpers import core_of
 from tests.levels import COSTLY
 
 
@@ -306,7 +307,7 @@ def test_run_aborts_what_is_open_when_it_fails() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         dist.run(main())
-    error = groups[0]._core.error
+    error = core_of(groups[0]).error
     assert isinstance(error, dist.GroupAborted)
     assert error.reason == "KeyError: 'mine'"
     assert "closed" in repr(groups[0])

@@ -11,10 +11,11 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
+from tests.helpers import core_of
 
 
 def overview(pg: ProcessGroup) -> dict[str, Any]:
-    regroup = pg._core.family.regroup
+    regroup = core_of(pg).family.regroup
     assert regroup is not None and regroup.services is not None
     return regroup.services.overview.at(asyncio.get_running_loop().time())
 

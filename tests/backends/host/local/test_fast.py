@@ -12,6 +12,7 @@ from aiodist.base.operations import Kind
 from aiodist.base.types import ReduceOp
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.helpers import core_of
 from tests.levels import COSTLY
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -21,7 +22,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 async def test_joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessGroup) -> None:
     mine = np.arange(6.0).reshape(2, 3) + 10 * pg.rank
     both = np.concatenate([np.arange(6.0).reshape(2, 3) + 10 * rank for rank in range(pg.size)])
-    fast = pg._core.fast_path
+    fast = core_of(pg).fast_path
     assert fast is not None
     for shape in ((pg.size, 2, 3), (pg.size * 2, 3)):
         out = np.empty(shape)
@@ -46,7 +47,7 @@ async def test_joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessG
 async def test_torch_tensors_take_the_fast_path_and_come_back_themselves(pg: ProcessGroup) -> None:
     import torch
 
-    fast = pg._core.fast_path
+    fast = core_of(pg).fast_path
     assert fast is not None
     values = [torch.arange(4.0).reshape(2, 2) + 10 * rank for rank in range(pg.size)]
     total, mine = sum(values), values[pg.rank]
@@ -86,7 +87,7 @@ async def test_torch_tensors_take_the_fast_path_and_come_back_themselves(pg: Pro
 async def test_what_is_more_than_memory_goes_the_long_way(pg: ProcessGroup) -> None:
     import torch
 
-    fast = pg._core.fast_path
+    fast = core_of(pg).fast_path
     assert fast is not None
     ones = torch.ones(pg.size, 3)
     freed = torch.ones(3)
