@@ -23,7 +23,7 @@ from aiodist.rendezvous.failures import closed_error
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.machine import StoreMachine
 from aiodist.rendezvous.store_card import StoreCard
-from aiodist.rendezvous.watch import WatchEvent
+from aiodist.rendezvous.watch import Watch, WatchEvent
 from tests.fuzz.engine import Judgement
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.mutate import framed, join, packed, raw, split
@@ -138,7 +138,7 @@ class Serving:
                 self.parsers[who] = FrameParser()
             else:
                 self.loop.advance((0.1, 3.0, 70.0, 1000.0)[head >> 5 & 3])
-        self._read()
+        self.read()
 
     def _request(self, who: int, payload: bytes) -> None:
         connection: Any = self.connections[who]
@@ -156,7 +156,7 @@ class Serving:
             self.connections[who] = self._connect(who)
             self.parsers[who] = FrameParser()
 
-    def _read(self) -> None:
+    def read(self) -> None:
         """Every answer is one, and fits into a frame."""
         for who, connection in enumerate(self.connections):
             written, connection.written = connection.written, []
@@ -250,13 +250,41 @@ def open_store() -> Iterator[Run]:
         serving.works()
         with running(serving.loop):
             serving.loop.advance(10_000.0)
-        serving._read()
+        serving.read()
         return "refused" if serving.refused else ""
 
     yield run
 
 
 # ── the client ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Asking:
+    """A client that is connected, without a socket: what a connection tells the client is told by hand.
+
+    Attributes:
+        store: what is asked.
+    """
+
+    def __init__(self) -> None:
+        self.store = TcpStore("127.0.0.1", 1, STORE, SECRET, 300.0, None)
+        connection: Any = Connection(STORE)
+        self._connection = connection
+        self.store._ready(self._connection)
+
+    def hear(self, data: bytes) -> AiodistError | None:
+        """What comes from the store → what ended the connection."""
+        try:
+            if payloads := FrameParser().feed(data):
+                self.store._frames(self._connection, payloads)
+        except AiodistError as error:
+            self.store._connection_lost(self._connection, error)
+            return error
+        return None
+
+    def end(self) -> None:
+        """The store is over."""
+        self.store._finish(closed_error())
 
 
 def calls(store: TcpStore) -> list[tuple[Coroutine[Any, Any, Any], Any]]:
@@ -313,33 +341,33 @@ def open_client() -> Iterator[Run]:
     def run(data: bytes) -> str:
         loop = HandLoop()
         with running(loop):
-            store = TcpStore("127.0.0.1", 1, STORE, SECRET, 300.0, None)
-            connection: Any = Connection(STORE)
-            store._ready(connection)
-            asked = calls(store)
+            asking = Asking()
+            asked = calls(asking.store)
             for coroutine, _ in asked:
                 coroutine.send(None)
-            watch = store.watch("k")
-            lost = ""
-            try:
-                payloads = FrameParser().feed(data)
-                if payloads:
-                    store._frames(connection, payloads)
-            except AiodistError as error:
-                lost = type(error).__name__
-                store._connection_lost(connection, error)
-            if store._closed is None:
-                store._finish(closed_error())
+            watch = asking.store.watch("k")
+            lost = asking.hear(data)
+            asking.end()
             good = sum(_ends(coroutine, fits) for coroutine, fits in asked)
-            while watch._events:
-                event = watch._events.popleft()
+            for event in _told(watch):
                 if type(event) is not WatchEvent or type(event.key) is not str:
                     raise Judgement(f"the watch tells {event!r}")
                 if event.value is not None and type(event.value) is not bytes:
                     raise Judgement(f"the watch tells {event!r}")
-            return lost or ("" if good else "no answer")
+            return type(lost).__name__ if lost else "" if good else "no answer"
 
     yield run
+
+
+def _told(watch: Watch) -> Iterator[WatchEvent]:
+    """What a watch tells that has ended."""
+    while True:
+        try:
+            watch.__anext__().send(None)
+        except StopIteration as told:
+            yield told.value
+        except AiodistError:
+            return
 
 
 def _ends(coroutine: Coroutine[Any, Any, Any], fits: Any) -> bool:

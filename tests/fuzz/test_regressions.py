@@ -32,14 +32,13 @@ from aiodist.net.wire.frame import Type, parse
 from aiodist.net.wire.frame import pack as pack_frame
 from aiodist.net.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack
 from aiodist.rendezvous.client import TcpStore
-from aiodist.rendezvous.failures import closed_error
 from aiodist.rendezvous.file_store import _read
 from aiodist.transport.base import Into, Key
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.shm.arena import PAGE, Window, available
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.targets_control import CONTEXT, ERRORS, NEIGHBOUR, process
-from tests.fuzz.targets_store import STORE, Connection, Serving, running
+from tests.fuzz.targets_store import Asking, Serving, running
 from tests.fuzz.targets_transport import CANCELLED, eager, open_receiver
 
 # ── lengths that lie ─────────────────────────────────────────────────────────────────────────────────
@@ -151,7 +150,7 @@ def test_a_world_of_more_ranks_than_memory_has_room_for() -> None:
     ask(serving, 0, 1, "gather", "here", 0, 1 << 40, b"card", 0.01)
     with running(serving.loop):
         serving.loop.advance(1.0)  # used to list who is missing
-    serving._read()
+    serving.read()
     [(id, status, (kind, message, _, missing))] = serving.answers
     assert (id, status, kind, missing) == (1, Status.failure, "usage", [])
     assert "65536 can meet" in message
@@ -166,7 +165,7 @@ def test_a_failure_that_names_a_key_of_eight_mebibytes_fits_into_a_frame(method:
     ask(serving, 1, 2, "wait", ["other"], 0.02)
     with running(serving.loop):
         serving.loop.advance(1.0)  # used to raise, and nobody's time was up any more
-    serving._read()
+    serving.read()
     assert [(id, status) for id, status, _ in serving.answers] == [(1, Status.failure), (2, Status.failure)]
     said = "a store's keys have at most" if method == "gather" else "no process set 'kkk"
     assert serving.answers[0][2][1].startswith(said)
@@ -183,16 +182,11 @@ def heard(status: Status, id: int, value: Any, call: Callable[[TcpStore], Any]) 
     """What becomes of a call when the store answers with this."""
     loop = HandLoop()
     with running(loop):
-        store = TcpStore("127.0.0.1", 1, STORE, b"secret", 300.0, None)
-        connection: Any = Connection(STORE)
-        store._ready(connection)
-        watch = store.watch("k")
-        asked = call(store)
+        asking = Asking()
+        watch = asking.store.watch("k")
+        asked = call(asking.store)
         asked.send(None)
-        try:
-            store._frames(connection, [encode_response(id, status, pack(value))[4:]])
-        except AiodistError as error:
-            store._connection_lost(connection, error)
+        asking.hear(encode_response(id, status, pack(value)))
         try:
             asked.send(None)
         except StopIteration as end:
@@ -217,13 +211,10 @@ def test_a_goodbye_that_is_a_nest(status: Status) -> None:
         nest = [nest]
     value = b"\x91" * 500 + pack(nest)
     payload = b"\x93" + pack(0) + pack(int(status)) + value
-    loop = HandLoop()
-    with running(loop):
-        store = TcpStore("127.0.0.1", 1, STORE, b"secret", 300.0, None)
-        connection: Any = Connection(STORE)
-        store._ready(connection)
-        store._frames(connection, [payload])  # used to be a RecursionError
-        store._finish(closed_error())
+    with running(HandLoop()):
+        asking = Asking()
+        assert asking.hear(struct.pack("<I", len(payload)) + payload) is None  # used to be a RecursionError
+        asking.end()
 
 
 @pytest.mark.parametrize("parse", [member_messages.decode, decode_record])
