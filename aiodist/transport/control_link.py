@@ -288,7 +288,12 @@ class SocketControl(ControlLink):
 
 
 class MemoryControl(ControlLink):
-    """One end of an in-process control link; made in pairs."""
+    """One end of an in-process control link; made in pairs.
+
+    Attributes:
+        out: takes what is sent to the other end. A bool ends it: whether that is goodbye.
+        over: nothing is sent or delivered any more.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, rank: int, forget: Callable[[ControlLink], None]
@@ -297,17 +302,17 @@ class MemoryControl(ControlLink):
         self._loop = loop
         self.out: Pipe[bytes | bool]
         self._early: list[bytes | bool] = []
-        self._over = False
+        self.over = False
 
     @classmethod
     def join(cls, a: MemoryControl, b: MemoryControl, delay: Delay | None = None) -> None:
         """Connect two ends, each made with the other's rank."""
-        a.out = Pipe(a._loop, b._arrived, delay, b.rank, a.rank)
-        b.out = Pipe(b._loop, a._arrived, delay, a.rank, b.rank)
+        a.out = Pipe(a._loop, b.arrived, delay, b.rank, a.rank)
+        b.out = Pipe(b._loop, a.arrived, delay, a.rank, b.rank)
 
     def send(self, message: bytes) -> None:
         check_message(message)
-        if not self._over:
+        if not self.over:
             self.out.push(bytes(message))
 
     def post(self, message: bytes) -> None:
@@ -328,16 +333,17 @@ class MemoryControl(ControlLink):
     def _replay(self) -> None:
         early, self._early = self._early, []
         for item in early:
-            self._arrived(item)
+            self.arrived(item)
 
     def _stop(self, goodbye: bool) -> None:
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             self._forget(self)
             self.out.push(goodbye)
 
-    def _arrived(self, item: bytes | bool) -> None:
-        if self._over:
+    def arrived(self, item: bytes | bool) -> None:
+        """Take what the other end has sent; called by the pipe that leads here."""
+        if self.over:
             return
         if self._handler is None or self._early:
             self._early.append(item)

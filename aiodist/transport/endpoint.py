@@ -268,7 +268,7 @@ class SocketEndpoint(Endpoint):
     # Dialing.
 
     def _dial(self, peer: Peer) -> None:
-        if peer.rank not in self._dialing and not self._closed:
+        if peer.rank not in self._dialing and not self.closed:
             self._dialing.add(peer.rank)
             self._spawn(self._dial_data(peer))
 
@@ -285,7 +285,7 @@ class SocketEndpoint(Endpoint):
                 self._loop.call_later(NEWS, self._hung_up, peer, error)
             elif own is None:
                 self._lost(peer, dialing.cannot(error))
-            elif not self._closing:
+            elif not self.closing:
                 peer.sender.kill()
                 self.observer.unable(peer.rank, own)
             return
@@ -296,7 +296,7 @@ class SocketEndpoint(Endpoint):
         peer.sender.attach(link)
 
     def _hung_up(self, peer: Peer, error: GroupBroken) -> None:
-        if not peer.ended and not self._closing:
+        if not peer.ended and not self.closing:
             self.observer.unable(peer.rank, error)
 
     def _unable(self, rank: int | None, error: BaseException) -> GroupBroken | None:
@@ -309,7 +309,7 @@ class SocketEndpoint(Endpoint):
 
     def _nobody_accepted(self, error: OSError) -> None:
         own = self._unable(None, error)
-        if own is not None and not self._closing:
+        if own is not None and not self.closing:
             self.observer.unable(None, own)
 
     async def _persist(self, rank: int, purpose: Purpose, *, routed: bool = True) -> AnyLink:
@@ -461,7 +461,7 @@ class SocketEndpoint(Endpoint):
             self._refusals.say(greeting.peer_address, f"it did not prove itself within {PATIENCE:g} s")
         except OSError as error:
             own = self._unable(rank, error) if rank >= 0 else None  # likewise
-            if own is not None and not self._closing:
+            if own is not None and not self.closing:
                 self.observer.unable(rank, own)  # before it sees that the connection ends
         finally:
             greeting.close()

@@ -183,14 +183,14 @@ class MemoryLine(Line):
     ) -> tuple[MemoryLine, MemoryLine]:
         """The two ends of a line between two ranks."""
         mine, theirs = cls(), cls()
-        mine.out = Pipe(loop, theirs._arrived, delay, a, b)
-        theirs.out = Pipe(loop, mine._arrived, delay, b, a)
+        mine.out = Pipe(loop, theirs.arrived, delay, a, b)
+        theirs.out = Pipe(loop, mine.arrived, delay, b, a)
         return mine, theirs
 
     def start(self) -> None:
         early, self._early = self._early, None
         for item in early or ():
-            self._arrived(item)
+            self.arrived(item)
 
     @property
     def waiting(self) -> int:
@@ -208,7 +208,8 @@ class MemoryLine(Line):
             self._over = True
             self.out.push(None)
 
-    def _arrived(self, item: bytes | None) -> None:
+    def arrived(self, item: bytes | None) -> None:
+        """Take what the other end has written; called by the pipe that leads here."""
         if self._over:
             return
         if self._early is not None:

@@ -63,7 +63,7 @@ class MemoryEndpoint(Endpoint):
         self._check_open()
         await asyncio.sleep(self._network.seconds(self.rank, rank))
         remote = self._network.endpoints.get(rank)
-        if remote is None or remote._closing or self._closing:
+        if remote is None or remote.closing or self.closing:
             raise PeerLost([rank], "it is not in the network")
         mine = MemoryControl(self._loop, rank, self._forget_control)
         theirs = MemoryControl(self._loop, self.rank, remote._forget_control)
@@ -77,7 +77,7 @@ class MemoryEndpoint(Endpoint):
         self._check_open()
         await asyncio.sleep(self._network.seconds(self.rank, rank))
         remote = self._network.endpoints.get(rank)
-        if remote is None or remote._closing or self._closing:
+        if remote is None or remote.closing or self.closing:
             raise PeerLost([rank], "it is not in the network")
         mine, theirs = MemoryLine.pair(self._loop, self.rank, rank, self._network.delay)
         remote.on_line(self.rank, theirs)
@@ -95,9 +95,9 @@ class MemoryEndpoint(Endpoint):
 
     def _connect(self, peer: Peer) -> None:
         remote = self._network.endpoints.get(peer.rank)
-        if remote is None or remote._closing:
+        if remote is None or remote.closing:
             self._lost(peer, "it is not in the network")
-        elif not self._closed:
+        elif not self.closed:
             mine, theirs = MemoryLink.pair(self._loop, self.rank, peer.rank, self._network.delay)
             if (caller := remote._peer(self.rank)).ended:
                 theirs.kill()

@@ -36,7 +36,7 @@ class MemoryLink(Link):
         """The two ends of a link between ranks `a` and `b`."""
         ends = cls(), cls()
         for mine, other, src, dst in ((*ends, a, b), (*ends[::-1], b, a)):
-            mine.out = Pipe(loop, other._arrived, delay, src, dst)
+            mine.out = Pipe(loop, other.arrived, delay, src, dst)
             mine._other = other
         return ends
 
@@ -63,7 +63,8 @@ class MemoryLink(Link):
             self._user = None
             self.out.push(None)
 
-    def _arrived(self, item: tuple[bytes, bytes] | None) -> None:
+    def arrived(self, item: tuple[bytes, bytes] | None) -> None:
+        """Take what the other end has sent; called by the pipe that leads here."""
         if self._ending.over:
             return
         if item is None:

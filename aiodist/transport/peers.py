@@ -84,6 +84,8 @@ class Endpoint(ABC):
         on_control: called as (rank, link) for each control link that a peer dialed.
         on_line: called as (rank, line) for each line that a peer dialed.
         takers: of the contexts whose groups take eager messages themselves; `retire` takes them out.
+        closing: nothing is connected any more: it closes, or has closed.
+        closed: all connections have ended.
         exposed: whether any process that reaches it over the network may pose as a rank, for want of a secret
             and TLS.
     """
@@ -109,8 +111,8 @@ class Endpoint(ABC):
         self.takers: dict[int, EagerHandler] = {}
         self._controls: set[ControlLink] = set()
         self._controls_gone: Callable[[], None] | None = None
-        self._closing = False
-        self._closed = False
+        self.closing = False
+        self.closed = False
 
     @abstractmethod
     def _dial(self, peer: Peer) -> None:
@@ -203,7 +205,7 @@ class Endpoint(ABC):
     def drop(self, rank: int) -> None:
         """End what connects this process with a rank that was given up; take no channel from it any more.
         Posted receives are forgotten, their sinks are not touched any more. Its end is not reported."""
-        if self._closing:
+        if self.closing:
             return
         peer = self._peer(rank)
         peer.ended = True
@@ -231,9 +233,9 @@ class Endpoint(ABC):
         Args:
             linger: seconds to wait for peers; None: as long as is usual.
         """
-        if self._closing:
+        if self.closing:
             return
-        self._closing = True
+        self.closing = True
         patience = LINGER if linger is None else linger
         self._stop_accepting()
         try:
@@ -248,7 +250,7 @@ class Endpoint(ABC):
 
     def kill(self) -> None:
         """Close at once without goodbye, as if the process had died. Needs no running loop."""
-        self._closing = self._closed = True
+        self.closing = self.closed = True
         for peer in self._peers.values():
             peer.sender.on_closed = None
             peer.sender.kill()
@@ -280,7 +282,7 @@ class Endpoint(ABC):
             control.close()
 
     def _check_open(self) -> None:
-        if self._closing:
+        if self.closing:
             raise UsageError("the endpoint is closed")
 
     def _peer(self, rank: int) -> Peer:
@@ -309,13 +311,13 @@ class Endpoint(ABC):
         still lives, and takes the end of its connections for this process's: the others must have heard by
         then whose fault it is, or they give up the wrong one."""
         try:
-            if not peer.ended and not self._closing:
+            if not peer.ended and not self.closing:
                 peer.ended = True
                 self.observer.lost(peer.rank, cause)
         finally:
             peer.sender.kill()
             peer.receiver.kill()
-            if not self._closing:
+            if not self.closing:
                 self.observer.refuses(peer.rank)
 
     def _dial_rank(self, rank: int) -> None:
@@ -330,17 +332,17 @@ class Endpoint(ABC):
     def _ended(self, rank: int, goodbye: bool, cause: str | Tampered) -> None:
         peer = self._peers[rank]
         if isinstance(cause, Tampered):
-            if not peer.ended and not self._closing:
+            if not peer.ended and not self.closing:
                 self.observer.tampered(rank, cause)
         elif not goodbye:
             self._lost(peer, cause)
-        elif not peer.ended and not self._closing:
+        elif not peer.ended and not self.closing:
             peer.ended = True
             self.observer.goodbye(peer.rank)
 
     def _sender_ended(self, rank: int, goodbye: bool, cause: str | Tampered) -> None:
         self._ended(rank, goodbye, cause)
-        if goodbye and not self._closing:
+        if goodbye and not self.closing:
             self.observer.refuses(rank)
 
     async def _close_all(self, closers: Iterable[Callable[[Callable[[], None]], None]], limit: float) -> None:

@@ -122,7 +122,7 @@ async def _run(outcome: Outcome) -> None:
     if outer:
         ledger.wrong(f"{len(outer)} tasks left: " + "; ".join(_stack(task) for task in outer[:3]))
     for process in chaos.processes:
-        opened = [place for place, endpoint in process.endpoints if not endpoint._closed]
+        opened = [place for place, endpoint in process.endpoints if not endpoint.closed]
         if opened:
             ledger.wrong(f"process {process.number} left endpoints open: {opened}")
 

@@ -293,7 +293,7 @@ class Chaos:
 
     def linked(self, process: Process, end: MemoryControl) -> None:
         """Note that one end of a control link is with this process."""
-        self._links = [(who, link) for who, link in self._links if not link._over]
+        self._links = [(who, link) for who, link in self._links if not link.over]
         self._links.append((process, end))
 
     def _bury(self, process: Process) -> None:
@@ -333,7 +333,7 @@ class Chaos:
 
     def _break(self, process: Process, link: MemoryControl) -> None:
         if not process.dead:
-            process.context.run(link._arrived, False)
+            process.context.run(link.arrived, False)
 
     def _far(self, link: MemoryControl) -> int:
         pipe = link.out

@@ -142,23 +142,25 @@ class ChaosEndpoint(MemoryEndpoint):
     async def link_control(self, rank: int) -> ControlLink:
         self._check_open()
         remote = await self._reach(rank)
-        mine = MemoryControl(self._loop, rank, self._forget_control)
-        theirs = MemoryControl(self._loop, self.rank, remote._forget_control)
-        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, False)
-        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, False)
-        self._controls.add(mine)
-        remote._controls.add(theirs)
-        self._chaos.linked(self.process, mine)
-        self._chaos.linked(remote.process, theirs)
+        mine, theirs = self.control_end(rank), remote.control_end(self.rank)
+        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs.arrived, False)
+        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine.arrived, False)
         remote.process.context.run(remote.on_control, self.rank, theirs)
         return mine
+
+    def control_end(self, rank: int) -> MemoryControl:
+        """One end, which this endpoint keeps, of a new control link with a rank."""
+        end = MemoryControl(self._loop, rank, self._forget_control)
+        self._controls.add(end)
+        self._chaos.linked(self.process, end)
+        return end
 
     async def dial_line(self, rank: int) -> Line:
         self._check_open()
         remote = await self._reach(rank)
         mine, theirs = MemoryLine(), MemoryLine()
-        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, None)
-        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, None)
+        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs.arrived, None)
+        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine.arrived, None)
         remote.process.context.run(remote.on_line, self.rank, theirs)
         return mine
 
@@ -177,13 +179,13 @@ class ChaosEndpoint(MemoryEndpoint):
             await asyncio.sleep(blocked + self._chaos.seconds(*ends))
             if blocked > 0:
                 continue
-            if not self._chaos.step(self.process) or self._closing or remote._closing or remote.process.dead:
+            if not self._chaos.step(self.process) or self.closing or remote.closing or remote.process.dead:
                 await asyncio.sleep(self._chaos.refusal)
                 raise PeerLost([rank], "it is not in the network")
             return remote
 
     def kill(self) -> None:
-        if not self._closed or not self.process.dead:
+        if not self.closed or not self.process.dead:
             super().kill()
 
     def _dial(self, peer: Peer) -> None:
@@ -197,20 +199,24 @@ class ChaosEndpoint(MemoryEndpoint):
 
     def _connect(self, peer: Peer) -> None:
         remote = self._network.endpoints.get(peer.rank)
-        if self._closed or self.process.dead:
+        if self.closed or self.process.dead:
             return
-        if not isinstance(remote, ChaosEndpoint) or remote._closing or remote.process.dead:
+        if not isinstance(remote, ChaosEndpoint) or remote.closing or remote.process.dead:
             self._loop.call_later(self._chaos.refusal, self._refused, peer, context=self.process.context)
             return
         mine, theirs = MemoryLink.pair(self._loop, self.rank, peer.rank)
-        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, None)
-        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, None)
-        if (caller := remote._peer(self.rank)).ended:
-            theirs.kill()
-        else:
-            remote.process.context.run(caller.receiver.attach, theirs)
+        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs.arrived, None)
+        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine.arrived, None)
+        remote.take_link(self.rank, theirs)
         peer.sender.attach(mine)
 
+    def take_link(self, rank: int, link: MemoryLink) -> None:
+        """Take a link that a rank has dialed."""
+        if (caller := self._peer(rank)).ended:
+            link.kill()
+        else:
+            self.process.context.run(caller.receiver.attach, link)
+
     def _refused(self, peer: Peer) -> None:
-        if not self._closed and not self.process.dead:
+        if not self.closed and not self.process.dead:
             self._lost(peer, "it is not in the network")

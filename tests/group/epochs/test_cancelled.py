@@ -55,7 +55,7 @@ def test_the_group_may_be_closed_at_any_moment_of_a_cancelled_rebuild() -> None:
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
         run_virtual(scene())
-        assert all(endpoint._closed for process in chaos.processes for _, endpoint in process.endpoints)
+        assert all(endpoint.closed for process in chaos.processes for _, endpoint in process.endpoints)
 
     for tick in range(40):
         play(tick * 0.0005)
@@ -104,7 +104,7 @@ def test_an_old_epoch_does_not_outlive_a_closing_that_is_cancelled_twice(
         assert len(me.job.background) == 1  # the old epoch
         await cancel_until_done(closing)
         assert not me.job.background
-        assert [endpoint._closed for _, endpoint in me.endpoints] == [True, True]
+        assert [endpoint.closed for _, endpoint in me.endpoints] == [True, True]
 
     run(2, main, chaos)
 
@@ -127,7 +127,7 @@ def test_no_epoch_outlives_a_closing_that_is_cancelled_in_a_call_for_the_next(
         await asyncio.sleep(0.01)
         await cancel_until_done(closing)
         assert not me.job.background
-        assert [endpoint._closed for _, endpoint in me.endpoints] == [True, True]
+        assert [endpoint.closed for _, endpoint in me.endpoints] == [True, True]
         with pytest.raises(dist.GroupClosed, match="epoch 1"):
             await call
 
@@ -160,7 +160,7 @@ def test_a_newcomer_that_is_cancelled_leaves_nothing_behind(hosted: bool) -> Non
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
         run_virtual(scene())
-        assert all(endpoint._closed for process in chaos.processes for _, endpoint in process.endpoints)
+        assert all(endpoint.closed for process in chaos.processes for _, endpoint in process.endpoints)
 
     for tick in range(40):
         play(tick * 0.001)

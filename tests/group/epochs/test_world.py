@@ -203,7 +203,7 @@ def test_whatever_fails_at_the_end_the_endpoint_is_closed(end: str) -> None:
         world.parting = parting
         with pytest.raises(ZeroDivisionError):
             await getattr(world, end)()
-        assert endpoint._closed and left == ["left"]
+        assert endpoint.closed and left == ["left"]
         await getattr(world, end)()
 
     run_virtual(main())

@@ -72,7 +72,7 @@ class NarrowEndpoint(MemoryEndpoint):
             await asyncio.sleep(0)
         await asyncio.sleep(network.rng.choice([0.0, 0.001, 0.02]))
         remote = network.endpoints.get(rank)
-        if remote is None or remote._closing or self._closing:
+        if remote is None or remote.closing or self.closing:
             raise PeerLost([rank], "it is not in the network")
         if network.refused:
             network.refused -= 1
