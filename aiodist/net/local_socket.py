@@ -27,7 +27,7 @@ def listen_local(host: str, port: int) -> socket.socket | None:
     if sys.platform != "linux":
         return None
     try:
-        return listen_on(socket.AF_UNIX, _name(host, port))
+        return listen_on(socket.AF_UNIX, local_address(host, port))
     except OSError:
         return None
 
@@ -49,7 +49,7 @@ async def connect_to_store(host: str, port: int) -> tuple[socket.socket, str]:
 
 def _connect_local(host: str, port: int) -> socket.socket | None:
     try:
-        sock = connect_unix(_name(host, port))
+        sock = connect_unix(local_address(host, port))
     except OSError:
         return None
     if is_me(credentials(sock)[1]):
@@ -88,5 +88,6 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
     return -1, -1, -1
 
 
-def _name(host: str, port: int) -> str:
+def local_address(host: str, port: int) -> str:
+    """The local socket beside a TCP address."""
     return f"\0aiodist store {join_address(host, port)}"

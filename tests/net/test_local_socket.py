@@ -61,7 +61,7 @@ async def test_without_a_local_socket_there_is_tcp(monkeypatch: pytest.MonkeyPat
 async def test_an_address_that_is_taken_does_no_harm() -> None:
     with socket.socket(socket.AF_UNIX) as squatter, socket.create_server((HOST, 0)) as place:
         port = place.getsockname()[1]
-        squatter.bind(local_socket._name(HOST, port))
+        squatter.bind(local_socket.local_address(HOST, port))
         assert local_socket.listen_local(HOST, port) is None
 
 

@@ -27,6 +27,7 @@ from aiodist.transport import ControlLink, Key, SocketEndpoint
 from aiodist.transport.listening import unix_address
 from aiodist.transport.shm.arena import available
 from tests.support.channel_pair import Pair, Recorder, turn_until
+from tests.support.strangers import Host, limit_handshakes, limit_silent, shaking_hands, silent
 
 SECRET = b"the secret that nobody must see"
 HOST = "127.0.0.1"
@@ -46,8 +47,7 @@ class Door:
     address: Any
     still_works: Callable[[], Awaitable[None]]
     log: pytest.LogCaptureFixture
-    strangers: Callable[[], int]
-    limit: Callable[[int], None]
+    host: Host
 
     async def knock(self) -> Stranger:
         family = socket.AF_INET if isinstance(self.address, tuple) else socket.AF_UNIX
@@ -64,6 +64,15 @@ class Door:
             assert record.getMessage().isprintable()
             assert SECRET.decode() not in record.getMessage()
         await self.still_works()
+
+    def strangers(self) -> int:
+        """How many there are at a time who have not proved themselves."""
+        return silent(self.host) + shaking_hands(self.host)
+
+    def limit(self, most: int) -> None:
+        """Let so many be silent, and so many shake hands, at a time."""
+        limit_silent(self.host, most)
+        limit_handshakes(self.host, most)
 
     async def empty(self) -> None:
         """Until nobody is left who is not of the job."""
@@ -146,15 +155,8 @@ async def door(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture)
                 number = next(numbers)
                 assert await store.add("n", 1) == number + 1
 
-            address: Any = local_socket._name(HOST, server.port) if unix else (HOST, server.port)
-            listener = server._server
-            assert listener is not None
-
-            def limit_store(most: int) -> None:
-                server._most_unauthenticated = listener._admission._most = most
-
-            strangers = lambda: len(server._unauthenticated) + len(listener._admission)  # noqa: E731
-            yield Door(Purpose.store, address, stored, caplog, strangers, limit_store)
+            address: Any = local_socket.local_address(HOST, server.port) if unix else (HOST, server.port)
+            yield Door(Purpose.store, address, stored, caplog, server)
         return
     made = [await SocketEndpoint.open(rank=rank, job="job", secret=SECRET, mode="auto") for rank in range(2)]
     for one in made:
@@ -168,12 +170,7 @@ async def door(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture)
 
     await passes()
     address = unix_address(made[1].card["unix"]) if unix else tuple(made[1].card["tcp"])
-
-    def limit(most: int) -> None:
-        made[1]._most_unauthenticated = made[1]._listener._admission._most = most
-
-    strangers = lambda: len(made[1]._incoming) + len(made[1]._listener._admission)  # noqa: E731
-    yield Door(Purpose.control, address, passes, caplog, strangers, limit)
+    yield Door(Purpose.control, address, passes, caplog, made[1])
     await asyncio.gather(*(one.aclose() for one in made))
 
 

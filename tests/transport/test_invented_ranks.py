@@ -13,6 +13,7 @@ from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.transport import ControlLink, Into, Key, SocketEndpoint
 from aiodist.transport.endpoint import CONTROL_LINKS
 from tests.support.channel_pair import Recorder, turn_until
+from tests.support.strangers import shaking_hands
 
 SECRET = b"secret"
 
@@ -61,7 +62,7 @@ async def test_ranks_that_there_are_not(
     async with ranks() as (victim, other):
         victim.introduce({0: victim.card, 1: other.card})
         await hung_up(await connect(victim, rank, other.card["nonce"], purpose))
-        assert set(victim._peers) <= {0, 1} and not victim._controls
+        assert set(victim._peers) <= {0, 1} and not victim.statistics()["control"]
     assert f"it is not the rank {rank} of this job" in caplog.text
 
 
@@ -76,7 +77,7 @@ async def test_who_comes_before_it_is_known_has_to_be_who_it_says() -> None:
         assert not victim.incoming(1).recv(
             Key(1, 0, 0, 0), 5, Into(memoryview(into)), lambda: here.set_result(None)
         )
-        await turn_until(lambda: len(victim._incoming) == 2)
+        await turn_until(lambda: shaking_hands(victim) == 2)
         victim.introduce({0: victim.card, 1: genuine.card})
         await here
         assert into == b"hello"
@@ -95,10 +96,10 @@ async def test_control_links_without_end(caplog: pytest.LogCaptureFixture) -> No
         await turn_until(lambda: len(came) == CONTROL_LINKS)
         for _ in range(50):
             await hung_up(await connect(victim, 1, nonce, Purpose.control))
-        assert len(victim._controls) == CONTROL_LINKS
+        assert victim.statistics()["control"] == CONTROL_LINKS
         stay.pop().close()
         came[-1].on_message = lambda message: None
-        await turn_until(lambda: len(victim._controls) < CONTROL_LINKS)
+        await turn_until(lambda: victim.statistics()["control"] < CONTROL_LINKS)
         stay.append(await connect(victim, 1, nonce, Purpose.control))
         await turn_until(lambda: len(came) == CONTROL_LINKS + 1)
         for sock in stay:
