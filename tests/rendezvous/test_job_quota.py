@@ -22,6 +22,7 @@ from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.jobs import JobSecrets
 from aiodist.rendezvous.quota import clients_of_each
 from tests.levels import COSTLY
+from tests.support.strangers import limit_handshakes, shaking_hands
 from tests.waiting import until_so
 
 HOST = "127.0.0.1"
@@ -121,14 +122,14 @@ async def test_a_client_whose_store_is_being_opened_is_authenticated(
         await recover(store)
 
     monkeypatch.setattr(server, "_recover", slowly)
-    server._most_unauthenticated = 1
+    limit_handshakes(server, 1)
     connecting = asyncio.ensure_future(connect(server.port, "a"))
     await until_so(lambda: "a" in server._stores)
-    assert not server._unauthenticated
+    assert not shaking_hands(server)
     unauthenticated = [await asyncio.open_connection(HOST, server.port) for _ in range(5)]
     for _, writer in unauthenticated:
         writer.write(b"AIO")
-    await until_so(lambda: len(server._unauthenticated) == 1)
+    await until_so(lambda: shaking_hands(server) == 1)
     gate.set()
     async with await connecting as store:
         assert await store.add("n", 1) == 1
