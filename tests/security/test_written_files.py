@@ -210,7 +210,7 @@ def by_itself(path: Path) -> None:
 
 
 def metrics_file(path: Path) -> None:
-    metrics._write(path, "written")
+    metrics.write(path, "written")
 
 
 def constants(path: Path) -> None:
@@ -332,13 +332,13 @@ def test_a_trace_for_torch_is_written_into_new_files(
 
     monkeypatch.setattr(flight, "flight", dumps)
     with pytest.raises(AiodistError, match="rank_0 is a link, which is not followed"):
-        trace._write_flight(None, shared / "new")  # type: ignore[arg-type]
+        trace.write_flight(None, shared / "new")  # type: ignore[arg-type]
     assert precious.read_bytes() == TEXT
     monkeypatch.setattr(flight, "flight", lambda job: {0: {"entries": [1]}})
-    trace._write_flight(None, shared / "newer")  # type: ignore[arg-type]
+    trace.write_flight(None, shared / "newer")  # type: ignore[arg-type]
     assert pickle.loads((shared / "newer" / "rank_0").read_bytes()) == {"entries": [1]}
     with pytest.raises(UsageError, match="there is something in"):
-        trace._write_flight(None, shared / "newer")  # type: ignore[arg-type]
+        trace.write_flight(None, shared / "newer")  # type: ignore[arg-type]
 
 
 def test_logs_go_into_a_folder_of_this_user_alone(shared: Path, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ async def _tell_on(args: Namespace) -> int:
                     continue
                 families = await asyncio.to_thread(_families, job, tally)
                 if file is not None:
-                    _write(file, _text(job, families))
+                    write(file, _text(job, families))
                 if args.otlp is not None:
                     if pusher is None:
                         push = OtlpPush(job, args.otlp or None)
@@ -138,7 +138,7 @@ class _Pusher:
         print(f"aiodist metrics: {text}", file=sys.stderr, flush=True)
 
 
-def _write(file: Path, text: str) -> None:
+def write(file: Path, text: str) -> None:
     """Put a text in the place of a file's, at once: who reads it sees all of one or all of the other."""
     try:
         write_file(file, text)  # by way of a hidden name: not one that node_exporter reads

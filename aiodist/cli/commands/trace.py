@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
     job = place(_find(args.job))
     if args.format == "torch":
-        _write_flight(job, Path(args.output))
+        write_flight(job, Path(args.output))
         return 0
     made = trace(job, args.seconds)
     try:
@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _write_flight(job: JobView, folder: Path) -> None:
+def write_flight(job: JobView, folder: Path) -> None:
+    """Write what all ranks still know into a new folder, as torch's analyser reads it."""
     import pickle
 
     from aiodist.observe.flight import flight

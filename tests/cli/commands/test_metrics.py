@@ -90,13 +90,13 @@ def test_a_file_is_there_while_the_job_is(
     looks: list[list[JobView]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "aiodist.prom"
-    write, there = metrics._write, []
+    write, there = metrics.write, []
 
     def written(file: Path, text: str) -> None:
         write(file, text)
         there.append(([path.name for path in tmp_path.iterdir()], file.read_text() == text, bool(text)))
 
-    monkeypatch.setattr(metrics, "_write", written)
+    monkeypatch.setattr(metrics, "write", written)
     assert main(["metrics", "--every=0.1", f"--textfile={file}"]) == 0
     assert there == [(["aiodist.prom"], True, True)] * 2
     assert list(tmp_path.iterdir()) == []
