@@ -62,7 +62,7 @@ def test_pitfall_2_groups_need_no_common_order_and_do_not_block_each_other() -> 
         else:
             for _ in range(50):
                 assert np.array_equal(await right.all_reduce(mine(1)), total(2))
-            assert not core_of(left)._flight.collectives()
+            assert not core_of(left).flight.collectives()
             stuck = left.all_reduce(large, async_op=True)
         assert (await stuck)[7] == 1
 

@@ -87,6 +87,7 @@ class GroupCore:
         error: why it has broken; None while it has not.
         origin: the call and the line that made it.
         issuer: what its Works have in common.
+        flight: what is in flight.
         flight_of: makes the registry of what is in flight; a simulation's has no deadlines.
     """
 
@@ -135,9 +136,9 @@ class GroupCore:
         self._forked = False
         self._opening: set[asyncio.Task[Any]] = set()
         self._steps = Steps(loop, self._dropped)
-        self._flight = self.flight_of(loop, self._stalled, self._expired)
+        self.flight = self.flight_of(loop, self._stalled, self._expired)
         self._watch = Watch(
-            *(roster, self._flight, control, loop),
+            *(roster, self.flight, control, loop),
             begun=self.numbers.begun,
             seen=lambda seq: self.host.seen(seq),
             breaks=self.break_group,
@@ -163,7 +164,7 @@ class GroupCore:
             return
         self.issuer.trouble = self._watch.trouble
         if self.carriers.takes_host:
-            flight, issuer, numbers = self._flight, self.issuer, self.numbers
+            flight, issuer, numbers = self.flight, self.issuer, self.numbers
             self.fast_path = flight.fast_path = self.host.fast_path(issuer, numbers, self._note)
             self.fast_messages = flight.fast_messages = self.host.fast_messages(
                 issuer, numbers, self._enter, flight.ended
@@ -267,14 +268,14 @@ class GroupCore:
 
     async def _end_all(self, but: Callable[[], int] | None = None) -> None:
         """Return when nothing is in flight, or nothing but so many operations as `but()` counts."""
-        await self._flight.drain(but)
+        await self.flight.drain(but)
         while tasks := self._steps.pending():
             await asyncio.wait(tasks)
-            await self._flight.drain(but)
+            await self.flight.drain(but)
 
     async def let_go(self) -> None:
         """End what is in flight, since the epoch has ended; return when no buffer is touched any more."""
-        if len(self._flight):
+        if len(self.flight):
             over = GroupBroken(
                 f"epoch {self.roster.epoch} has ended", hint="Make the group again in the present epoch"
             )
@@ -299,7 +300,7 @@ class GroupCore:
             return
         self.check_here(closed_is_wrong=False)
         self.failures.forget()
-        if self._closing is None or len(self._flight):  # also while closing waits for what is in flight
+        if self._closing is None or len(self.flight):  # also while closing waits for what is in flight
             self.break_group(GroupAborted(self.roster.me, reason))
 
     async def leave(self, error: BaseException | None) -> None:
@@ -428,9 +429,9 @@ class GroupCore:
                     if group is not self:
                         await group.close()
                 self.carriers.close_receives(self._closed_here)
-                self._flight.bound(self.timeout)
+                self.flight.bound(self.timeout)
                 await self._end_all(self.host.unasked)
-                if len(self._flight):
+                if len(self.flight):
                     self._say_left()  # nothing more is received here: members may wait for that, as this one
                     self.carriers.rank_left(self.control.rank, None)  # of what it has sent to itself, too
                     await self._end_all()
@@ -467,7 +468,7 @@ class GroupCore:
     async def _end(self) -> None:
         logger.debug("group '%s' closes here, after %d collectives", self.roster.name, self.numbers.issued)
         self._say_left()
-        self._flight.close()
+        self.flight.close()
         self._watch.close()
         self.carriers.retire()
         self._track.close()
@@ -493,7 +494,7 @@ class GroupCore:
         if get_ident() == self.issuer.thread:
             self.control.stop()
             self._watch.stop_asking()
-            self._flight.fail_all(self._of_the_parent())
+            self.flight.fail_all(self._of_the_parent())
             regroup = self.family.regroup
             if regroup is not None and regroup.services is not None:
                 regroup.services.stay_behind()
@@ -553,7 +554,7 @@ class GroupCore:
             source,
             target,
             asked.result,
-            self._flight.ended,
+            self.flight.ended,
             asked.peer,
             asked.tag,
             asked.senders,
@@ -604,7 +605,7 @@ class GroupCore:
         collective = not call.message
         if collective and self.numbers.unbegun:
             self.numbers.begin(call.seq)
-        self._flight.issue(operation, limit)
+        self.flight.issue(operation, limit)
         self.carriers.submit(operation)
         if collective and not work.done():
             gone = self._watch.gone(call.seq)
@@ -624,13 +625,13 @@ class GroupCore:
 
     def _enter(self, operation: Operation) -> None:
         """Enter in flight a receive that the host engine has started by itself."""
-        self._flight.issue(operation, math.inf)
+        self.flight.issue(operation, math.inf)
 
     def _note(self, work: Work[Any]) -> Operation:
         """Enter in flight what the host engine has started by itself."""
         array = work._result
-        operation = Operation(work.call, work, array, array, array, self._flight.ended, place=HOST_PLACE)
-        self._flight.issue(operation, self.timeout)
+        operation = Operation(work.call, work, array, array, array, self.flight.ended, place=HOST_PLACE)
+        self.flight.issue(operation, self.timeout)
         gone = self._watch.gone(work.call.seq)
         if gone is not None:
             self.loop.call_soon(self.break_group, gone)
@@ -638,7 +639,7 @@ class GroupCore:
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts of the group and of its host engine: see `ProcessGroup.statistics`."""
-        operations = {"issued": self.numbers.issued, "in_flight": len(self._flight)}
+        operations = {"issued": self.numbers.issued, "in_flight": len(self.flight)}
         return {"operations": operations, **self.host.statistics()}
 
     def work(self, call: Call, async_op: bool) -> Work[Any]:
@@ -740,7 +741,7 @@ class GroupCore:
     def _fail_all(self) -> None:
         assert self.error is not None
         self._released = True
-        self._flight.fail_all(self.error)
+        self.flight.fail_all(self.error)
         for work in self._late:
             work._fail(self.error)
         self._late = []

@@ -443,7 +443,7 @@ async def test_a_fault_in_a_later_step_breaks_the_group_and_hangs_nobody(
         assert "RuntimeError: out of order" in str(error)
 
     async def threaded(pg: ProcessGroup) -> None:
-        host_of(pg).resources.offload._inline = False
+        host_of(pg).resources.offload.inline = False
         await main(pg)
 
     await run_cluster(1 if large else 2, threaded)

@@ -21,11 +21,14 @@ class Offload:
     Args:
         loop: where `done` is called.
         inline: run every job at once on the caller's thread (for simulations).
+
+    Attributes:
+        inline: as given.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inline: bool = False) -> None:
         self._loop = loop
-        self._inline = inline
+        self.inline = inline
         self._worker: Worker | None = None
 
     def run(
@@ -42,7 +45,7 @@ class Offload:
             True: it was cheap and is done already; `done` is not called. False: `done()` follows, on the
             loop.
         """
-        if cost_ns <= INLINE_NS or self._inline:
+        if cost_ns <= INLINE_NS or self.inline:
             try:
                 job()
             except Exception as error:

@@ -52,8 +52,8 @@ async def carry(pg: ProcessGroup, kind: Kind, source: Any, target: Any, shape: A
     staged = StagedBackend(backend, 0, copier)
     call = Call(kind, core.numbers.issue(), source.dtype, shape, **more)
     work = core.work(call, True)
-    operation = Operation(call, work, source, target, target, core._flight.ended)
-    core._flight.issue(operation, 30)
+    operation = Operation(call, work, source, target, target, core.flight.ended)
+    core.flight.issue(operation, 30)
     staged.submit(operation)
     await work
 
