@@ -164,11 +164,11 @@ async def test_small_frames_do_not_hold_the_loop() -> None:
     receiver.attach(link)
     theirs.send(many(pack(Type.OFFER, 7, 1, total=LARGE), 1500, "seq"))
     turns = 0
-    while len(receiver._stored) < 1500:
-        before = len(receiver._stored)
+    while len(receiver.pending(7, 1)) < 1500:
+        before = len(receiver.pending(7, 1))
         link.poll()
         turns += 1
-        assert len(receiver._stored) - before <= 1000
+        assert len(receiver.pending(7, 1)) - before <= 1000
     assert turns > 1
     receiver.kill()
     theirs.close()

@@ -15,7 +15,8 @@ import pytest
 
 from aiodist.base.errors import UsageError
 from aiodist.cli.main import main
-from aiodist.rendezvous import FileStore, StoreServer
+from aiodist.rendezvous import FileStore, StoreServer, TcpStore
+from aiodist.rendezvous.durable import committer
 from aiodist.rendezvous.durable.data_folder import DataFolder
 from aiodist.rendezvous.jobs import JobSecrets
 from aiodist.rendezvous.machine import StoreMachine
@@ -140,16 +141,18 @@ def test_the_way_to_the_folder_leads_over_no_other_users_link(tmp_path: Path, ha
 
 
 async def test_a_folder_that_is_exchanged_under_a_running_store_gets_nothing(
-    tmp_path: Path, precious: Path
+    tmp_path: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever may rename the folder above cannot make the store write elsewhere."""
+    monkeypatch.setattr(committer, "LOG_BYTES", 0)  # each change is one too many for its log
+    there = tmp_path / "moved" / "jobs" / "job"
     async with await StoreServer.start("127.0.0.1", 0, "job", b"s", data=tmp_path / "d") as server:
-        files = server.store._committer
-        assert files is not None
         (tmp_path / "d").rename(tmp_path / "moved")
         links_to(tmp_path / "d", precious, "jobs")
-        await_log = files._files.next_log()
-        assert (tmp_path / "moved" / "jobs" / "job" / f"log-{await_log:06}").exists()
+        before = set(there.glob("log-*"))
+        async with await TcpStore.connect("127.0.0.1", server.port, "job", b"s", 60) as store:
+            await store.set("k", b"v")
+        assert len(set(there.glob("log-*")) - before) == 1
     assert precious.read_bytes() == TEXT
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["jobs"]
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from aiodist.base.errors import AuthenticationError, RendezvousError
+from aiodist.base.errors import AuthenticationError, PeerLost
 from aiodist.group.runtime.joining import join
 from aiodist.group.runtime.member import Member
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.head import Head
+from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.roster import Member as Node
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.net import local_socket
 from aiodist.net.sockets import connect, port_owner
-from aiodist.net.wire.handshake import Purpose
 from aiodist.rendezvous import Invitation, Meeting, StoreServer, TcpStore, hosting
 from aiodist.rendezvous.announcement import About, Announcement
 from aiodist.rendezvous.launchers import address_exchange as told
@@ -379,20 +379,18 @@ def config(**more: Any) -> LaunchConfig:
 
 async def test_an_agent_that_is_led_to_another_job(port: int) -> None:
     """Whose operator has given it the same name, and the same secret."""
-    from aiodist.launch.nodes import meeting
-
     access, relay = StoreAccess("job", SECRET.decode()), Relay()
-    server = await meeting._serve_admission(config(master_port=port, node_rank=0), access, print)
-    assert server is not None
-    relay.target = (server.host, server.port)
-    with pytest.raises(AuthenticationError, match=ANOTHER):
-        await meeting._join(
-            config(master_port=relay.address[1], node_rank=1, meet_timeout=30.0), access, print
-        )
+    environ = {"AIODIST_JOB": "job", "AIODIST_SECRET": SECRET.decode()}
+    head = asyncio.ensure_future(meet(config(master_port=port, node_rank=0), environ, print))
     async with await access.enter("localhost", port, 30.0, told=True):
         pass
+    relay.target = (HOST, port)
+    with pytest.raises(AuthenticationError, match=ANOTHER):
+        await meet(config(master_port=relay.address[1], node_rank=1, meet_timeout=30.0), environ, print)
     await relay.aclose()
-    await server.aclose()
+    assert not head.done()
+    head.cancel()
+    await asyncio.wait([head])
 
 
 async def test_workers_of_another_launch_have_another_secret() -> None:
@@ -436,8 +434,8 @@ async def test_a_rank_that_is_led_to_the_same_rank_of_another_job() -> None:
     mine.introduce({0: mine.card, 1: {**meant.card, "tcp": list(relay.address)}})
     for one in (meant, another):
         one.introduce({0: mine.card, 1: one.card})
-    with pytest.raises(RendezvousError, match="another process has taken that address"):
-        await mine._connect(1, Purpose.control, "tcp")
+    with pytest.raises(PeerLost, match="another process has taken that address"):
+        await mine.link_control(1)
     for one in made:
         await one.aclose()
     await relay.aclose()
