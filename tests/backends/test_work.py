@@ -386,3 +386,22 @@ async def test_endless_awaiting_of_finished_works_starves_nobody() -> None:
     asyncio.get_running_loop().call_later(0.002, stop.set)
     while not stop.is_set():
         await work
+
+
+def test_other_errors_count_one_by_one_and_are_bounded() -> None:
+    failures = Failures()
+    first, second = dist.UsageError("first"), dist.UsageError("second")
+    failures.note(first)
+    failures.note(first)
+    failures.note(second)
+    failures.seen(first)
+    assert failures
+    assert failures.take() is second
+    assert not failures and failures.take() is None
+    for number in range(100):
+        failures.note(dist.UsageError(str(number)))
+    assert len(failures._unseen) == 16
+    failures.forget()
+    assert not failures
+    failures.note(dist.GroupAborted(0, "later"))
+    assert not failures

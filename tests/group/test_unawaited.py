@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.backends.work import Failures
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from tests.helpers import core_of
@@ -200,22 +199,3 @@ async def test_a_failure_that_nobody_wants_hides_none_that_another_work_had() ->
                 unwanted._forget_failure()
 
     await run_cluster(2, main)
-
-
-def test_other_errors_count_one_by_one_and_are_bounded() -> None:
-    failures = Failures()
-    first, second = dist.UsageError("first"), dist.UsageError("second")
-    failures.note(first)
-    failures.note(first)
-    failures.note(second)
-    failures.seen(first)
-    assert failures
-    assert failures.take() is second
-    assert not failures and failures.take() is None
-    for number in range(100):
-        failures.note(dist.UsageError(str(number)))
-    assert len(failures._unseen) == 16
-    failures.forget()
-    assert not failures
-    failures.note(dist.GroupAborted(0, "later"))
-    assert not failures

@@ -12,7 +12,6 @@ import pytest
 from aiodist.base.errors import AuthenticationError, RendezvousError
 from aiodist.net import local_socket
 from aiodist.rendezvous import StoreServer, TcpStore
-from aiodist.rendezvous import client as client_module
 from aiodist.rendezvous import connection as connection_module
 from tests.ports import needs_ipv6
 from tests.support.store_client import connection_of, socket_of
@@ -104,20 +103,3 @@ async def test_last_words_are_read_though_writing_failed() -> None:
         with pytest.raises(RendezvousError, match="is gone: its host closed it"):
             await store.set("k", "v")
         await store.aclose()
-
-
-async def test_calls_that_expire_are_found_by_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_GRACE", 0.0)
-    async with (
-        await StoreServer.start(HOST, 0, "job", b"") as server,
-        await TcpStore.connect(HOST, server.port, "job", b"", 10) as store,
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(server.store, "_handle", lambda event: None)
-            late = asyncio.ensure_future(store.get("k", timeout=0.04))
-            await asyncio.sleep(0)
-            soon = asyncio.ensure_future(store.get("k", timeout=0.01))
-            errors = await asyncio.gather(late, soon, return_exceptions=True)
-        assert ["within 0.04 s" in str(errors[0]), "within 0.01 s" in str(errors[1])] == [True, True]
-        assert await store.add("n", 1) == 1
-        assert not store._pending

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -113,3 +114,8 @@ async def test_a_rank_whose_loop_ends_while_it_gathers_has_what_it_saw() -> None
         one.cancel()
     assert await task == [HERE]
     mine.close()
+
+
+async def test_a_wish_of_any_size_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
+    assert exchange._wish(b'{"most": 2, "stacks": ' + b" " * 5000 + b"0}") is None

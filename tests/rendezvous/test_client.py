@@ -404,3 +404,20 @@ def test_a_host_that_vanishes_is_noticed_whatever_was_under_way() -> None:
         idle, between, times = (one.getsockopt(socket.IPPROTO_TCP, name) for name in names)
         assert idle + between * times == 25
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+
+
+async def test_calls_that_expire_are_found_by_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_GRACE", 0.0)
+    async with (
+        await StoreServer.start(HOST, 0, "job", b"") as server,
+        await TcpStore.connect(HOST, server.port, "job", b"", 10) as store,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(server.store, "_handle", lambda event: None)
+            late = asyncio.ensure_future(store.get("k", timeout=0.04))
+            await asyncio.sleep(0)
+            soon = asyncio.ensure_future(store.get("k", timeout=0.01))
+            errors = await asyncio.gather(late, soon, return_exceptions=True)
+        assert ["within 0.04 s" in str(errors[0]), "within 0.01 s" in str(errors[1])] == [True, True]
+        assert await store.add("n", 1) == 1
+        assert not store._pending

