@@ -10,6 +10,7 @@ from aiodist.backends.host.backend import HostBackend
 from aiodist.base.errors import AiodistError
 from aiodist.group.core import GroupCore
 from aiodist.group.process_group import ProcessGroup
+from aiodist.group.services.switchboard import Switchboard
 from aiodist.transport.base import FRAGMENT
 from aiodist.transport.mapped import BLOCKS
 from aiodist.transport.shm.arena import NONCE_BYTES, PAGE
@@ -29,6 +30,13 @@ def host_of(pg: ProcessGroup) -> HostBackend:
     host = core_of(pg).host
     assert isinstance(host, HostBackend)
     return host
+
+
+def services_of(pg: ProcessGroup) -> Switchboard:
+    """What a process has for calls, streams and messages between processes."""
+    regroup = core_of(pg).family.regroup
+    assert regroup is not None and regroup.services is not None
+    return regroup.services
 
 
 def shared(more: int = 0) -> tuple[Segment, PeerSegment]:

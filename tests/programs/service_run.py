@@ -25,6 +25,7 @@ from aiodist.net.polling import Poller
 from aiodist.net.wire import objects, repeats
 from aiodist.testing import run_cluster, run_virtual
 from tests.group.services.narrow import Narrow
+from tests.helpers import services_of
 from tests.programs.run import Violation, swallowing
 from tests.programs.service_plan import Ask, Fault, Limits, Plan, plan
 from tests.programs.values import (
@@ -214,17 +215,18 @@ class _Program:
 
     async def _watch(self, pg: ProcessGroup) -> None:
         """See at many moments that nothing waits that fits."""
-        services = pg._calls._services()
+        services = services_of(pg)
         box = services.mailbox
         while True:
-            for peer in services._peers.by_uid.values():
-                first, caller = next(iter(peer.way._waiting), None), peer.caller
+            for peer in services.peers.by_uid.values():
+                first: Any = next(iter(peer.way.waiting), None)
+                caller = peer.caller
                 fits = first is not None and caller is not None and caller.fits(first.nbytes)
                 assert not fits, "a call that fits waits"
-            if box._outside:
-                first_one = len(box._outside[0].payload)
-                full = len(box._inside) >= mailbox.MESSAGES or box._bytes + first_one > mailbox.BYTES
-                assert full and box._inside, "a message that fits waits"
+            if box.outside:
+                first_one = len(box.outside[0].payload)
+                full = len(box.inside) >= mailbox.MESSAGES or box.nbytes + first_one > mailbox.BYTES
+                assert full and box.inside, "a message that fits waits"
             await asyncio.sleep(self.network.rng.choice([0.0007, 0.003, 0.1]))
 
     async def _in_step(self) -> None:
@@ -241,8 +243,8 @@ class _Program:
         return self._number
 
     def _check_idle(self, pg: ProcessGroup) -> None:
-        services = pg._calls._services()
-        for peer in services._peers.by_uid.values():
+        services = services_of(pg)
+        for peer in services.peers.by_uid.values():
             assert not peer.way.waiting, "calls wait, and nobody asks any more"
             assert peer.caller is None or not peer.caller.asking.calls, "calls without an answer are left"
             assert peer.callee is None or not peer.callee.running(), "handlers run that nobody waits for"

@@ -90,9 +90,9 @@ def a_mailbox_that_does_not_look(patch: pytest.MonkeyPatch) -> None:
     """A message that is withdrawn lets nobody in that was behind it."""
 
     def withdraw(self: Mailbox, letter: Letter) -> bool:
-        if letter not in self._outside:
+        if letter not in self.outside:
             return False
-        self._outside.remove(letter)
+        self.outside.remove(letter)
         return True
 
     patch.setattr(Mailbox, "withdraw", withdraw)

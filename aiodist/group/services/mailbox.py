@@ -40,25 +40,28 @@ class Mailbox:
 
     Attributes:
         closed: none will come any more.
+        inside: those that may be taken, in order.
+        nbytes: of those.
+        outside: those that wait for room, in order.
     """
 
     def __init__(self) -> None:
         self.closed = False
-        self._inside: deque[Letter] = deque()
-        self._outside: deque[Letter] = deque()
-        self._bytes = 0
+        self.inside: deque[Letter] = deque()
+        self.outside: deque[Letter] = deque()
+        self.nbytes = 0
         self._takers: deque[asyncio.Future[None]] = deque()
         self._reading = False  # a message was taken, and is not decoded yet
 
     def offer(self, letter: Letter) -> None:
         """Take a message in, now or when there is room."""
-        self._outside.append(letter)
+        self.outside.append(letter)
         self._let_in()
 
     def withdraw(self, letter: Letter) -> bool:
         """Forget a message whose sender does not want it sent any more; False where it is inside."""
         try:
-            self._outside.remove(letter)
+            self.outside.remove(letter)
         except ValueError:
             return False
         self._let_in()  # those behind it may fit
@@ -76,7 +79,7 @@ class Mailbox:
         `read` or `put_back` follows. Until then other takers wait: the message may be theirs, if the one that
         decodes it is cancelled.
         """
-        while self._reading or not self._inside:
+        while self._reading or not self.inside:
             if self.closed and not self._reading:
                 return None
             taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,9 +91,9 @@ class Mailbox:
                     self._takers.remove(taker)
                 self._wake()  # the message that it was woken for is another's
                 raise
-        letter = self._inside.popleft()
+        letter = self.inside.popleft()
         self._reading = True
-        self._bytes -= len(letter.payload)
+        self.nbytes -= len(letter.payload)
         self._let_in()
         return letter
 
@@ -101,29 +104,29 @@ class Mailbox:
 
     def put_back(self, letter: Letter) -> None:
         """Have a message taken again, first of all."""
-        self._inside.appendleft(letter)
-        self._bytes += len(letter.payload)
+        self.inside.appendleft(letter)
+        self.nbytes += len(letter.payload)
         self.read()
 
     def give_back(self, sender: bytes, message: Any) -> None:
         """Have a message taken again, first of all, that was taken and read: its taker could not have it."""
-        self._inside.appendleft(Letter(sender, b"", _nothing).holds(message))
+        self.inside.appendleft(Letter(sender, b"", _nothing).holds(message))
         self._wake()
 
     def _let_in(self) -> None:
-        while self._outside and not self.closed:
-            size = len(self._outside[0].payload)
-            if self._inside and (len(self._inside) >= MESSAGES or self._bytes + size > BYTES):
+        while self.outside and not self.closed:
+            size = len(self.outside[0].payload)
+            if self.inside and (len(self.inside) >= MESSAGES or self.nbytes + size > BYTES):
                 return
-            letter = self._outside.popleft()
-            self._inside.append(letter)
-            self._bytes += size
+            letter = self.outside.popleft()
+            self.inside.append(letter)
+            self.nbytes += size
             letter.taken_in()
             self._wake()
 
     def _wake(self) -> None:
         """Wake the first taker, if it can go on; all, where none will come any more."""
-        while self._takers and not self._reading and (self._inside or self.closed):
+        while self._takers and not self._reading and (self.inside or self.closed):
             taker = self._takers.popleft()
             if not taker.done():
                 taker.set_result(None)

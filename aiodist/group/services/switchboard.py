@@ -39,6 +39,7 @@ class Switchboard:
     Attributes:
         handlers: what others may call here.
         mailbox: messages that came.
+        peers: the processes that this one is connected with.
         overview: what is under way, for those who look at the job.
     """
 
@@ -46,26 +47,26 @@ class Switchboard:
         self.handlers = Handlers()
         self.mailbox = Mailbox()
         self._loop = asyncio.get_running_loop()
-        self._peers = Peers(self._loop, uid, self.accept)
-        self.overview = Overview(self._peers, self.handlers)
+        self.peers = Peers(self._loop, uid, self.accept)
+        self.overview = Overview(self.peers, self.handlers)
         self._unused: set[Callee] = set()  # that were replaced, or whose peer is gone, while handlers end
 
     # ── what the epochs say ──────────────────────────────────────────────────────────────────────────
 
     def enter(self, place: ServicePlace) -> None:
         """Begin an epoch: who is no member of it is lost."""
-        self._peers.enter(place)
+        self.peers.enter(place)
 
     def lose(self, place: ServicePlace, rank: int, cause: str) -> None:
         """Note that a rank of an epoch is lost; news of another than the present one says nothing."""
-        self._peers.lose(place, rank, cause)
+        self.peers.lose(place, rank, cause)
 
     def accept(self, uid: bytes, line: Line) -> None:
         """Take a line that another process has dialed."""
-        if self._peers.closed or self._peers.is_lost(uid):
+        if self.peers.closed or self.peers.is_lost(uid):
             line.kill()
             return
-        peer = self._peers.peer(uid)
+        peer = self.peers.peer(uid)
         old, peer.callee = peer.callee, None
         if old is not None:  # its end has not been noticed here
             old.lose()
@@ -73,10 +74,10 @@ class Switchboard:
 
     async def aclose(self) -> None:
         """Stop all handlers, tell callers so, and end all connections. May be repeated."""
-        if self._peers.closed:
+        if self.peers.closed:
             return
         self.mailbox.close()
-        peers = self._peers.close()
+        peers = self.peers.close()
         dialing = [task for peer in peers for task in peer.way.close()]
         callees = [peer.callee for peer in peers if peer.callee is not None]
         running = [task for callee in self._unused for task in callee.running()]
@@ -87,7 +88,7 @@ class Switchboard:
     def stay_behind(self) -> None:
         """End all in a forked child: the parent has the connections, and what was asked there."""
         self.mailbox.close()
-        for peer in self._peers.close():
+        for peer in self.peers.close():
             peer.way.close()
             if peer.callee is not None:
                 peer.callee.lose()
@@ -108,7 +109,7 @@ class Switchboard:
         self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
     ) -> Stream[Any]:
         """The parts that a handler of another process yields. Errors as `ProcessGroup.stream`."""
-        opens = partial(self._peers.way, uid, rank, name)
+        opens = partial(self.peers.way, uid, rank, name)
         return Stream(self._loop, opens, rank, name, encode(list(args)), timeout, build)
 
     async def take(self) -> tuple[bytes, Any] | None:
@@ -129,7 +130,7 @@ class Switchboard:
 
     def check_open(self) -> None:
         """Raise `GroupClosed` where this process has left the job."""
-        if self._peers.closed:
+        if self.peers.closed:
             raise closed()
 
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────
@@ -147,7 +148,7 @@ class Switchboard:
         payload, loop = objects.encode_small(value), self._loop
         if payload is None and kind is not Says.MESSAGE:
             payload = await encoded(value)
-        way = self._peers.way(uid, rank, name or A_MESSAGE)
+        way = self.peers.way(uid, rank, name or A_MESSAGE)
         answer: asyncio.Future[Outcome] = loop.create_future()
         asked = Asked(kind, answer)
         try:

@@ -11,13 +11,11 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from tests.helpers import core_of
+from tests.helpers import services_of
 
 
 def overview(pg: ProcessGroup) -> dict[str, Any]:
-    regroup = core_of(pg).family.regroup
-    assert regroup is not None and regroup.services is not None
-    return regroup.services.overview.at(asyncio.get_running_loop().time())
+    return services_of(pg).overview.at(asyncio.get_running_loop().time())
 
 
 def test_calls_without_an_answer_and_who_waits_for_a_place() -> None:

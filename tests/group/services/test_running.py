@@ -13,6 +13,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
+from tests.helpers import services_of
 
 HELD: contextvars.ContextVar[int] = contextvars.ContextVar("held", default=-1)
 
@@ -245,7 +246,7 @@ async def test_whatever_a_handler_raises_is_answered_and_its_place_is_free(
             assert [await anext(stream) for _ in range(count)] == list(range(count))
             with pytest.raises(dist.RemoteError):
                 await anext(stream)
-        services = pg._calls._services()
+        services = services_of(pg)
         assert services.overview.at(0.0)["asked"] == 0
 
     await ask(server, client)

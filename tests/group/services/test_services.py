@@ -19,6 +19,7 @@ from aiodist.group.services.mailbox import MESSAGES
 from aiodist.group.services.under_way import CALLS, PARTS
 from aiodist.net.wire.calls import MAX_PAYLOAD, Says, frame
 from aiodist.testing import run_cluster, run_virtual
+from tests.helpers import services_of
 from tests.levels import COSTLY
 
 
@@ -237,7 +238,7 @@ async def test_no_more_than_a_limit_run_at_once_and_others_wait() -> None:
         while caller is None or len(caller.asking.calls) < CALLS or len(running) < 3:
             await asyncio.sleep(0)
             services, uid, _rank, _limit = pg._calls._towards(1, None)
-            caller = services._peers.by_uid[uid].caller if uid in services._peers.by_uid else None
+            caller = services.peers.by_uid[uid].caller if uid in services.peers.by_uid else None
         assert running == [0, 1, 2]
         assert len(caller.asking.calls) == CALLS
         tasks[-1].cancel()  # it waits here
@@ -398,7 +399,7 @@ async def test_messages_end_when_the_process_leaves() -> None:
 async def test_a_message_that_waits_for_room_when_the_mailbox_closes_was_not_taken() -> None:
     async def main(pg: ProcessGroup) -> None:
         if pg.rank:
-            while pg._calls._services().mailbox._outside == deque():  # noqa: ASYNC110
+            while services_of(pg).mailbox.outside == deque():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             return
         for number in range(MESSAGES):
@@ -472,7 +473,7 @@ async def test_nonsense_ends_a_connection_and_the_next_call_makes_another() -> N
             task = asyncio.create_task(pg.call(1, "waits", 5))
             assert await pg.call(1, "waits", 0) == 0
             services, uid, _rank, _limit = pg._calls._towards(1, None)
-            caller = services._peers.by_uid[uid].caller
+            caller = services.peers.by_uid[uid].caller
             assert caller is not None
             caller._connection._line.write(nonsense)
             with pytest.raises(dist.CallUnknown, match="without goodbye"):
@@ -595,7 +596,7 @@ async def test_a_large_call_that_is_cancelled_on_its_way_does_not_run() -> None:
     async def client(pg: ProcessGroup) -> None:
         await pg.call(1, "small")
         services, uid, _rank, _limit = pg._calls._towards(1, None)
-        caller = services._peers.by_uid[uid].caller
+        caller = services.peers.by_uid[uid].caller
         assert caller is not None
         for turns in (0, 1, 2, 3):
             tasks = [asyncio.create_task(pg.call(1, "takes", bytes(1000_000))) for _ in range(60)]

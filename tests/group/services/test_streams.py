@@ -292,7 +292,7 @@ def test_a_stream_that_is_dropped_or_left_before_it_is_sent(turns: int) -> None:
         assert [part async for part in pg.stream(1, "slow")] == list(range(COUNT))
         assert len(stopped) == began
         services, uid, _rank, _limit = pg._calls._towards(1, None)
-        caller = services._peers.by_uid[uid].caller
+        caller = services.peers.by_uid[uid].caller
         assert caller is not None
         assert not caller.asking.calls
 
