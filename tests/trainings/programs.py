@@ -122,10 +122,10 @@ class Trainer:
         optimizer = dist.ShardedOptimizer(
             pg, mine, momentum, elastic=True, redundancy=plan.copies, bucket_cap_mb=0.00005, **more
         )
-        while optimizer.steps < plan.steps or not optimizer._synced:
+        while optimizer.steps < plan.steps or not has_values(optimizer):
             before, epoch = optimizer.steps, optimizer.pg.epoch
             try:
-                if not optimizer._synced:
+                if not has_values(optimizer):
                     self.note("awaits it")
                     await optimizer
                     self._check(optimizer.steps, mine)
@@ -145,7 +145,7 @@ class Trainer:
                 continue
             counted = None if found is None else bool(found)
             self.note(f"step {before}: {counted}, now {optimizer.steps} in epoch {optimizer.pg.epoch}")
-            if optimizer._synced:
+            if has_values(optimizer):
                 ledger.said(Call(self.number, epoch, before, optimizer.steps, counted))
                 self._check(optimizer.steps, mine)
                 if optimizer.steps % plan.every == 0 and optimizer.steps == before + 1:
@@ -325,6 +325,11 @@ class Trainer:
         if diloco.repairs:
             ledger.wrong(f"process {self.number} had other common values {diloco.repairs} times")
         return "done"
+
+
+def has_values(optimizer: dist.ShardedOptimizer) -> bool:
+    """Whether it has the common values: then there is nothing to await."""
+    return optimizer._synced
 
 
 def merged(parts: list[Any]) -> dict[str, Any]:
