@@ -22,7 +22,7 @@ from datetime import timedelta
 from functools import partial
 from threading import get_ident
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from aiodist.backends.forgotten import Forgotten, Origin
 from aiodist.base.errors import GroupBroken, GroupClosed, UsageError
@@ -215,6 +215,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         "_followed",
         "_held_back",
         "_issuer",
+        "_limit",  # the caller's timeout, where the fast path has started it with one; else not set
         "_noted",
         "_result",
         "_seq",
@@ -228,6 +229,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     _steps: dict[asyncio.Task[Any] | None, Generator[Any, None, T]]
     _untold: bool
+    _limit: float
 
     def __init__(
         self,
@@ -652,6 +654,15 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Write down when something happened to it (`recorder.layout`: ARRIVED, FIRST). From any thread."""
         if type(self._noted) is list and self._state == _PENDING:
             self._issuer.track.stamp(self._noted, what)
+
+    def _expires_in(self, limit: float) -> Self:
+        """Note the timeout of an operation that the fast path has started, which is not in flight yet."""
+        self._limit = limit
+        return self
+
+    def _limit_or(self, usual: float) -> float:
+        """The seconds after which it times out: those that the caller passed, or the usual ones."""
+        return getattr(self, "_limit", usual)
 
     def _gives(self, result: Any) -> None:
         """Note the result that it has if it ends well, before it does."""

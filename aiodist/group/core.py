@@ -619,10 +619,6 @@ class GroupCore:
         if gone is not None and self.error is None:
             self.break_group(gone)
 
-    def fast_messages_for(self, timeout: Timeout) -> FastMessages | None:
-        """The fast path of messages, if a call with this timeout may take it now."""
-        return None if timeout is not None or self.batches.open else self.fast_messages
-
     def _enter(self, operation: Operation) -> None:
         """Enter in flight a receive that the host engine has started by itself."""
         self.flight.issue(operation, math.inf)
@@ -631,7 +627,7 @@ class GroupCore:
         """Enter in flight what the host engine has started by itself."""
         array = work._result
         operation = Operation(work.call, work, array, array, array, self.flight.ended, place=HOST_PLACE)
-        self.flight.issue(operation, self.timeout)
+        self.flight.issue(operation, work._limit_or(self.timeout))
         gone = self._watch.gone(work.call.seq)
         if gone is not None:
             self.loop.call_soon(self.break_group, gone)

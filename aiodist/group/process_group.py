@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from aiodist.backends.base import Array
 from aiodist.backends.work import Work
-from aiodist.base.timeouts import Timeout
+from aiodist.base.timeouts import Timeout, seconds
 from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from aiodist.group import arguments as check
 from aiodist.group.batch import Batch
@@ -151,10 +151,11 @@ class ProcessGroup:
         """
         core = self._core
         fast = core.fast_path
-        if fast is not None and timeout is None and not core.batches.open:
+        if fast is not None and not core.batches.open:
+            limit = None if timeout is None else seconds(timeout)
             started = fast.start(_ALL_REDUCE, tensor, out, async_op, op)
             if started is not None:
-                return started
+                return started if limit is None else started._expires_in(limit)
         return core.issue(request(_ALL_REDUCE, self._roster, tensor, out, op=op), timeout, async_op)
 
     def all_reduce_quantized(
@@ -378,10 +379,11 @@ class ProcessGroup:
         """
         core = self._core
         fast = core.fast_path
-        if fast is not None and timeout is None and not core.batches.open:
+        if fast is not None and not core.batches.open:
+            limit = None if timeout is None else seconds(timeout)
             started = fast.barrier(async_op)
             if started is not None:
-                return started
+                return started if limit is None else started._expires_in(limit)
         return core.issue(request(_BARRIER, self._roster), timeout, async_op)
 
     def monitored_barrier(
@@ -430,10 +432,12 @@ class ProcessGroup:
         """Start a collective without what a plain array does not need; None where it is no case for that."""
         core = self._core
         fast = core.fast_path
-        if fast is None or timeout is not None or core.batches.open:
+        if fast is None or core.batches.open:
             return None
+        limit = None if timeout is None else seconds(timeout)
         lead, other = (out, tensor) if kind is _SCATTER else (tensor, out)
-        return fast.start(kind, lead, other, async_op, 0 if op is None else op, root, depth)
+        started = fast.start(kind, lead, other, async_op, 0 if op is None else op, root, depth)
+        return started if started is None or limit is None else started._expires_in(limit)
 
     # ── messages between two ranks ───────────────────────────────────────────────────────────────────
 
@@ -460,10 +464,13 @@ class ProcessGroup:
             → None.
         """
         core = self._core
-        fast = core.fast_messages_for(timeout)
-        sent = None if fast is None else fast.send(tensor, dst, tag, async_op)
-        if sent is not None:
-            return sent
+        fast = None if core.batches.open else core.fast_messages
+        if fast is not None:
+            if timeout is not None:
+                seconds(timeout)  # refused as ever; what the fast path sends is done at once
+            sent = fast.send(tensor, dst, tag, async_op)
+            if sent is not None:
+                return sent
         return core.issue(sending(self._roster, tensor, dst, tag), timeout, async_op)
 
     def recv(
@@ -492,7 +499,7 @@ class ProcessGroup:
             → the group rank of the sender.
         """
         core = self._core
-        fast = core.fast_messages_for(timeout)
+        fast = None if core.batches.open or timeout is not None else core.fast_messages
         posted = None if fast is None else fast.recv(tensor, src, tag, async_op)
         if posted is not None:
             return posted
