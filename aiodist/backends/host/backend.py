@@ -11,6 +11,7 @@ import numpy as np
 
 from aiodist.backends.base import Array, FastPath, HostEngine, Numbers, Operation, Reports, Sent
 from aiodist.backends.buffers import bounds_of
+from aiodist.backends.host.alone import Alone
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
 from aiodist.backends.host.fast_messages import FastMessages
@@ -277,6 +278,8 @@ class HostBackend(HostEngine):
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
     ) -> FastPath | None:
         """A way around `submit` for what is issued again and again, where there is one."""
+        if self.size == 1:
+            return Alone(self.resources.limits, issuer, numbers)
         return None if self.local is None else self.local.fast_path(issuer, numbers, note)
 
     def fast_messages(
