@@ -20,7 +20,7 @@ from typing import Any
 from aiodist.base.errors import UsageError
 from aiodist.base.terminal import hue, takes_colour
 from aiodist.launch.doing import doing
-from aiodist.launch.nodes.messages import FAILURE, Elastic, failure, late_in
+from aiodist.launch.nodes.messages import FAILURE, Elastic, Workers, failure, late_in
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.report import how_it_ended
 from aiodist.launch.restarts import Cover, Mend, RestartDelay, Scene, mend, stays
@@ -50,8 +50,6 @@ logger = logging.getLogger("aiodist.launch.crew")
 _SYMPTOMS_APART = 0.5
 """Seconds in which workers that fail because of another one are seen to fail."""
 
-_LOCKED_OUT = ("RendezvousTimeout", "RendezvousError")  # a group that has ended lets nobody in
-
 
 class Crew:
     """The workers of one attempt on this node.
@@ -75,7 +73,6 @@ class Crew:
         self._error: BaseException | None = None
         self._workers: dict[int, Worker] = {}
         self._began: dict[int, float] = {}  # loop time at which each started last
-        self._joined_late: set[int] = set(range(self._config.nproc)) if self._place.newcomer else set()
         self._endings: list[Ending] = []
         self._doing: dict[int, tuple[str, ...]] = {}  # by rank: what it did while others waited for it
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,7 +155,7 @@ class Crew:
 
     async def _miss(self, lost: tuple[int, ...]) -> None:
         config, nnodes = self._config, len(self._nodes.roster.members)
-        elastic = not config.go_on and (await self._nodes.elastic()).takes_in
+        elastic = not config.go_on and await self._takes_in()
         if self._supervisor.stopping or 0 in lost:
             stay = False  # node 0 is the head
         else:
@@ -170,6 +167,12 @@ class Crew:
         self._spared = lost
         if new:
             self._context.say(f"{lost_nodes(new)}; the job goes on with {nnodes - len(lost)}")
+
+    async def _takes_in(self) -> bool:
+        """Whether the script can do without the lost nodes: a member lives on another one, or all is done."""
+        live = self._here().live + (await self._nodes.others()).live
+        script = await self._nodes.elastic()
+        return script.takes_in and (script.over or not script.members.isdisjoint(live))
 
     def _handle(self, event: Event) -> None:
         actions = self._supervisor.handle(event, self._loop.time())
@@ -261,7 +264,7 @@ class Crew:
             self._do(self._recover(worker, local_rank, ending))
         else:
             self._final(ending)
-        self._say_idle()
+        self._say_workers()
 
     def _final(self, ending: Ending) -> None:
         """Record a worker that is not started again."""
@@ -313,6 +316,8 @@ class Crew:
         await self._pause(_SYMPTOMS_APART if ending.symptom else FAILURE_GRACE)
         choice, used = await self._choose(worker, local_rank, ending)
         elsewhere = await self._nodes.others()
+        if choice is Mend.RESTART:
+            await self._nodes.forget_member(ending.rank)
         if not self._supervisor.may_return(local_rank):
             choice = Mend.END  # it ends anyhow, and perhaps this was the reason
         if choice is Mend.RESTART and self._return(local_rank, ending, used):
@@ -320,7 +325,7 @@ class Crew:
         if choice is Mend.FORGIVE:
             self._mark(ending, replace(ending, forgiven=True))
             self._handle(Ended(local_rank, failed=False))
-            goes_on = elsewhere.live or not self._supervisor.over
+            goes_on = bool(elsewhere.live) or not self._supervisor.over
             self._announce(ending, "; the job goes on without it" if goes_on else "; all others have ended")
         else:
             self._final(ending)
@@ -354,21 +359,28 @@ class Crew:
         await self._pause(delay)
         await worker.sweep()
         scene = await self._scene(ending)
-        return mend(replace(scene, may_restart=True, outside=True)), used
+        return mend(replace(scene, may_restart=True, outside=True)), used  # a member lived, and it did not
 
     async def _scene(self, ending: Ending) -> Scene:
-        elastic, over = await self._nodes.elastic() if self._config.max_restarts else Elastic(False, False)
-        others = await self._nodes.others()
-        late = ending.local_rank in self._joined_late
-        return Scene(
-            elastic=elastic,
-            over=over,
-            others_live=bool(self._supervisor.alive) or others.live,
-            others_well=others.well or any(e.code == 0 for e in self._endings),
-            outside=late and ending.error.partition(":")[0] in _LOCKED_OUT,
-            may_restart=False,
+        # Who lives, first: one that is started again meanwhile is then found to be no member, or not at all.
+        here, others = self._here(), await self._nodes.others()
+        script = await self._nodes.elastic() if self._config.max_restarts else Elastic(False, False)
+        return Scene.of(
+            ending.rank,
+            elastic=script.takes_in,
+            over=script.over,
+            members=script.members,
+            left=script.left,
+            live=here.live + others.live,
+            well=here.well or others.well,
             go_on=self._config.go_on,
         )
+
+    def _here(self) -> Workers:
+        """The workers of this node."""
+        first = self._place.first_rank
+        live = tuple(first + local_rank for local_rank in self._supervisor.alive)
+        return Workers(live, any(ending.code == 0 for ending in self._endings))
 
     def _return(self, local_rank: int, ending: Ending, used: int) -> bool:
         """Start it again, if that can be done."""
@@ -379,9 +391,8 @@ class Crew:
             self._context.say(f"rank {ending.rank} cannot be started again: {error}")
             return False
         self._mark(ending, replace(ending, restarted=True))
-        self._joined_late.add(local_rank)
         self._handle(Back(local_rank))
-        self._say_idle()
+        self._say_workers()
         return True
 
     async def _pause(self, seconds: float) -> None:
@@ -391,11 +402,10 @@ class Crew:
     def _mark(self, before: Ending, now: Ending) -> None:
         self._endings[self._endings.index(before)] = now
 
-    def _say_idle(self) -> None:
-        """Tell the other nodes whether any of our workers lives."""
+    def _say_workers(self) -> None:
+        """Tell the other nodes which of our workers live."""
         if self._nodes.store is not None:
-            well = any(ending.code == 0 for ending in self._endings)
-            self._do(self._nodes.say_idle(not self._supervisor.alive, well=well))
+            self._do(self._nodes.say_workers(self._here()))
 
     def _look(self, stopped: Stopped) -> None:
         """Say who is stopped; only news."""

@@ -2,9 +2,13 @@
 
 What one failed worker brings about, while its attempt runs (`mend`):
 
-    the script is elastic, somebody else lives    that worker is started again, into the running group
-    the others have finished the job without it   nothing: the work is done
+    the script is elastic, a member lives         that worker is started again, into the running group
+    the members have finished the job without it  nothing: the work is done
     otherwise                                     its attempt ends, on all nodes
+
+A worker that was started again, or late, is no member before the group has admitted it: it cannot take in
+another one, and the group's work is not its own. So where the last member fails, all begin again. Where the
+last one has left in order, those that wait for admission are not needed any more.
 
 and what follows an attempt that has ended (`after`): another with all workers, or the end of the job.
 Both ways of starting again take from one number, --max-restarts.
@@ -38,9 +42,9 @@ class Scene:
     Args:
         elastic: the script can take in a worker while it runs.
         over: its group has ended, and well.
-        others_live: another worker of the job runs.
-        others_well: another worker of the job has ended with code 0.
-        outside: it was not in the group when that ended: it had failed before, or was not let in any more.
+        others_live: another worker runs, and is a member of the group.
+        others_well: another worker has ended with code 0, or has left the group and runs.
+        outside: it is no member: it has failed while another member lived, and was not admitted since.
         may_restart: --max-restarts is not used up (or does not count this time).
         go_on: --on-failure continue.
     """
@@ -52,6 +56,40 @@ class Scene:
     outside: bool
     may_restart: bool
     go_on: bool
+
+    @classmethod
+    def of(
+        cls,
+        rank: int,
+        *,
+        elastic: bool,
+        over: bool,
+        members: Collection[int],
+        left: Collection[int],
+        live: Collection[int],
+        well: bool,
+        go_on: bool,
+    ) -> Scene:
+        """The scene of a failure; whether it may be started again is not known yet.
+
+        Args:
+            rank: of the worker that failed.
+            elastic, over, go_on: as above.
+            members: ranks whose process was admitted to the group, and has not left it. It may have ended.
+            left: ranks whose process was admitted, and has left the group.
+            live: ranks whose process runs.
+            well: a worker has ended with code 0.
+        """
+        others = set(live) - {rank}
+        return cls(
+            elastic=elastic,
+            over=over,
+            others_live=not others.isdisjoint(members),
+            others_well=well or not others.isdisjoint(left),
+            outside=rank not in members and rank not in left,
+            may_restart=False,
+            go_on=go_on,
+        )
 
 
 def mend(scene: Scene) -> Mend:

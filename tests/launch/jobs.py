@@ -66,7 +66,9 @@ def elastic():
         host, _, port = os.environ["AIODIST_STORE"].rpartition(":")
         job, secret = os.environ["AIODIST_JOB"], os.environ["AIODIST_SECRET"].encode()
         async with await TcpStore.connect(host, int(port), job, secret, 30) as store:
-            await store.set("aiodist/elastic", b"1")
+            ranks = range(int(os.environ["WORLD_SIZE"]))  # of the first group, which is complete
+            keys = ["aiodist/elastic", *(f"aiodist/elastic/{rank}" for rank in ranks)]
+            await store.multi_set(keys, [b"1"] + [b"in"] * len(ranks))
     asyncio.run(main())
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,32 @@ SCENE = Scene(
 )
 def test_mend(changes: dict[str, bool], choice: Mend) -> None:
     assert mend(replace(SCENE, **changes)) is choice
+
+
+@pytest.mark.parametrize(
+    ("facts", "others_live", "others_well", "outside"),
+    [
+        ({"members": {0, 1, 2}, "live": {1, 2}}, True, False, False),
+        ({"members": {0, 1, 2}, "live": {0, 2}}, True, False, False),  # it is not its own other
+        ({"members": {0, 1, 2}, "live": set()}, False, False, False),
+        ({"members": {0}, "live": {1, 2}}, False, False, False),  # they wait for somebody who admits them
+        ({"members": {1}, "live": {1, 2}}, True, False, True),
+        ({"members": set(), "live": {1, 2}}, False, False, True),
+        ({"members": set(), "left": {0, 1}, "live": {1}}, False, True, False),
+        ({"members": {2}, "left": {1}, "live": {1}}, False, True, True),
+        ({"members": {0, 1}, "left": {2}, "live": set(), "well": True}, False, True, False),
+        ({"members": {1}, "left": {2}, "live": set()}, False, False, True),  # perhaps they have failed since
+    ],
+)
+def test_who_is_a_member(
+    facts: dict[str, Collection[int]], others_live: bool, others_well: bool, outside: bool
+) -> None:
+    found = Scene.of(
+        0,
+        **{"elastic": True, "over": False, "left": (), "well": False, "go_on": False, **facts},  # type: ignore[arg-type]
+    )
+    assert (found.others_live, found.others_well, found.outside) == (others_live, others_well, outside)
+    assert not found.may_restart
 
 
 def ending(rank: int, code: int, **more: object) -> Ending:
@@ -114,6 +141,42 @@ class Job:
         self.endings: list[Ending] = []
         self.over = False
         self.wakes: list[float] = []
+        self.members: set[int] = set()  # who was admitted, and has not left
+        self.left: set[int] = set()
+        self.epoch: set[int] = set()  # the last one's members
+        self.closed: set[int] = set()  # of these, who have left it in order
+        self.failed: dict[int, Ending] = {}  # and what follows is not decided yet
+        self.delayed: set[int] = set()  # of these, who are to be started again in a while
+        self.undone = False  # the last member has failed
+
+    @property
+    def at_work(self) -> set[int]:
+        """The members that live."""
+        return self.members.intersection(self.supervisor.alive)
+
+    @property
+    def done(self) -> bool:
+        """Whether all members of the last epoch have left it in order."""
+        return bool(self.epoch) and self.closed == self.epoch
+
+    def meet(self) -> None:
+        """All living members go on in the next epoch, with all that wait for it; or all begin the first."""
+        alive = set(self.supervisor.alive)
+        if self.at_work and not self.done:
+            self.epoch = alive - self.left
+        elif not self.epoch and len(alive) == self.count:
+            self.epoch = alive
+        else:
+            return
+        self.members |= self.epoch
+        self.closed = set()
+
+    def leave(self, rank: int) -> None:
+        """A member leaves the group in order, and goes on alone."""
+        if rank in self.members:
+            self.members.discard(rank)
+            self.left.add(rank)
+            self.closed.add(rank)
 
     def do(self, event: object, now: float) -> None:
         for action in self.supervisor.handle(event, now):  # type: ignore[arg-type]
@@ -129,69 +192,105 @@ class Job:
     def end(self, rank: int, code: int, symptom: bool, now: float) -> None:
         """A worker ends by itself."""
         if not code:
+            self.leave(rank)
             self.endings.append(ending(rank, 0))
             self.do(Ended(rank, failed=False), now)
             return
+        worked = rank in self.members or rank in self.left
         self.do(Away(rank), now)
-        live = bool(self.supervisor.alive)
-        free = live and self.elastic and self.cover.covers(rank, symptom=symptom, used=self.used)
-        choice = mend(
-            Scene(
-                elastic=self.elastic,
-                over=False,
-                others_live=live,
-                others_well=any(e.code == 0 for e in self.endings),
-                outside=False,
-                may_restart=free or self.used < self.limit,
-                go_on=self.go_on,
-            )
+        self.undone = self.undone or (worked and not self.at_work)
+        self.failed[rank] = ending(rank, code, symptom=symptom)
+        if not self.supervisor.may_return(rank):
+            self.decide(rank, False, now)
+
+    def decide(self, rank: int, delay: bool, now: float) -> None:
+        """The launcher decides what follows a failure, perhaps long after it."""
+        failure, again = self.failed[rank], rank in self.delayed
+        scene = Scene.of(
+            rank,
+            elastic=self.elastic and bool(self.epoch),
+            over=self.done,
+            members=self.members,
+            left=self.left,
+            live=self.supervisor.alive,
+            well=any(e.code == 0 for e in self.endings),
+            go_on=self.go_on,
         )
+        free = False
+        if again:
+            choice = mend(replace(scene, may_restart=True, outside=True))
+        else:
+            free = scene.others_live and scene.elastic
+            free = free and self.cover.covers(rank, symptom=failure.symptom, used=self.used)
+            choice = mend(replace(scene, may_restart=free or self.used < self.limit))
         if choice is Mend.RESTART and self.supervisor.may_return(rank):
-            self.used += not free
+            if not again:
+                self.used += not free
+                if delay:
+                    self.delayed.add(rank)
+                    return
             self.starts += 1
-            self.endings.append(ending(rank, code, restarted=True))
+            self.members.discard(rank)
+            self.left.discard(rank)
+            self.endings.append(replace(failure, restarted=True))
             self.do(Back(rank), now)
-        elif choice is Mend.FORGIVE:
-            self.endings.append(ending(rank, code, forgiven=True))
+        elif choice is Mend.FORGIVE and self.supervisor.may_return(rank):
+            self.endings.append(replace(failure, forgiven=True))
             self.do(Ended(rank, failed=False), now)
         else:
-            self.endings.append(ending(rank, code, symptom=symptom))
-            self.do(Ended(rank, failed=True, symptom=symptom), now)
+            self.endings.append(failure)
+            self.do(Ended(rank, failed=True, symptom=failure.symptom), now)
+        del self.failed[rank]
+        self.delayed.discard(rank)
 
 
 @pytest.mark.slow(COSTLY)
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(st.data(), st.integers(1, 4), st.integers(0, 3), st.booleans(), st.booleans())
-def test_every_job_ends_and_no_restart_is_invented(
+def test_every_job_ends_and_no_restart_or_success_is_invented(
     data: st.DataObject, count: int, limit: int, elastic: bool, go_on: bool
 ) -> None:
     job, now = Job(count, limit, elastic, go_on), 0.0
     bound = count * (1 + limit) * (2 + limit)  # every restart brings back all at most, for nothing too
     while True:
-        while not job.over:
+        for step in range(10**6):
+            if job.over:
+                break
             now += 1
-            tick: bool = data.draw(st.booleans())
-            if job.wakes and tick:
+            alive, failed = job.supervisor.alive, sorted(job.failed)
+            steps = ["tick"] * bool(job.wakes) + ["decide"] * bool(failed)
+            steps += ["end", *(["meet", "leave"] if step < 40 else [])] if alive else []
+            what = data.draw(st.sampled_from(steps))
+            if what == "tick":
                 now = max(now, job.wakes.pop())
                 job.do(Tick(), now)
-                continue
-            rank = data.draw(st.sampled_from(job.supervisor.alive))
-            job.end(rank, data.draw(st.sampled_from([0, 1, 7])), data.draw(st.booleans()), now)
+            elif what == "decide":
+                job.decide(data.draw(st.sampled_from(failed)), data.draw(st.booleans()), now)
+            elif what == "meet":
+                job.meet()
+            elif what == "leave":
+                job.leave(data.draw(st.sampled_from(alive)))
+            else:
+                code: int = data.draw(st.sampled_from([0, 1, 7]))
+                job.end(data.draw(st.sampled_from(alive)), code, data.draw(st.booleans()), now)
             assert job.starts <= bound
         assert job.supervisor.over and not job.supervisor.alive
+        for failure in job.failed.values():
+            job.endings.append(failure)
         verdict = judge([NodeReport(0, "h", tuple(job.endings), 1)])
-        step = after(verdict, used=job.used, limit=limit, regroup=False)
+        step_after = after(verdict, used=job.used, limit=limit, regroup=False)
         assert job.used <= limit
-        if not step.again:
+        if not step_after.again:
             break
-        job.used += step.costs
+        job.used += step_after.costs
         assert job.used <= limit
         job.begin()
     last = {e.rank: e for e in job.endings}
     assert len(last) == count, "everybody has an end"
     if verdict.code == 0:
         assert any(e.code == 0 for e in last.values()), "somebody has done the work"
-        assert go_on or all(e.code == 0 for e in last.values())
+        assert go_on or not job.undone, "its last members have ended it"
+        assert go_on or elastic or all(e.code == 0 for e in last.values())
     else:
         assert verdict.culprit is not None and verdict.code == verdict.culprit.exit_code
         assert job.used == limit or not verdict.code

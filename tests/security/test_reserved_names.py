@@ -10,7 +10,7 @@ import pytest
 from aiodist.base.errors import AuthenticationError, UsageError
 from aiodist.launch.nodes.head import _signal
 from aiodist.launch.nodes.local_node import LocalNode
-from aiodist.launch.nodes.messages import node_in
+from aiodist.launch.nodes.messages import number_in
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.roster import Member, Roster
@@ -54,13 +54,13 @@ def test_a_workers_secret_is_its_jobs_and_says_nothing_of_the_operators() -> Non
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_no_name_is_taken_for_a_node(name: str) -> None:
-    assert node_in(f"agents/alive/{name}", "agents/alive/") is None
+    assert number_in(f"agents/alive/{name}", "agents/alive/") is None
 
 
 def test_signs_of_life_are_read() -> None:
-    assert [node_in(f"agents/alive/{id}", "agents/alive/") for id in (0, 7, 10**17)] == [0, 7, 10**17]
-    assert node_in("agents/0/alive/1", "agents/alive/") is None
-    assert node_in("agents/stop", "agents/alive/") is None
+    assert [number_in(f"agents/alive/{id}", "agents/alive/") for id in (0, 7, 10**17)] == [0, 7, 10**17]
+    assert number_in("agents/0/alive/1", "agents/alive/") is None
+    assert number_in("agents/stop", "agents/alive/") is None
 
 
 async def test_a_nodes_heartbeat_goes_on_whatever_is_beside_it() -> None:

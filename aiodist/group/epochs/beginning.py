@@ -24,6 +24,8 @@ async def first_epoch(job: Job, world: World, store: Gathers) -> ProcessGroup:
     group = await world.link(store, job.host)
     try:
         Regroup(job, world, group).listener.decided = True
+        if job.admitted is not None:
+            await job.admitted()
         world.serve()
         job.store_host = world.uids[world.store_hosts[0]] if world.store_hosts else b""
         if group.rank == 0:

@@ -34,6 +34,7 @@ class Job:
             name.
         store_address: of a store that a member hosts, as the record has it; '' for any other.
         store_host: uid of that member. Another one may serve at the same address later.
+        admitted: awaited when this process has come to its first epoch, before another member counts on it.
         host: this host's name; None: what the system says.
         background: old epochs that are being closed, and calls for the next one.
         passed_over: newcomers that could not come in.
@@ -51,6 +52,7 @@ class Job:
     reach_store: Callable[[str, bytes], Awaitable[Store]] | None = None
     store_address: str = ""
     store_host: bytes = b""
+    admitted: Callable[[], Awaitable[None]] | None = None
     host: str | None = None
     background: set[asyncio.Task[Any]] = field(default_factory=set)
     finished: tuple[int, int] | None = None

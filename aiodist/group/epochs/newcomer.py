@@ -44,6 +44,8 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
         )
         async with within(timeout, late):
             candidate, regroup = await visit.admitted()
+        if job.admitted is not None:
+            await job.admitted()
         await visit.close()
         return await regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
     except BaseException as error:

@@ -27,8 +27,12 @@ E = TypeVar("E")
 
 def told_who_finishes(environ: Mapping[str, str], world_size: int) -> bool:
     """Whether a launcher's store may say it of the ranks of this world."""
-    by_launcher = bool(environ.get("AIODIST_STORE")) and store_url(environ) is None
-    return by_launcher and environ.get("WORLD_SIZE") == str(world_size)
+    return by_launcher(environ) and environ.get("WORLD_SIZE") == str(world_size)
+
+
+def by_launcher(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher of ours has started this process, and hosts the store at which it meets."""
+    return bool(environ.get("AIODIST_STORE")) and store_url(environ) is None
 
 
 @dataclass

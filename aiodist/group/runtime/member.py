@@ -37,7 +37,7 @@ from aiodist.group.membership.presence import LATEST, Presence
 from aiodist.group.membership.record import UID_BYTES
 from aiodist.group.runtime.answer import Answerer
 from aiodist.group.runtime.interrupts import Interrupts
-from aiodist.group.runtime.late_worker import Late
+from aiodist.group.runtime.late_worker import Late, by_launcher
 from aiodist.group.seats import UNSAID
 from aiodist.net.sockets import join_address
 from aiodist.observe.ask import ask
@@ -65,6 +65,9 @@ from aiodist.transport import SocketEndpoint
 ELASTIC = "aiodist/elastic"
 """Key that tells a launcher that a failed worker may be started again alone: its script joins, and the job
 has begun. If a worker fails before that, the whole job starts again. b'over': the job has ended, and well."""
+
+_MEMBERS = f"{ELASTIC}/"  # and a worker's rank: what that one is; a worker that was never admitted has no key
+_IS_MEMBER, _HAS_LEFT = b"in", b"left"
 
 KEY = "key"
 """Key in a store that a member hosts in the place of a lost one: the job's key, which that one had given."""
@@ -105,6 +108,8 @@ class Member:
         self._tls = asked.tls
         self._me = this_process()
         self._claimed = False
+        self._seat = f"{_MEMBERS}{asked.environ.get('RANK', '')}" if by_launcher(asked.environ) else ""
+        self._seated = False
         self._presence: Presence | None = None
         self.elastic = False
         self._servers: list[StoreServer] = []
@@ -150,6 +155,7 @@ class Member:
             *(uid, self._me.decode(errors="replace"), settings, store),
             *(self._open_endpoint, self._leave, self._host_store, self._reach_store),
             store_address=where,
+            admitted=self._admitted,
         )
 
     async def first_epoch(self, launched: bool = False) -> ProcessGroup:
@@ -182,6 +188,12 @@ class Member:
         group = await join_running(self.job, timeout)
         self._stay(group)
         return group
+
+    async def _admitted(self) -> None:
+        """Tell the launcher that this process is a member, and no longer waits for one to admit it."""
+        if self.elastic and self._seat:
+            await self._meeting.store.set(self._seat, _IS_MEMBER)
+            self._seated = True
 
     def _stay(self, group: ProcessGroup) -> None:
         """Have newcomers see that a member of the run lives, where the store alone does not show it."""
@@ -290,6 +302,8 @@ class Member:
                     await self._presence.leave()
                 if self.elastic and self.job.finished is not None:
                     await self._finish(*self.job.finished)
+                if self._seated:
+                    await self._meeting.store.set(self._seat, _HAS_LEFT)
                 if self._claimed:
                     await release_rank(
                         PrefixStore(self._name, self._meeting.store), self._meeting.rank, self._me

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.json_records import read
-from aiodist.launch.nodes.messages import node_in
+from aiodist.launch.nodes.messages import number_in
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import FOREVER
 from aiodist.launch.tasks import cancel
@@ -96,7 +96,7 @@ class Admission:
     async def _watch(self) -> None:
         with suppress(RendezvousError):
             async for key, value in self._book.watch(_CARD):
-                id = node_in(key, _CARD)
+                id = number_in(key, _CARD)
                 if id is None:
                     continue
                 if value is None:

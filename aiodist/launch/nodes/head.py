@@ -248,11 +248,11 @@ class Head:
                 spare = True
                 continue
             spare = False
-            elastic, over = await nodes.elastic()
-            if not self._running or not admission.waiting or over:
+            script = await nodes.elastic()
+            if not self._running or not admission.waiting or script.over:
                 continue
             newcomer = next(iter(admission.waiting.values()))
-            if elastic:
+            if script.takes_in:
                 nodes.monitor.know(nodes.roster.grown(newcomer))
                 await self._publish(store, nodes.roster)
                 self._say(f"{newcomer.host} joins the job with {newcomer.nproc} worker(s)")

@@ -9,7 +9,7 @@ agents/<n>/roster        who takes part; grows when a node joins the running gro
 agents/<n>/turn          counts troubles over all nodes: who was first
 agents/<n>/alarm         exists once the attempt is to end: 'failure', or 'late 3 7' where others had waited
                          for these ranks; or at once: 'stop', 'regroup'
-agents/<n>/idle/<id>     exists while none of the node's workers lives: 'well' if one ended with code 0
+agents/<n>/workers/<id>  the node's `Workers`, once one of them has ended; before that, all of them live
 agents/<n>/report/<id>   the node's NodeReport, once all its workers have ended
 agents/<n>/next          what the head decided to follow: `Next`
 """
@@ -27,21 +27,40 @@ from aiodist.launch.nodes.roster import Roster
 FAILURE = "failure"
 _LATE = "late"
 _MOST_LATE = 64  # ranks that an alarm names
-_DIGITS = 18  # of a node's number, at most
+_DIGITS = 18  # of a number of a node or rank, at most
 
 
-class Others(NamedTuple):
-    """The state of the other nodes' workers: one lives; one has ended with code 0."""
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a node, or of several: the ranks that live; whether one has ended with code 0."""
 
-    live: bool
+    live: tuple[int, ...]
     well: bool
+
+    def to_json(self) -> bytes:
+        """The message's bytes for the store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Workers:
+        """Read `to_json`'s bytes; `WireError` on anything else."""
+        return read(cls, data, "a node's workers")
 
 
 class Elastic(NamedTuple):
-    """Whether the script can take in a worker now; whether its group has ended, and well."""
+    """What an elastic script says.
+
+    Args:
+        takes_in: it can take in a worker now.
+        over: its group has ended, and well.
+        members: ranks whose process is a member of the group; or was, where it has ended since.
+        left: ranks whose process has left the group.
+    """
 
     takes_in: bool
     over: bool
+    members: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -87,8 +106,8 @@ def late_in(why: str) -> tuple[int, ...]:
     return tuple(map(int, ranks))
 
 
-def node_in(key: str, prefix: str) -> int | None:
-    """The node that a key under a prefix is of; None for another key, whoever has left it."""
+def number_in(key: str, prefix: str) -> int | None:
+    """The node or rank that a key under a prefix is of; None for another key, whoever has left it."""
     name = key.removeprefix(prefix)
     if name == key or not (name.isascii() and name.isdecimal()) or len(name) > _DIGITS:
         return None

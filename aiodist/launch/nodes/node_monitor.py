@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiodist.base.errors import AiodistError, RendezvousError, WireError
-from aiodist.launch.nodes.messages import node_in
+from aiodist.launch.nodes.messages import number_in
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import FOREVER
 from aiodist.launch.tasks import cancel
@@ -198,7 +198,7 @@ class NodeMonitor:
                     if not self._leads:
                         raise
                     continue  # the head hosts the store: it was itself stopped, and looks who is left
-                alive = {id for key in keys if (id := node_in(key, _ALIVE)) is not None}
+                alive = {id for key in keys if (id := number_in(key, _ALIVE)) is not None}
                 alive.add(self._id)
                 seen |= alive
                 if alive != self.alive:

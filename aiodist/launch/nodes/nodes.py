@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiodist.base.errors import AiodistError, WireError
 from aiodist.launch.nodes.local_node import LocalNode
-from aiodist.launch.nodes.messages import FAILURE, Elastic, Next, Others
+from aiodist.launch.nodes.messages import FAILURE, Elastic, Next, Workers, number_in
 from aiodist.launch.nodes.node_monitor import BEAT, Listener, NodeMonitor
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.verdict import NodeReport, Verdict
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 ELASTIC = "aiodist/elastic"  # in the workers' store, once an elastic job has begun; see `dist.join`
 FINISHED = "aiodist/finished/"  # there, and a rank: it has ended well; for a worker that comes back
-_OVER = b"over"
+MEMBERS = f"{ELASTIC}/"  # there, and a rank: what its process is, once it was admitted
+_OVER, _IS_MEMBER, _HAS_LEFT = b"over", b"in", b"left"
 _ASKING = 5.0  # seconds for a look into the workers' store
 T = TypeVar("T")
 
@@ -116,19 +117,21 @@ class Nodes:
         """Leave our report, or a newer one, for the other nodes."""
         await self._put(self.key(f"report/{self.local.id}"), report.to_json())
 
-    async def say_idle(self, idle: bool, *, well: bool = False) -> None:
-        """Say whether none of our workers lives, and whether one has ended with code 0."""
-        key = self.key(f"idle/{self.local.id}")
-        if idle:
-            await self._put(key, b"well" if well else b"")
-        else:
-            await self._ask(lambda store: store.delete_key(key), False)
+    async def say_workers(self, workers: Workers) -> None:
+        """Say which of our workers live, and whether one has ended with code 0."""
+        await self._put(self.key(f"workers/{self.local.id}"), workers.to_json())
 
     async def say_finished(self, ranks: Sequence[int]) -> None:
         """Tell the workers that these have ended well, for one that comes back and would wait for them."""
         with suppress(AiodistError, TimeoutError):
             async with asyncio.timeout(_ASKING), await self._workers_store() as store:
                 await store.multi_set([f"{FINISHED}{rank}" for rank in ranks], [b"1"] * len(ranks))
+
+    async def forget_member(self, rank: int) -> None:
+        """Forget that a worker was a member: it is started again, and has yet to be admitted."""
+        with suppress(AiodistError, TimeoutError):
+            async with asyncio.timeout(_ASKING), await self._workers_store() as store:
+                await store.set(f"{MEMBERS}{rank}", b"")
 
     async def _put(self, key: str, value: bytes) -> None:
         await self._ask(lambda store: store.set(key, value), None)
@@ -157,29 +160,37 @@ class Nodes:
         self._restarts = await self._ask(lambda store: store.add("agents/restarts", number), self._restarts)
         return self._restarts
 
-    async def others(self) -> Others:
-        """Look what the workers of the other nodes do."""
-        if self.store is None or 0 in self.lost:
-            return Others(False, False)
-        live = well = False
-        with suppress(AiodistError, TimeoutError):
-            async with asyncio.timeout(self.lease):
-                idle = set(await self.store.list_keys(self.key("idle/")))
-                for node in self.monitor.others:
-                    key = self.key(f"idle/{self.roster.members[node].id}")
-                    if node in self.lost:
-                        continue
-                    live = live or key not in idle
-                    if key in idle and not well:
-                        well = await self.store.get(key, timeout=self.lease) == b"well"
-        return Others(live, well)
+    async def others(self) -> Workers:
+        """Look what the workers of the other nodes do; those of lost nodes do nothing any more."""
+        live: list[int] = []
+        well = False
+        if self.store is not None and 0 not in self.lost:
+            with suppress(AiodistError, TimeoutError):
+                async with asyncio.timeout(self.lease):
+                    told = set(await self.store.list_keys(self.key("workers/")))
+                    for node in self.monitor.others - set(self.lost):
+                        member = self.roster.members[node]
+                        key = self.key(f"workers/{member.id}")
+                        if key in told:
+                            its = Workers.from_json(await self.store.get(key, timeout=self.lease))
+                            live += its.live
+                            well = well or its.well
+                        else:
+                            live += range(member.first_rank, member.first_rank + member.nproc)
+        return Workers(tuple(live), well)
 
     async def elastic(self) -> Elastic:
-        """Look in the workers' store whether one can be taken in, and whether all is done."""
+        """Look in the workers' store whether one can be taken in, by whom, and whether all is done."""
         with suppress(AiodistError, TimeoutError):
             async with asyncio.timeout(_ASKING), await self._workers_store() as store:
                 if await store.check([ELASTIC]):
-                    return Elastic(True, await store.get(ELASTIC, timeout=_ASKING) == _OVER)
+                    found = await store.list_keys(MEMBERS)
+                    keys = [key for key in found if number_in(key, MEMBERS) is not None]
+                    over, *said = await store.multi_get([ELASTIC, *keys], timeout=_ASKING)
+                    seats = {int(key.removeprefix(MEMBERS)): one for key, one in zip(keys, said, strict=True)}
+                    members = frozenset(rank for rank, one in seats.items() if one == _IS_MEMBER)
+                    left = frozenset(rank for rank, one in seats.items() if one == _HAS_LEFT)
+                    return Elastic(True, over == _OVER, members, left)
         return Elastic(False, False)
 
     async def _workers_store(self) -> Store:

@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.base.errors import WireError
 from aiodist.launch.nodes.local_node import LocalNode
-from aiodist.launch.nodes.messages import Next, Others, failure, late_in
+from aiodist.launch.nodes.messages import Next, Workers, failure, late_in
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.roster import Member, Roster
@@ -62,8 +62,8 @@ async def test_one_node_has_nobody_to_ask() -> None:
     assert await alone.take_turn() == 1
     await alone.alarm()
     await alone.publish(mine)
-    await alone.say_idle(True)
-    assert await alone.others() == Others(False, False)
+    await alone.say_workers(Workers((), False))
+    assert await alone.others() == Workers((), False)
     assert [await alone.restarts(), await alone.take_restart(), await alone.restarts()] == [0, 1, 1]
     assert await alone.reports(mine) == [mine]
     await alone.aclose()
@@ -112,15 +112,15 @@ async def test_restarts_are_counted_together() -> None:
 
 async def test_what_the_others_do() -> None:
     a, b, c = nodes(HashStore(), 3)
-    assert await a.others() == Others(True, False)
-    await b.say_idle(True, well=True)
-    assert await a.others() == Others(True, True)
-    await c.say_idle(True)
-    assert await a.others() == Others(False, True)
-    await c.say_idle(False)
+    assert await a.others() == Workers((1, 2, 3, 4, 5), False)
+    await b.say_workers(Workers((2,), True))
+    assert await a.others() == Workers((2, 3, 4, 5), True)
+    await c.say_workers(Workers((), False))
+    assert await a.others() == Workers((2,), True)
+    await c.say_workers(Workers((4,), False))
     c.monitor._lost[1].set()
-    assert await a.others() == Others(True, True)
-    assert await c.others() == Others(True, False), "of a lost node nothing counts"
+    assert await a.others() == Workers((2, 4), True)
+    assert await c.others() == Workers((0,), False), "of a lost node nothing counts"
     await close(a, b, c)
 
 
@@ -230,7 +230,7 @@ async def test_who_is_cut_off_has_lost_node_0_alone_and_waits_for_nothing() -> N
     mine = NodeReport(1, "h1")
     await b.publish(mine)
     assert await b.take_turn() == 1
-    assert await b.others() == Others(False, False)
+    assert await b.others() == Workers((), False)
     assert await store.num_keys() == 0, "it tells a job that gave it up nothing any more"
     assert await b.reports(mine) == [mine]
     assert await b.next(Verdict(1)) == Next()
