@@ -250,7 +250,7 @@ class Crew:
             code=worker.code,
             at_ns=worker.ended_ns - self._began_ns,
             asked=worker.asked,
-            symptom=by_its_words(worker.code, worker.asked) and worker.words.symptom,
+            symptom=by_its_words(worker.code, worker.asked) and worker.words.symptom(worker.code),
             error=worker.words.error,
             words=worker.words.excerpt() if worker.code != 0 or worker.words.error else (),
             doing=self._doing.get(place.first_rank + local_rank, ()),

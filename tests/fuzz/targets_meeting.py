@@ -221,7 +221,7 @@ def open_output() -> Iterator[Run]:
             if any(b"\n" in piece.text or b"\r" in piece.text for piece in pieces):
                 raise Judgement("a line with an end in it")
             words.excerpt()
-            str(words.symptom)
+            str(words.symptom(1))
         return ""
 
     yield run

@@ -22,6 +22,9 @@ _NOTICED = re.compile(
 )
 """The one line that a rank prints for an error of another one (`group/runtime/tracebacks`)."""
 
+_UNCAUGHT = 1
+"""Exit code of Python after an exception that nobody has caught."""
+
 _ITS_OWN = ", this process"
 """Text of a `CollectiveTimeout` on a rank that others had waited for."""
 
@@ -141,15 +144,34 @@ class LastWords:
                 error = match.group(1).rpartition(".")[2] + line[match.end(1) :]
         return error
 
-    @property
-    def symptom(self) -> bool:
-        """Whether the traceback ends in an error that only reports another rank's trouble."""
+    def symptom(self, code: int) -> bool:
+        """Whether a worker has failed by an error that only reports another rank's trouble.
+
+        A rank prints one line for such an error when nobody has caught it. A traceback may be of one that the
+        program has logged and dealt with: it counts where nothing was written after it, and where the exit
+        code is that of an error which nobody has caught.
+
+        Args:
+            code: its exit code; negative: the signal.
+        """
         lines = self._decoded()
         start, error = _trace_start(lines), self.error
         if start is not None and _NOTICED.match(lines[start]):
             return True
+        if start is None or code > _UNCAUGHT or _goes_on(lines[start:]):
+            return False
         kind = error.partition(":")[0]
         return (kind in _SYMPTOMS and _ITS_OWN not in error) or _TOLD_BY_TORCH.search(error) is not None
+
+
+def _goes_on(lines: Sequence[str]) -> bool:
+    """Whether something was written after the error that ends a traceback."""
+    for line in reversed(lines):
+        if _ERROR_LINE.match(line):
+            return False
+        if line and not line.startswith((" ", "At:")):
+            return True
+    return False
 
 
 def _trace_start(lines: Sequence[str]) -> int | None:

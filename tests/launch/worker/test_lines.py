@@ -132,8 +132,23 @@ def test_excerpt_is_shortened_in_the_middle() -> None:
 )
 def test_symptoms(error: str, symptom: bool) -> None:
     words = words_of(TRACE.format(error=error))
-    assert words.symptom is symptom
+    assert words.symptom(1) is symptom
     assert words.error == error.removeprefix("aiodist.")
+
+
+@pytest.mark.parametrize("code", [1, 5, -15])
+@pytest.mark.parametrize("behind", ["", "disk full", "config missing: a.toml", "WARNING:root:going on"])
+def test_a_traceback_that_was_logged_is_no_symptom_of_what_came_later(code: int, behind: str) -> None:
+    logged = "ERROR:root:lost a member, going on\n" + TRACE.format(
+        error="aiodist.PeerLost: lost rank 1: gone"
+    )
+    assert words_of(logged + behind + "\n").symptom(code) is (not behind and code != 5)
+
+
+@pytest.mark.parametrize("code", [1, 5, -15])
+def test_the_one_line_of_an_error_that_nobody_has_caught_is_a_symptom_whatever_follows(code: int) -> None:
+    line = "aiodist: a.py:1 in f: PeerLost: lost rank 1: gone\n"
+    assert words_of(line).symptom(code) and words_of(line + "at exit\n").symptom(code)
 
 
 def test_symptoms_as_torch_tells_them() -> None:
@@ -143,15 +158,15 @@ def test_symptoms_as_torch_tells_them() -> None:
     for text in (bare, by_cpp):
         prefixed = "".join(f"[rank0]: {line}\n" if line else "\n" for line in text.splitlines())
         for words in (words_of(text), words_of(prefixed)):
-            assert words.symptom
+            assert words.symptom(1)
             assert words.error.endswith(told)
             assert words.excerpt()[0] == "Traceback (most recent call last):"
-    assert not words_of(TRACE.format(error="RuntimeError: DistBackendError: it said PeerLost: no")).symptom
+    assert not words_of(TRACE.format(error="RuntimeError: DistBackendError: it said PeerLost: no")).symptom(1)
 
 
 def test_no_traceback_is_no_symptom() -> None:
     words = words_of("PeerLost: only a log line")
-    assert not words.symptom
+    assert not words.symptom(1)
     assert words.error == ""
 
 
@@ -166,23 +181,24 @@ def test_a_group_of_exceptions_ends_in_its_innermost() -> None:
         "    +------------------------------------\n"
     )
     assert words_of(text).error == "PeerLost: lost rank 1: gone"
+    assert words_of(text).symptom(1) and not words_of(text + "went on\n").symptom(1)
 
 
 @pytest.mark.parametrize("kind", ["PeerLost", "GroupAborted", "CollectiveTimeout", "CollectiveMismatch"])
 def test_the_one_line_of_an_error_of_another_rank(kind: str) -> None:
     words = LastWords()
     words.add(b"step 3", f"aiodist: a b/train.py:14 in step: {kind}: lost rank 2: it ended. Look".encode())
-    assert words.symptom and words.error == f"{kind}: lost rank 2: it ended. Look"
+    assert words.symptom(1) and words.error == f"{kind}: lost rank 2: it ended. Look"
     assert words.excerpt() == (f"aiodist: a b/train.py:14 in step: {kind}: lost rank 2: it ended. Look",)
     after = LastWords()
     after.add(*words._lines, b"Traceback (most recent call last):", b"ValueError: worse")
-    assert (after.symptom, after.error) == (False, "ValueError: worse")
+    assert (after.symptom(1), after.error) == (False, "ValueError: worse")
 
 
 def test_what_the_launcher_itself_says_is_no_such_line() -> None:
     words = LastWords()
     words.add(b"aiodist run: rank 2 failed: exit code 1", b"aiodist: something: PeerLoss: x")
-    assert not words.symptom and words.error == ""
+    assert not words.symptom(1) and words.error == ""
 
 
 def test_a_timeout_of_the_rank_that_was_waited_for_is_its_own() -> None:
@@ -190,6 +206,6 @@ def test_a_timeout_of_the_rank_that_was_waited_for_is_its_own() -> None:
     trace = [b"Traceback (most recent call last):", b'  File "train.py", line 3, in main']
     told = b"rank 0 gave up after 2 s: it waited for rank 2, this process (in"
     words.add(*trace, b"aiodist.CollectiveTimeout: " + told)
-    assert not words.symptom
+    assert not words.symptom(1)
     words.add(*trace, b"aiodist.CollectiveTimeout: no completion within 2 s: rank 2 had not arrived (in")
-    assert words.symptom
+    assert words.symptom(1)
