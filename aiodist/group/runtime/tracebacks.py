@@ -22,7 +22,16 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from aiodist.base.callers import Whose, short_path, whose
-from aiodist.base.errors import AiodistError, CollectiveMismatch, CollectiveTimeout, GroupAborted, PeerLost
+from aiodist.base.errors import (
+    AiodistError,
+    CallTimeout,
+    CallUnknown,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    GroupAborted,
+    PeerLost,
+    Tampered,
+)
 from aiodist.base.sanitize import one_line
 
 VARIABLE = "AIODIST_TRACEBACK"
@@ -63,6 +72,8 @@ def of_another_rank(error: BaseException) -> bool:
     """Whether an error says only that another rank is in trouble."""
     if isinstance(error, PeerLost):
         return True
+    if isinstance(error, CallUnknown):  # but that rank may be well, and late; or messages are altered
+        return not isinstance(error, CallTimeout) and not isinstance(error.__cause__, Tampered)
     if isinstance(error, GroupAborted):
         return error.rank != error.reader
     if isinstance(error, CollectiveTimeout):
@@ -124,6 +135,8 @@ def _says_more(error: BaseException) -> bool:
         return _says_more(meant) or bool(getattr(error, "__notes__", ()))
     other = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     chained = other is not None and not isinstance(other, asyncio.CancelledError)
+    if isinstance(error, CallUnknown) and isinstance(other, PeerLost):  # it has said so itself
+        chained = False
     return chained or bool(getattr(error, "__notes__", ()))
 
 

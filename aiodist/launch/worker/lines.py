@@ -16,9 +16,10 @@ _LAST_LINES, _LAST_WIDTH = 400, 2000  # of what is kept for the report
 _ENDS = re.compile(rb"[\r\n]")
 
 # Endings that only say that *another* rank is in trouble.
-_SYMPTOMS = ("PeerLost", "GroupAborted", "CollectiveTimeout", "QuorumLost", "Evicted")
+_SYMPTOMS = ("PeerLost", "GroupAborted", "CollectiveTimeout", "QuorumLost", "Evicted", "CallUnknown")
 _NOTICED = re.compile(
-    r"^aiodist: (?:.+?:\d+ in .+?: )?((?:PeerLost|GroupAborted|Collective(?:Timeout|Mismatch)): .*)"
+    r"^aiodist: (?:.+?:\d+ in .+?: )?"
+    r"((?:PeerLost|GroupAborted|Collective(?:Timeout|Mismatch)|CallUnknown): .*)"
 )
 """The one line that a rank prints for an error of another one (`group/runtime/tracebacks`)."""
 

@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 
 from aiodist.base.errors import (
+    CallTimeout,
+    CallUnknown,
     CollectiveMismatch,
     CollectiveTimeout,
     GroupAborted,
     GroupBroken,
     PeerLost,
+    Tampered,
     UsageError,
 )
 from aiodist.group.runtime import tracebacks
@@ -49,6 +52,13 @@ def raises(error: BaseException) -> Callable[[], object]:
     return does
 
 
+def unknown(cause: BaseException | None) -> CallUnknown:
+    """The error of a call that a rank has not answered."""
+    error = CallUnknown(2, "load", "rank 2 has left the job" if cause is None else str(cause))
+    error.__cause__ = cause
+    return error
+
+
 SAID = {0: "all_reduce()", 1: "all_reduce()", 2: "barrier()"}
 
 
@@ -56,6 +66,10 @@ SAID = {0: "all_reduce()", 1: "all_reduce()", 2: "barrier()"}
     ("error", "other"),
     [
         (broken(PeerLost([2], "process 9 ended")), True),
+        (unknown(None), True),
+        (unknown(PeerLost([2], "process 9 ended")), True),
+        (unknown(Tampered()), False),
+        (CallTimeout(2, "load", "no answer within 3 s"), False),
         (broken(GroupAborted(2, "no more")), True),
         (broken(GroupAborted(0, "no more")), False),
         (broken(CollectiveTimeout(2, [2])), True),
@@ -79,6 +93,13 @@ def test_who_is_odd() -> None:
     assert odd_ones({0: "a", 1: "b"}) == {0, 1}
     assert odd_ones({0: "a", 1: "a", 2: "b", 3: "b"}) == {0, 1, 2, 3}
     assert odd_ones({0: "a", 1: "a"}) == set()
+
+
+@pytest.mark.parametrize("cause", [None, PeerLost([2], "process 9 ended")])
+def test_a_call_that_another_rank_did_not_answer_is_one_line(cause: PeerLost | None) -> None:
+    error = caught(raises(unknown(cause)))
+    text = rendered(error, error.__traceback__)
+    assert text.count("\n") == 1 and " in does: CallUnknown: calling load on rank 2: " in text
 
 
 def test_an_error_of_another_rank_is_one_line_with_the_programs_place() -> None:

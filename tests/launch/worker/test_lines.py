@@ -125,6 +125,8 @@ def test_excerpt_is_shortened_in_the_middle() -> None:
         ("aiodist.PeerLost: lost rank 1: gone", True),
         ("aiodist.GroupAborted: rank 1 aborted the group: boom", True),
         ("aiodist.CollectiveMismatch: ranks disagree", False),
+        ("aiodist.CallUnknown: calling f on rank 1: rank 1 has left the job", True),
+        ("aiodist.CallTimeout: calling f on rank 1: no answer within 3 s", False),
         ("ValueError: PeerLost is only in the text", False),
         ("KeyboardInterrupt", False),
         ("PeerLost", True),
@@ -184,7 +186,9 @@ def test_a_group_of_exceptions_ends_in_its_innermost() -> None:
     assert words_of(text).symptom(1) and not words_of(text + "went on\n").symptom(1)
 
 
-@pytest.mark.parametrize("kind", ["PeerLost", "GroupAborted", "CollectiveTimeout", "CollectiveMismatch"])
+@pytest.mark.parametrize(
+    "kind", ["PeerLost", "GroupAborted", "CollectiveTimeout", "CollectiveMismatch", "CallUnknown"]
+)
 def test_the_one_line_of_an_error_of_another_rank(kind: str) -> None:
     words = LastWords()
     words.add(b"step 3", f"aiodist: a b/train.py:14 in step: {kind}: lost rank 2: it ended. Look".encode())
