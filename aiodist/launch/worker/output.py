@@ -9,10 +9,12 @@ waiting, the relays stop reading, the workers' pipes fill, and the workers wait:
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import stat
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
@@ -24,6 +26,7 @@ CHUNK = 4096  # PIPE_BUF: after POLLOUT a pipe takes that much without blocking,
 HIGH = 1 << 20
 _PIPE_CAPACITY = 1 << 20
 _CLEAR = CLEAR.encode()
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.EIO)  # the reader, or the terminal
 
 
 class Console:
@@ -32,11 +35,15 @@ class Console:
     Args:
         loop: the agent's loop.
         fd: 1 or 2; not owned.
+        lost: told why what is written is lost from now on, unless nobody is there to read it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fd: int, lost: Callable[[str], None] = lambda why: None
+    ) -> None:
         self._loop = loop
         self._fd = fd
+        self._lost = lost
         self._buffer = bytearray()
         self._live = False  # the cursor stands behind a line that will be drawn over
         self._waiting = False
@@ -108,8 +115,10 @@ class Console:
                     self._waiting = True
                     self._loop.add_writer(self._fd, self._pump)
                 return
-            except OSError:  # the reader has gone; the job goes on without
+            except OSError as error:  # the job goes on without
                 self.drop()
+                if self._regular or error.errno not in _GONE:
+                    self._lost(error.strerror or str(error))
                 return
             del self._buffer[:written]
         self._rest()
@@ -140,13 +149,18 @@ class Console:
 
 def open_consoles(loop: asyncio.AbstractEventLoop) -> tuple[Console, Console]:
     """Consoles for stdout and stderr: one and the same where both lead to the same place."""
-    out = Console(loop, 1)
+    err = Console(loop, 2)
+    out = Console(loop, 1, partial(_say_lost, err))
     try:
         a, b = os.fstat(1), os.fstat(2)
         same = (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) and not stat.S_ISREG(a.st_mode)
     except OSError:
         same = False
-    return out, out if same else Console(loop, 2)
+    return out, out if same else err
+
+
+def _say_lost(err: Console, why: str) -> None:
+    err.line(b"", f"aiodist: stdout cannot be written ({why}); what follows there is lost".encode())
 
 
 class Relay:

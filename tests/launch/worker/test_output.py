@@ -122,6 +122,27 @@ async def test_a_reader_that_went_away_is_no_error(pipes: Pipes) -> None:
     await console.flush()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it has no /dev/full")
+async def test_a_full_disk_is_said_once(pipes: Pipes) -> None:
+    said: list[str] = []
+    full = os.open("/dev/full", os.O_WRONLY)
+    pipes.fds.append(full)
+    console = Console(asyncio.get_running_loop(), full, said.append)
+    console.line(b"", b"one")
+    console.line(b"", b"two")
+    await console.flush()
+    assert console.broken and said == ["No space left on device"]
+
+
+async def test_a_reader_that_went_away_is_not_told(pipes: Pipes) -> None:
+    said: list[str] = []
+    console_read, console_write = pipes.make()
+    console = Console(asyncio.get_running_loop(), console_write, said.append)
+    pipes.close(console_read)
+    console.line(b"", b"into the void")
+    assert console.broken and said == []
+
+
 async def test_a_worker_without_console_is_drained_all_the_same(pipes: Pipes) -> None:
     worker_read, worker_write = pipes.make()
     words = LastWords()
