@@ -111,11 +111,12 @@ class After:
     costs: bool = False
 
 
-def after(verdict: Verdict, *, used: int, limit: int, regroup: bool) -> After:
+def after(verdict: Verdict, *, began: int, used: int, limit: int, regroup: bool) -> After:
     """Decide what follows an attempt that has ended everywhere.
 
     Args:
         verdict: on it.
+        began: restarts before it.
         used: restarts so far.
         limit: --max-restarts.
         regroup: it was stopped so that more nodes can take part.
@@ -123,7 +124,9 @@ def after(verdict: Verdict, *, used: int, limit: int, regroup: bool) -> After:
     if verdict.signum or verdict.error:
         return After(False)
     if verdict.code:
-        return After(used < limit, costs=True)
+        # Those who died of a death for which a worker was started again begin again on that restart.
+        covered = used > began and verdict.culprit is not None and all(e.symptom for e in verdict.failures)
+        return After(covered or used < limit, costs=not covered)
     # A job that ended well before the news of another node came is over.
     return After(regroup and any(ending.stopped and ending.code != 0 for ending in verdict.endings))
 

@@ -82,13 +82,28 @@ def ending(rank: int, code: int, **more: object) -> Ending:
 def test_after() -> None:
     stopped = ending(0, -signal.SIGTERM, asked=signal.SIGTERM)
     well, failed = Verdict(0, endings=(ending(0, 0),)), Verdict(7)
-    assert after(well, used=0, limit=3, regroup=False) == After(False)
-    assert after(failed, used=2, limit=3, regroup=False) == After(True, costs=True)
-    assert after(failed, used=3, limit=3, regroup=False) == After(False, costs=True)
-    assert after(Verdict(143, signum=15), used=0, limit=3, regroup=True) == After(False)
-    assert after(Verdict(2, error="no"), used=0, limit=3, regroup=False) == After(False)
-    assert after(Verdict(0, endings=(stopped,)), used=3, limit=3, regroup=True) == After(True)
-    assert after(well, used=0, limit=3, regroup=True) == After(False), "it was over before the news came"
+    assert after(well, began=0, used=0, limit=3, regroup=False) == After(False)
+    assert after(failed, began=0, used=2, limit=3, regroup=False) == After(True, costs=True)
+    assert after(failed, began=0, used=3, limit=3, regroup=False) == After(False, costs=True)
+    assert after(Verdict(143, signum=15), began=0, used=0, limit=3, regroup=True) == After(False)
+    assert after(Verdict(2, error="no"), began=0, used=0, limit=3, regroup=False) == After(False)
+    assert after(Verdict(0, endings=(stopped,)), began=0, used=3, limit=3, regroup=True) == After(True)
+    assert after(well, began=0, used=0, limit=3, regroup=True) == After(False), (
+        "it was over before the news came"
+    )
+
+
+def test_those_who_die_of_a_death_that_was_mended_begin_again_on_its_restart() -> None:
+    symptom = ending(1, 1, symptom=True)
+    own = Verdict(1, ending(1, 1), failures=(ending(1, 1), symptom))
+    of_another = Verdict(1, symptom, failures=(symptom,))
+    node_lost = Verdict(1, None, failures=(symptom,), lost=(1,))
+    assert after(of_another, began=0, used=1, limit=1, regroup=False) == After(True)
+    assert after(of_another, began=1, used=1, limit=2, regroup=False) == After(True, costs=True), (
+        "none was taken"
+    )
+    for verdict in (own, node_lost):
+        assert after(verdict, began=0, used=1, limit=1, regroup=False) == After(False, costs=True)
 
 
 def test_backoff_doubles_while_it_fails_at_once() -> None:
@@ -137,6 +152,7 @@ class Job:
     def begin(self) -> None:
         self.attempts += 1
         self.starts += self.count
+        self.began = self.used
         self.supervisor = Supervisor(self.count, 30)
         self.endings: list[Ending] = []
         self.over = False
@@ -278,7 +294,7 @@ def test_every_job_ends_and_no_restart_or_success_is_invented(
         for failure in job.failed.values():
             job.endings.append(failure)
         verdict = judge([NodeReport(0, "h", tuple(job.endings), 1)])
-        step_after = after(verdict, used=job.used, limit=limit, regroup=False)
+        step_after = after(verdict, began=job.began, used=job.used, limit=limit, regroup=False)
         assert job.used <= limit
         if not step_after.again:
             break

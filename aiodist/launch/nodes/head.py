@@ -276,9 +276,9 @@ class Head:
     async def decide(self, nodes: Nodes, verdict: Verdict) -> Next:
         """Decide what follows the attempt that has ended with this verdict; all agents are told."""
         self._running = False
-        used = await nodes.restarts()
+        used, began = await nodes.restarts(), nodes.roster.restarts
         limit = self._config.max_restarts
-        step = after(verdict, used=used, limit=limit, regroup=self._regroup)
+        step = after(verdict, began=began, used=used, limit=limit, regroup=self._regroup)
         logger.debug("code %d, lost %s, %d of %d restarts: %s", verdict.code, verdict.lost, used, limit, step)
         following = Next(used=min(used, limit))
         if step.again:
