@@ -15,6 +15,7 @@ from datetime import date, datetime, timedelta
 from typing import Any, Union
 
 from aiodist.base.errors import UsageError
+from aiodist.group.services.outcomes import described
 
 Build = Callable[[Any], Any]
 
@@ -22,7 +23,8 @@ _STREAMS = ("AsyncIterator", "AsyncGenerator", "AsyncIterable")
 
 
 class Misfit(ValueError):
-    """The error that a value does not have the fields of the dataclass that it is to become."""
+    """The error that a value does not have the fields of the dataclass it is to become, or that the class
+    raised an error (the cause)."""
 
 
 def fields(value: Any) -> dict[str, Any] | None:
@@ -101,8 +103,8 @@ def _record(cls: type) -> Build:
         made = {name: inner[name](item) if name in inner else item for name, item in value.items()}
         try:
             return cls(**made)
-        except TypeError as error:  # a field without a default is missing
-            raise Misfit(str(error)) from None
+        except Exception as error:  # a field without a default is missing, or `__post_init__` raised
+            raise Misfit(f"no {cls.__name__} can be made of it: {': '.join(described(error))}") from error
 
     return build
 

@@ -107,11 +107,12 @@ class Stream(Generic[T]):
             received = parts[0]
             part = await received.value()
             if parts:  # it is taken only now: nothing is lost where that was cancelled
+                part = self._built(part) if received.payload else part
                 parts.remove(received)  # the first, but for one that was given back meanwhile
                 assert self._way is not None
                 assert self._asked is not None
                 self._way.took(self._asked, len(received.payload))
-                return self._built(part) if received.payload else part
+                return part
         raise self._ending()
 
     def _begin(self) -> None:
@@ -148,13 +149,18 @@ class Stream(Generic[T]):
         return error_of(self._end, self._rank, self._name, self._timeout)
 
     def _built(self, part: Any) -> Any:
+        """Make of a part, not taken yet, what the annotation says. Where that raises, the stream is left."""
         if self._build is None:
             return part
         try:
             return self._build(part)
-        except Misfit as error:
+        except BaseException as error:
             self._leave(_LEFT)
-            raise CallError(self._rank, self._name, f"a part of another shape: {error}") from None
+            if isinstance(error, Misfit):
+                raise CallError(
+                    self._rank, self._name, f"a part of another shape: {error}"
+                ) from error.__cause__
+            raise
 
     def _leave(self, end: Outcome) -> None:
         """Stop the handler, unless the stream has ended and all its parts are taken."""

@@ -174,7 +174,7 @@ class Switchboard:
         try:
             return build(result)
         except Misfit as error:
-            raise CallError(rank, name, f"a result of another shape: {error}") from None
+            raise CallError(rank, name, f"a result of another shape: {error}") from error.__cause__
 
     def _left(self, peer: ServicePeer, callee: Callee) -> None:
         """Let a connection go that the other process, or this one, has ended."""

@@ -7,7 +7,7 @@ import gc
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -116,6 +116,53 @@ async def test_results_errors_and_names() -> None:
         for wrong, how in wrongs:
             with pytest.raises(dist.UsageError):
                 pg.handler(wrong, **how)
+
+    await cluster(server, client)
+
+
+@dataclass
+class Even:
+    """What each rank accepts where its `odd` says so."""
+
+    number: int
+    odd: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.number % 2 and not Even.odd:
+            raise KeyError(f"{self.number} is odd \udcff")  # which is no text that travels
+
+
+async def test_a_dataclass_that_refuses_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+
+    async def half(one: Even) -> Even:
+        ran.append(one.number)
+        return one
+
+    def plain(one: Even) -> Even:
+        ran.append(one.number)
+        return one
+
+    def server(pg: ProcessGroup) -> None:
+        for handler in (half, plain):
+            pg.handler(handler)
+        pg.handler(lambda number: {"number": number}, name="makes")
+
+    async def makes(number: int) -> Even:
+        raise NotImplementedError
+
+    async def client(pg: ProcessGroup) -> None:
+        odd, even = Even(7), Even(4)
+        monkeypatch.setattr(Even, "odd", False)
+        for handler in (half, plain):
+            with pytest.raises(dist.CallNotRun, match=r"argument 1 of .*no Even .*KeyError: '7 is odd"):
+                await pg.call(1, handler, odd)
+            assert await pg.call(1, handler, even) == even
+        assert ran == [4, 4]
+        with pytest.raises(dist.CallError, match=r"a result of another shape: no Even .*'9 is odd") as caught:
+            await pg.call(1, makes, 9)
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert await pg.call(1, makes, 2) == Even(2)
 
     await cluster(server, client)
 

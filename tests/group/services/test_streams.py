@@ -7,7 +7,8 @@ import contextlib
 import gc
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 
@@ -54,6 +55,12 @@ def serve(pg: ProcessGroup, stopped: list[str]) -> None:
         yield 0
         await asyncio.sleep(0.3)
         raise ValueError("after one")
+
+    @pg.handler
+    async def checked() -> AsyncIterator[dict[str, int]]:
+        for number in range(COUNT):
+            yield {"number": number}
+            await asyncio.sleep(0.3)
 
     @pg.handler
     async def silent() -> AsyncIterator[int]:
@@ -255,6 +262,60 @@ def test_an_error_ends_a_stream_and_comes_again() -> None:
                 await anext(stream)
 
     ask(client)
+
+
+class Own(BaseException):
+    """An exception of the program's that is no Exception."""
+
+
+@dataclass
+class Checked:
+    """A part that the receiver does not accept where its number is `refused`."""
+
+    number: int
+    refused: ClassVar[int] = -1
+    raises: ClassVar[type[BaseException]] = ValueError
+
+    def __post_init__(self) -> None:
+        if self.number == self.refused:
+            raise self.raises("not here")
+
+
+@pytest.mark.parametrize("raises", [ValueError, TypeError, StopAsyncIteration, StopIteration, Own])
+@pytest.mark.parametrize("refused", [0, 1, COUNT - 1])
+def test_a_part_that_cannot_be_made_ends_a_stream_and_the_error_comes_again(
+    refused: int, raises: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last part, too, behind which the stream would end well."""
+    stopped: list[str] = []
+
+    async def client(pg: ProcessGroup) -> None:
+        async def checked() -> AsyncIterator[Checked]:  # only its name and its annotation matter
+            yield Checked(0)
+
+        monkeypatch.setattr(Checked, "raises", raises)
+        for pause in (0.0, 10.0):  # as they come, and when all have come
+            monkeypatch.setattr(Checked, "refused", -1)
+            stream = pg.stream(1, checked)
+            if pause:
+                assert await anext(stream) == Checked(0)
+                await asyncio.sleep(pause)
+            monkeypatch.setattr(Checked, "refused", max(refused, int(pause > 0)))
+            with pytest.raises(Own if raises is Own else dist.CallError, match="not here") as caught:
+                while True:
+                    part = await anext(stream)
+                    assert part.number < Checked.refused
+            assert raises is Own or type(caught.value.__cause__) is raises
+            for _ in range(3):
+                with pytest.raises(dist.UsageError, match="left before its end"):
+                    await anext(stream)
+        await asyncio.sleep(1)
+        services, uid, _rank, _limit = pg._calls._towards(1, None)
+        caller = services.peers.by_uid[uid].caller
+        assert caller is not None
+        assert not caller.asking.calls
+
+    ask(client, stopped)
 
 
 def test_two_tasks_take_parts_of_one_stream() -> None:
