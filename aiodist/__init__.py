@@ -31,7 +31,8 @@ _HOME = {
         AiodistError AuthenticationError BackendUnavailable CallError CallNotRun CallTimeout CallTooLate
         CallUnknown CheckpointError CollectiveMismatch CollectiveTimeout Evicted ForgottenAwait GroupAborted
         GroupBroken GroupClosed LeaseLost NonFiniteValues PeerClosed PeerLost QuorumLost RemoteError
-        RendezvousError RendezvousTimeout StateLost StoreFull StoreReplaced Tampered UsageError WireError
+        RendezvousError RendezvousTimeout StateLost StoreFull StoreReplaced Tampered UnreadableMessage
+        UsageError WireError
     """,
     "aiodist.group.functional.collectives": """
         all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single

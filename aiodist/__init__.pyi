@@ -32,6 +32,7 @@ from aiodist.base.errors import StateLost as StateLost
 from aiodist.base.errors import StoreFull as StoreFull
 from aiodist.base.errors import StoreReplaced as StoreReplaced
 from aiodist.base.errors import Tampered as Tampered
+from aiodist.base.errors import UnreadableMessage as UnreadableMessage
 from aiodist.base.errors import UsageError as UsageError
 from aiodist.base.errors import WireError as WireError
 from aiodist.base.types import ReduceOp as ReduceOp

@@ -29,6 +29,7 @@
     │   └── StateLost                    the optimiser's state died with its ranks; go on from a checkpoint
     ├── ForgottenAwait                   operations were never awaited; says which, and at which lines
     ├── WireError                        bytes that are not this protocol
+    │   └── UnreadableMessage            a message came that cannot be read here; says whose it was
     └── BackendUnavailable               the backend's library or hardware is not here
 
 Whose fault it was is in the type: `UsageError` and `GroupClosed` are yours, `GroupBroken` is the
@@ -506,6 +507,18 @@ class StateLost(CheckpointError):
 
 class WireError(AiodistError):
     """Bytes arrived that are not this protocol."""
+
+
+class UnreadableMessage(WireError):
+    """A message came that cannot be read here. It is taken; the next `anext` gives the one behind it.
+
+    Attributes:
+        sender: rank of its sender, in the group whose `messages()` raised this; None where it is no member.
+    """
+
+    def __init__(self, message: str, *, sender: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.sender = sender
 
 
 class Tampered(GroupBroken, WireError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 
-from aiodist.base.errors import UsageError, shown
+from aiodist.base.errors import AiodistError, UnreadableMessage, UsageError, shown
 from aiodist.base.timeouts import Timeout
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
 from aiodist.group.services import records
 from aiodist.group.services.handlers import known
+from aiodist.group.services.mailbox import Unread
 from aiodist.group.services.stream import Stream
 from aiodist.group.services.switchboard import Switchboard
 
@@ -116,6 +117,12 @@ def by_position(named: Iterable[str]) -> UsageError:
     )
 
 
+def _unreadable(sender: int | None, why: AiodistError) -> UnreadableMessage:
+    whose = "a process that is no member" if sender is None else f"rank {sender}"
+    words = f"a message of {whose} cannot be read: {why.message}"
+    return UnreadableMessage(words, sender=sender, hint=why.hint)
+
+
 class Messages:
     """The messages that come, as (sender, message); see `ProcessGroup.messages`."""
 
@@ -128,17 +135,31 @@ class Messages:
         return self
 
     async def __anext__(self) -> tuple[int | None, Any]:
-        taken = await self._services.take()
+        try:
+            taken = await self._services.take()
+        except Unread as unread:
+            raise _unreadable(self._rank_of(unread.sender), unread.why) from unread.why
         if taken is None:
             raise StopAsyncIteration
         uid, message = taken
-        rank = self._ranks.get(uid)
-        if rank is None:
-            self._stranger = uid
-        return rank, message
+        return self._rank_of(uid), message
 
     def give_back(self, taken: tuple[int | None, Any]) -> None:
         """Have a message taken again, first of all: its taker could not have it."""
         sender, message = taken
+        self._services.mailbox.give_back(self._uid_of(sender), message)
+
+    def fail_again(self, error: BaseException) -> None:
+        """Have the error of a message raised again, first of all: its taker has not heard of it."""
+        if isinstance(error, UnreadableMessage) and error.__cause__ is not None:
+            self._services.mailbox.fail_again(self._uid_of(error.sender), error.__cause__)
+
+    def _rank_of(self, uid: bytes) -> int | None:
+        rank = self._ranks.get(uid)
+        if rank is None:
+            self._stranger = uid
+        return rank
+
+    def _uid_of(self, sender: int | None) -> bytes:
         uids = (uid for uid, rank in self._ranks.items() if rank == sender)
-        self._services.mailbox.give_back(next(uids, self._stranger), message)
+        return next(uids, self._stranger)

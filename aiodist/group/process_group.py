@@ -759,6 +759,10 @@ class ProcessGroup:
         message goes to one of them. Cancelling a task loses no message. The iterator ends when this process
         leaves the job.
 
+        Raises:
+            UnreadableMessage: from the iteration, in the place of a message that cannot be read here; it says
+                whose it was. The next `anext` gives the message behind it.
+
         Returns:
             An async iterator of (sender, message); the sender's rank in this group, None where it is no
             member of it.

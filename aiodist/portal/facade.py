@@ -440,7 +440,7 @@ class Portal(LoopThread):
         if source is not None and not task.cancelled():
             if given_up.error is None:
                 source.give_back(given_up.get())
-            elif isinstance(source, Once):
+            else:
                 source.fail_again(given_up.error)
         self.settle(reply, None)
 

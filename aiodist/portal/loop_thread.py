@@ -41,6 +41,9 @@ class Source(Protocol):
     def give_back(self, taken: Any, /) -> None:
         """Have it taken again, first of all."""
 
+    def fail_again(self, error: BaseException, /) -> None:
+        """Have an error raised again, first of all."""
+
 
 class Question(Protocol):
     """A question by which a caller gets the outcome of a Work."""

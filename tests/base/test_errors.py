@@ -32,6 +32,7 @@ from aiodist.base.errors import (
     RemoteError,
     RendezvousTimeout,
     Tampered,
+    UnreadableMessage,
     UsageError,
     name_ranks,
 )
@@ -201,6 +202,7 @@ EVERY: list[AiodistError] = [
         for kind in (CallError, CallNotRun, CallTooLate, CallUnknown, CallTimeout)
     ),
     RemoteError(2, "lookup", "KeyError", "'a'"),
+    UnreadableMessage("a message of rank 2 cannot be read", sender=2, hint="what to do"),
     *(
         kind("what happened", hint="what to do")
         for kind in (vars(errors)[name] for name in drawn())

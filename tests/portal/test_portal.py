@@ -763,6 +763,31 @@ def test_an_interrupt_gives_back_what_was_taken_already(monkeypatch: pytest.Monk
         stream.close()
 
 
+def test_an_interrupt_gives_back_the_error_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    get = loop_thread.Reply.get
+
+    def interrupts(self: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return get(self)
+
+    with dist.portal.init_process_group(world_size=1) as pg:
+        pg.send_message(0, {i * (2**61 - 1): i for i in range(1000)})  # which nobody can read
+        pg.send_message(0, "behind it")
+        messages = pg.messages()
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(loop_thread.Reply, "get", interrupts)
+                with pytest.raises(KeyboardInterrupt):
+                    next(messages)
+        with pytest.raises(
+            dist.UnreadableMessage, match="of rank 0 cannot be read: an object with 1000 keys"
+        ) as caught:
+            next(messages)
+        assert caught.value.sender == 0
+        assert next(messages) == (0, "behind it")
+
+
 @pytest.mark.parametrize("again", ["before", "after", "wait"])
 def test_a_second_interrupt_strikes_while_the_first_is_handled(
     again: str, monkeypatch: pytest.MonkeyPatch

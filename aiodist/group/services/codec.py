@@ -115,6 +115,14 @@ class Received:
             await asyncio.wait((decoding,))  # which does not cancel it
         return decoding.result()
 
+    def fails(self, error: BaseException) -> Self:
+        """Have an error that decoding raised before, and no bytes → itself. Nobody has heard of it yet."""
+        self.payload = b""
+        self._decoding = asyncio.get_running_loop().create_future()
+        self._decoding.set_exception(error)
+        _note_error(self._decoding)
+        return self
+
     def holds(self, value: Any) -> Self:
         """Have a value that was decoded before, and no bytes → itself. It was taken, and came back."""
         self.payload = b""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from aiodist.base.errors import AiodistError
 from aiodist.group.services.codec import Received
 
 MESSAGES = 1024
@@ -33,6 +34,20 @@ class Letter(Received):
         super().__init__(payload)
         self.sender = sender
         self.taken_in = taken_in
+
+
+class Unread(Exception):
+    """The error that a message cannot be read.
+
+    Args:
+        sender: uid of the process that sent it.
+        why: it cannot.
+    """
+
+    def __init__(self, sender: bytes, why: AiodistError) -> None:
+        super().__init__(why)
+        self.sender = sender
+        self.why = why
 
 
 class Mailbox:
@@ -111,6 +126,11 @@ class Mailbox:
     def give_back(self, sender: bytes, message: Any) -> None:
         """Have a message taken again, first of all, that was taken and read: its taker could not have it."""
         self.inside.appendleft(Letter(sender, b"", _nothing).holds(message))
+        self._wake()
+
+    def fail_again(self, sender: bytes, error: BaseException) -> None:
+        """Have the error of a message raised again, first of all: its taker has not heard of it."""
+        self.inside.appendleft(Letter(sender, b"", _nothing).fails(error))
         self._wake()
 
     def _let_in(self) -> None:

@@ -47,11 +47,7 @@ class Notes:
         """Note that a handler ends its process: nothing else says so."""
         self._say(logging.ERROR, name, f"handler {name} called exit, which ends this process: ", error)
 
-    def unread(self, error: BaseException) -> None:
-        """Note that a message cannot be read, and is dropped."""
-        self._say(logging.WARNING, "", "a message that cannot be read was dropped: ", error, lines=False)
-
-    def _say(self, level: int, name: str, words: str, error: BaseException, *, lines: bool = True) -> None:
+    def _say(self, level: int, name: str, words: str, error: BaseException) -> None:
         if not _log.isEnabledFor(level):
             return
         rate = self._rates.get(name)
@@ -62,7 +58,7 @@ class Notes:
             return
         more = f" ({left_out} more errors like this were left out)" if left_out else ""
         with contextlib.suppress(Exception):  # a log that fails must not end the connection that is read
-            lines_of = [_line(error), *(_lines(error) if lines else ())]
+            lines_of = [_line(error), *_lines(error)]
             _log.log(level, "%s%s%s", words, lines_of[0] + more, "".join("\n" + one for one in lines_of[1:]))
 
 

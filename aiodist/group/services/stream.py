@@ -84,6 +84,9 @@ class Stream(Generic[T]):
             self._parts.appendleft(Received(b"").holds(part))
             self._wake()
 
+    def fail_again(self, _error: BaseException) -> None:
+        """Do nothing: behind an error each further `anext` raises one."""
+
     async def __aenter__(self) -> Self:
         return self
 

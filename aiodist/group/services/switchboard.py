@@ -15,7 +15,7 @@ from aiodist.group.services.asking import Asked
 from aiodist.group.services.callee import Callee
 from aiodist.group.services.codec import decoded, encode, encoded
 from aiodist.group.services.handlers import Handlers
-from aiodist.group.services.mailbox import Mailbox
+from aiodist.group.services.mailbox import Mailbox, Unread
 from aiodist.group.services.outcomes import Outcome, closed, error_of
 from aiodist.group.services.overview import Overview
 from aiodist.group.services.peers import Peers, ServicePeer, ServicePlace
@@ -113,20 +113,21 @@ class Switchboard:
         return Stream(self._loop, opens, rank, name, encode(list(args)), timeout, build)
 
     async def take(self) -> tuple[bytes, Any] | None:
-        """The next message: uid of its sender, and what it is; None when no more will come."""
-        while (letter := await self.mailbox.take()) is not None:
-            try:
-                message = letter.sender, await letter.value()
-            except AiodistError as error:
-                self.mailbox.read()
-                self.handlers.notes.unread(error)
-            except BaseException:  # cancelled, or its coroutine was closed
-                self.mailbox.put_back(letter)
-                raise
-            else:
-                self.mailbox.read()
-                return message
-        return None
+        """The next message: uid of its sender, and what it is; None when no more will come. `Unread` where it
+        cannot be read."""
+        letter = await self.mailbox.take()
+        if letter is None:
+            return None
+        try:
+            message = await letter.value()
+        except AiodistError as error:
+            self.mailbox.read()
+            raise Unread(letter.sender, error) from None
+        except BaseException:  # cancelled, or its coroutine was closed
+            self.mailbox.put_back(letter)
+            raise
+        self.mailbox.read()
+        return letter.sender, message
 
     def check_open(self) -> None:
         """Raise `GroupClosed` where this process has left the job."""
