@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from aiodist.base.errors import UsageError, shown
@@ -42,7 +42,11 @@ class Handler:
     def __init__(self, name: str, function: Callable[..., Any], limit: int) -> None:
         self.name = name
         self.function = function
-        called = function if inspect.isroutine(function) else type(function).__call__
+        called = function
+        while isinstance(called, partial):
+            called = called.func
+        if not inspect.isroutine(called):
+            called = type(called).__call__
         self.streams = inspect.isasyncgenfunction(called)
         self.quick = not (self.streams or inspect.iscoroutinefunction(called))
         self.slots = Slots(limit)
@@ -56,8 +60,8 @@ class Handler:
         if not self._least <= len(args) <= self._most:
             takes = f"{self._least}" if self._least == self._most else f"{self._least} to {self._most:g}"
             return f"{self.name} takes {takes} arguments, not {len(args)}"
-        for place, build in self._builders:
-            if place < len(args):
+        for places, build in self._builders:
+            for place in range(*places.indices(len(args))):
                 try:
                     args[place] = build(args[place])
                 except records.Misfit as error:

@@ -7,7 +7,9 @@ no name of a class travels, and what is built is what the receiver's program say
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -42,20 +44,26 @@ def fields(value: Any) -> dict[str, Any] | None:
         raise UsageError(f"a {type(value).__name__} cannot be sent: {why:.200}") from error
 
 
-def parameters(function: Callable[..., Any]) -> list[tuple[int, Build]]:
-    """Builders for a function's positional arguments, as (place, builder), by its annotations."""
-    hints = _hints(function)
+def parameters(function: Callable[..., Any]) -> list[tuple[slice, Build]]:
+    """Builders for a function's positional arguments, as (places, builder), by its annotations."""
     try:
-        names = list(inspect.signature(function).parameters)
+        takes, written = inspect.signature(function).parameters.values(), _written(function)
     except (TypeError, ValueError):
         return []
-    built = ((place, builder(hints.get(name))) for place, name in enumerate(names))
-    return [(place, build) for place, build in built if build is not None]
+    found: list[tuple[slice, Build]] = []
+    for place, one in enumerate(takes):
+        if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD):
+            break  # no argument of a call goes there, or behind it
+        build = builder(_hint_of(written, one.annotation))
+        if build is not None:
+            found.append((slice(place, None if one.kind is one.VAR_POSITIONAL else place + 1), build))
+    return found
 
 
 def returned(function: Any, *, stream: bool) -> Build | None:
     """The builder for a function's result, or for each part of its stream, by its annotation."""
-    hint = _hints(function).get("return")
+    written = _written(function)
+    hint = _hint_of(written, getattr(written, "__annotations__", {}).get("return"))
     if stream:
         name = getattr(typing.get_origin(hint), "__name__", "")
         hint = typing.get_args(hint)[0] if name in _STREAMS and typing.get_args(hint) else None
@@ -64,9 +72,10 @@ def returned(function: Any, *, stream: bool) -> Build | None:
 
 def builder(hint: Any) -> Build | None:
     """The function that makes a value of the annotated type of what travelled; None: that is the value."""
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _record(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    named = hint if origin is None else origin
+    if isinstance(named, type) and dataclasses.is_dataclass(named):
+        return _record(named, args)
     if origin in (Union, types.UnionType):
         return _union(hint, args)
     if origin is list and args:
@@ -84,8 +93,10 @@ def builder(hint: Any) -> Build | None:
     return None
 
 
-def _record(cls: type) -> Build:
-    hints = _hints(cls)
+def _record(cls: type, args: tuple[Any, ...]) -> Build:
+    """The builder of a dataclass; of a generic one, with the arguments that the annotation gives it."""
+    hints = _hints_of_fields(cls)
+    given = _given(cls, args)
     fields = {one.name: one for one in dataclasses.fields(cls) if one.init}
     inner: dict[str, Build] = {}
     ready = False
@@ -95,7 +106,8 @@ def _record(cls: type) -> Build:
         if type(value) is not dict:
             raise Misfit(f"it is to be a {cls.__name__}, and came as {type(value).__name__}")
         if not ready:  # only now: a class may have fields of its own type
-            inner.update({name: make for name in fields if (make := builder(hints.get(name))) is not None})
+            makes = {name: builder(_filled(hints.get(name), given)) for name in fields}
+            inner.update({name: make for name, make in makes.items() if make is not None})
             ready = True
         unknown = [name for name in value if name not in fields]
         if unknown:
@@ -157,8 +169,65 @@ def _values(inner: Build) -> Build:
     return build
 
 
-def _hints(annotated: Any) -> dict[str, Any]:
+def _given(cls: type, args: tuple[Any, ...]) -> dict[Any, Any]:
+    """The arguments of a generic class, by its type variables."""
+    names: tuple[Any, ...] = getattr(cls, "__parameters__", ())
+    plain = len(names) == len(args) and all(isinstance(name, typing.TypeVar) for name in names)
+    return dict(zip(names, args, strict=True)) if plain else {}
+
+
+def _filled(hint: Any, given: dict[Any, Any]) -> Any:
+    """A hint with these arguments for its type variables."""
+    if isinstance(hint, typing.TypeVar):
+        return given.get(hint)
+    names = getattr(hint, "__parameters__", ()) if typing.get_origin(hint) is not None else ()
+    if any(name in given for name in names):
+        return hint[tuple(given.get(name, name) for name in names)]
+    return hint
+
+
+def _hint_of(written: Any, annotation: Any) -> Any:
+    """The type that an annotation in a signature names; None where there is none, or for None."""
+    if annotation is None or annotation is inspect.Parameter.empty:
+        return None
+    module = sys.modules.get(getattr(written, "__module__", None) or "")
+    names = getattr(written, "__globals__", None) or getattr(module, "__dict__", {})
+    return _hint(annotation, written, names, names)
+
+
+def _written(function: Any) -> Any:
+    """The function, or the class, that was written with the signature."""
+    while not isinstance(function, type):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif inspect.isroutine(function):
+            break
+        else:
+            function = type(function).__call__
+    return function
+
+
+def _hints_of_fields(cls: type) -> dict[str, Any]:
+    """The types that a class's annotations name, and those of its bases."""
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        module = sys.modules.get(base.__module__)
+        for name, annotation in inspect.get_annotations(base).items():
+            # As `typing.get_type_hints`: a field may have the name of the type that it is annotated with.
+            hints[name] = _hint(annotation, base, dict(vars(base)), getattr(module, "__dict__", {}))
+    return hints
+
+
+def _hint(annotation: Any, owner: Any, outer: dict[str, Any], inner: dict[str, Any]) -> Any:
+    """The type that one annotation names; None where it has names that only a type checker knows."""
+    one = types.SimpleNamespace(
+        __annotations__={"it": annotation}, __type_params__=getattr(owner, "__type_params__", ())
+    )
     try:
-        return typing.get_type_hints(annotated)
-    except Exception:  # names that only a type checker knows
-        return {}
+        return typing.get_type_hints(one, outer, inner)["it"]
+    except Exception:
+        return None
