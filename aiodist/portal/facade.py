@@ -76,6 +76,7 @@ PATIENCE = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Portal(LoopThread):
@@ -704,6 +705,16 @@ class SyncProcessGroup:
         self.__exit__(None, None, None)
 
     close = aclose
+
+    @overload
+    def handler(self, function: F, *, name: str | None = None, limit: int | None = None) -> F: ...
+    @overload
+    def handler(self, *, name: str | None = None, limit: int | None = None) -> Callable[[F], F]: ...
+    def handler(self, function: Any = None, *, name: str | None = None, limit: int | None = None) -> Any:
+        """Let other ranks call a function here; see `ProcessGroup.handler`. It runs on the portal's loop."""
+        if function is None:
+            return functools.partial(self.handler, name=name, limit=limit)
+        return self.portal.call(self._group.handler, function, name=name, limit=limit)
 
     def drain(self) -> None:
         """Return when no operation of this rank is in flight any more, and no step of a training object goes

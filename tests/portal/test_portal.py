@@ -120,6 +120,46 @@ def test_results_attributes_and_work() -> None:
             pg.all_redeuce(tensor)
 
 
+def test_a_handler_with_a_name_and_a_limit() -> None:
+    """Its function is registered in the thread of the loop, where the call of the decorator was not made."""
+    with dist.portal.init_process_group(world_size=1) as pg:
+        running = [0, 0]
+
+        @pg.handler
+        def bare(number: int) -> int:
+            return number + 1
+
+        @pg.handler(limit=2)
+        async def limited(number: int) -> int:
+            running[0] += 1
+            running[1] = max(running)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            running[0] -= 1
+            return number * 2
+
+        @pg.handler(name="other name")
+        def named(number: int) -> int:
+            return number * 3
+
+        assert (bare(1), named(1)) == (2, 3)
+        assert [pg.call(0, one, 7) for one in ("bare", bare, "limited", "other name", named)] == [
+            8,
+            8,
+            14,
+            21,
+            21,
+        ]
+
+        async def many(group: ProcessGroup) -> Any:
+            return await asyncio.gather(*(group.call(0, "limited", number) for number in range(9)))
+
+        assert pg.portal.call(many, pg) == [2 * number for number in range(9)]
+        assert running == [0, 2]
+        with pytest.raises(dist.UsageError, match="limit must be at least 1"):
+            pg.handler(limit=0)(bare)
+
+
 def test_scalars_and_messages_to_oneself() -> None:
     with alone() as pg:
         assert pg.all_reduce(3.5) == 3.5
