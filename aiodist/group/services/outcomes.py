@@ -154,6 +154,11 @@ def raised(error: BaseException) -> bytes:
     return objects.encode(list(described(error)))
 
 
+def unreadable(error: BaseException) -> bytes:
+    """The body that tells why a call has not run: what was raised as its arguments were decoded, or made."""
+    return f"its arguments cannot be read: {': '.join(described(error))}".encode()
+
+
 def too_large(what: str, nbytes: int, most: int) -> str:
     """The words for something that is larger than it may be."""
     return f"{what} takes {nbytes} bytes; at most {most} are allowed"

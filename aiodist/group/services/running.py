@@ -11,7 +11,7 @@ from typing import Any
 from aiodist.group.services.answers import Answers
 from aiodist.group.services.codec import decoded, encode, encoded
 from aiodist.group.services.handlers import Handler, Handlers
-from aiodist.group.services.outcomes import ENDS_THE_PROCESS, raised
+from aiodist.group.services.outcomes import ENDS_THE_PROCESS, raised, unreadable
 from aiodist.group.services.serving import SERVED, Served, Serving
 from aiodist.net.wire import objects
 from aiodist.net.wire.calls import Request, Says
@@ -59,13 +59,14 @@ class HandlerRuns:
             served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
             self._start(served, self._carry_out(served, name, payload, handler))
             return
-        running = None
+        running, begun = None, False
         try:
             args = objects.decode(payload)
             if why := handler.misfit(args):
                 self._answers.at_once(number, Says.REFUSED, why.encode())
                 return
             if handler.quick:
+                begun = True
                 result = self._context.copy().run(handler.function, *args)
                 if not hasattr(result, "__await__"):
                     self._answers.at_once(number, _RESULT, encode(result))
@@ -75,6 +76,9 @@ class HandlerRuns:
             self._exits(name, error)
             raise
         except BaseException as error:
+            if not begun:
+                self._answers.at_once(number, Says.REFUSED, unreadable(error))
+                return
             self._answers.at_once(number, Says.RAISED, raised(error))
             self._answers.notes.raised(name, error)
             return
@@ -161,6 +165,8 @@ class HandlerRuns:
             raise error  # the loop has ended, and its tasks are taken apart
         if isinstance(error, asyncio.CancelledError):
             self._answers.cancelled(served, error)
+        elif not served.begun:
+            self._answers.end(served, Says.REFUSED, unreadable(error))
         else:
             self._answers.raised(served, name, error)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from aiodist.base.errors import CallError, CallTimeout, UsageError
+from aiodist.base.errors import AiodistError, CallError, CallTimeout, UsageError
 from aiodist.group.services.asking import Asked
 from aiodist.group.services.codec import Received
 from aiodist.group.services.outcomes import LATE, Outcome, error_of
@@ -108,7 +108,12 @@ class Stream(Generic[T]):
         parts = self._parts
         if parts:
             received = parts[0]
-            part = await received.value()
+            try:
+                part = await received.value()
+            except AiodistError as error:
+                self._leave(_LEFT)
+                words = f"a part cannot be read: {error.message}"
+                raise CallError(self._rank, self._name, words, hint=error.hint) from error
             if parts:  # it is taken only now: nothing is lost where that was cancelled
                 part = self._built(part) if received.payload else part
                 parts.remove(received)  # the first, but for one that was given back meanwhile

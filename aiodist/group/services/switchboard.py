@@ -169,7 +169,12 @@ class Switchboard:
             raise error_of(outcome, rank, name or A_MESSAGE, timeout)
         if kind is Says.MESSAGE:
             return None
-        result = await decoded(body) if objects.is_slow(body) else objects.decode(body)
+        try:
+            result = await decoded(body) if objects.is_slow(body) else objects.decode(body)
+        except AiodistError as error:
+            raise CallError(
+                rank, name, f"its result cannot be read: {error.message}", hint=error.hint
+            ) from error
         if build is None:
             return result
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -30,6 +30,102 @@ def run(main: Callable[[ProcessGroup], Any], size: int) -> None:
 def test_it_can_be_sent() -> None:
     with pytest.raises(WireError, match="share their hash values"):
         objects.decode(objects.encode(unreadable(3)))
+
+
+@pytest.mark.parametrize("nbytes", [0, 3 << 20], ids=["small", "in a thread"])
+def test_a_call_whose_arguments_cannot_be_read_has_not_run(nbytes: int) -> None:
+    """Nor has a stream; and its place is free again."""
+
+    async def main(pg: ProcessGroup) -> None:
+        ran: list[str] = []
+
+        @pg.handler(limit=1)
+        def plain(value: Any) -> int:
+            ran.append("plain")
+            return len(value)
+
+        @pg.handler(limit=1)
+        async def later(value: Any) -> int:
+            ran.append("later")
+            return len(value)
+
+        @pg.handler(limit=1)
+        async def parts(value: Any) -> AsyncIterator[int]:
+            ran.append("parts")
+            yield len(value)
+
+        await pg.barrier()
+        if pg.rank == 0:
+            for _ in range(2):
+                for handler in (plain, later):
+                    with pytest.raises(dist.CallNotRun, match=r"arguments cannot be read: .*1000 keys"):
+                        await pg.call(1, handler, unreadable(0, nbytes))
+                stream = pg.stream(1, parts, unreadable(0, nbytes))
+                for _ in range(2):
+                    with pytest.raises(dist.CallNotRun, match=r"arguments cannot be read: .*1000 keys"):
+                        await anext(stream)
+            assert not ran
+            assert [await pg.call(1, handler, "abc") for handler in (plain, later)] == [3, 3]
+            assert [part async for part in pg.stream(1, parts, "abc")] == [3]
+        await pg.barrier()
+
+    run(main, 2)
+
+
+@pytest.mark.parametrize("nbytes", [0, 3 << 20], ids=["small", "in a thread"])
+def test_a_result_that_cannot_be_read_is_a_call_error(nbytes: int) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        pg.handler(lambda: unreadable(pg.rank, nbytes), name="plain")
+
+        @pg.handler
+        async def later() -> Any:
+            return unreadable(pg.rank, nbytes)
+
+        await pg.barrier()
+        if pg.rank == 0:
+            for name in ("plain", "later"):
+                with pytest.raises(dist.CallError, match=r"its result cannot be read: .*1000 keys") as caught:
+                    await pg.call(1, name)
+                assert type(caught.value) is dist.CallError
+                assert type(caught.value.__cause__) is WireError
+        await pg.barrier()
+
+    run(main, 2)
+
+
+@pytest.mark.parametrize("nbytes", [0, 3 << 20], ids=["small", "in a thread"])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_part_that_cannot_be_read_ends_its_stream(bad: int, nbytes: int) -> None:
+    """The handler is stopped, and the last part is no exception."""
+
+    async def main(pg: ProcessGroup) -> None:
+        ended: list[int] = []
+
+        @pg.handler
+        async def parts(pause: float) -> AsyncIterator[Any]:
+            try:
+                for number in range(3):
+                    yield unreadable(pg.rank, nbytes) if number == bad else number
+                    await asyncio.sleep(pause)
+            finally:
+                ended.append(pg.rank)
+
+        await pg.barrier()
+        if pg.rank == 0:
+            for pause in (0.0, 5.0):
+                stream = pg.stream(1, parts, pause)
+                assert [await anext(stream) for _ in range(bad)] == list(range(bad))
+                await asyncio.sleep(20)  # until all have come
+                with pytest.raises(dist.CallError, match=r"a part cannot be read: .*1000 keys"):
+                    await anext(stream)
+                for _ in range(2):
+                    with pytest.raises(dist.UsageError, match="left before its end"):
+                        await anext(stream)
+            await asyncio.sleep(1)
+        await pg.barrier()
+        assert ended == ([1, 1] if pg.rank else [])
+
+    run(main, 2)
 
 
 async def until_left(pg: ProcessGroup, count: int) -> list[Any]:
