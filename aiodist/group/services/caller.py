@@ -10,7 +10,7 @@ from typing import Protocol
 from aiodist.base.errors import Tampered, WireError
 from aiodist.group.services.asking import Asked, Asking
 from aiodist.group.services.connection import Connection
-from aiodist.group.services.outcomes import LATE, LEAVES, LEFT, LOST, NOT_SENT, Outcome
+from aiodist.group.services.outcomes import LATE, LEAVES, LEFT, LOST, NOT_SENT, Outcome, Why
 from aiodist.net.alarm import Alarm
 from aiodist.net.wire import calls
 from aiodist.net.wire.calls import ENDS, Says
@@ -52,7 +52,7 @@ class Caller:
         self._loop = loop
         self._room = room
         self._alarm = Alarm(loop, self._expire)
-        self._connection = Connection(loop, line, self._take, self._lost, room)
+        self._connection = Connection(loop, line, self._take, self._ended, room)
 
     @property
     def over(self) -> bool:
@@ -124,7 +124,11 @@ class Caller:
         else:
             raise WireError(f"a frame of kind {kind} from the side that was dialed")
 
-    def _lost(self, why: str | Tampered) -> None:
+    def _ended(self, why: str | Tampered) -> None:
+        """Note that the connection has ended; whether the process is lost, others know."""
+        self._lost(ConnectionError(why) if isinstance(why, str) and why else why)
+
+    def _lost(self, why: Why) -> None:
         self._alarm.stop()
         for asked in self.asking:
             self.asking.answered(asked.number)
@@ -141,9 +145,9 @@ class Caller:
         self._alarm.set(self.asking.due)
 
 
-def _not_seen(why: str | Tampered) -> Outcome:
+def _not_seen(why: Why) -> Outcome:
     """The outcome of a call that the other side has not seen, or not whole."""
-    return (NOT_SENT, why) if isinstance(why, Tampered) else (Says.REFUSED, (why or LEAVES).encode())
+    return (NOT_SENT, why) if why else (Says.REFUSED, LEAVES.encode())
 
 
 def _lane(asked: Asked) -> int:

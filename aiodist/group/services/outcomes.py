@@ -21,10 +21,14 @@ from aiodist.base.sanitize import one_line
 from aiodist.net.wire import objects
 from aiodist.net.wire.calls import MAX_TEXT, Says, read_text
 
-LOST, LATE, NOT_SENT, TOO_LATE, QUITS = range(-1, -6, -1)
-"""Kinds of outcomes that no frame says: the connection ended (body: why, as text or `Tampered`); the deadline
-passed; it was not sent, and never will be (why, likewise); not in time (so many calls had no answer; 0: the
-process takes nothing); this process has left the job."""
+LOST, LATE, NOT_SENT, TOO_LATE, QUITS, UNREACHED = range(-1, -7, -1)
+"""Kinds of outcomes that no frame says: nothing more comes (body: `Why`); the deadline passed; it was not
+sent, and never will be (`Why`); not in time (so many calls had no answer; 0: the process takes nothing); this
+process has left the job; no connection could be made (the error)."""
+
+Why = str | ConnectionError | Tampered
+"""The reason why nothing more comes from a process: words where it is lost, or `LEFT`, or '' where it said
+goodbye; an error where only the connection has ended, for all that is known."""
 
 ENCODING = -1
 """Of a message that was not sent in time: an earlier one was still being encoded."""
@@ -73,31 +77,33 @@ def error_of(outcome: Outcome, rank: int, name: str, timeout: float) -> CallErro
         return _late(rank, name, timeout)
     if kind == TOO_LATE:
         return _too_late(rank, name, timeout, body)
-    if kind == NOT_SENT:
-        altered = isinstance(body, Tampered)
-        return _altered(CallNotRun, rank, name) if altered else not_run(rank, name, body)
-    if kind in (Says.REFUSED, Says.DROPPED):
-        return _stopped(kind, one_line(read_text(body)), rank, name, timeout)
-    if isinstance(body, Tampered):
-        return _altered(CallUnknown, rank, name)
-    error = CallUnknown(rank, name, body or f"rank {rank} has left the job")
-    error.__cause__ = PeerLost([rank], body) if body not in ("", LEFT) else None
+    if kind == UNREACHED:
+        unreached = CallNotRun(rank, name, f"it cannot be reached ({body})")
+        unreached.__cause__ = body
+        return unreached
+    if kind in (NOT_SENT, LOST):
+        return _ended(CallNotRun if kind == NOT_SENT else CallUnknown, rank, name, body)
+    return _stopped(kind, one_line(read_text(body)), rank, name, timeout)
+
+
+def _ended(kind: type[CallError], rank: int, name: str, why: Why) -> CallError:
+    """The error where nothing more comes. Its cause says that the rank is lost only where that is known."""
+    if isinstance(why, Tampered):
+        cause = Tampered()
+        error = kind(rank, name, cause.message, hint=cause.hint)
+        error.__cause__ = cause
+        return error
+    error = kind(rank, name, str(why) or f"rank {rank} has left the job")
+    if isinstance(why, ConnectionError):
+        error.__cause__ = why
+    elif why not in ("", LEFT):
+        error.__cause__ = PeerLost([rank], why)
     return error
 
 
-def _altered(kind: type[CallError], rank: int, name: str) -> CallError:
-    """The error where somebody altered what went between the two processes; neither of them is lost."""
-    cause = Tampered()
-    error = kind(rank, name, cause.message, hint=cause.hint)
-    error.__cause__ = cause
-    return error
-
-
-def not_run(rank: int, name: str, why: str) -> CallNotRun:
-    """The error for a call to a process that is lost, or cannot be reached."""
-    error = CallNotRun(rank, name, why)
-    error.__cause__ = PeerLost([rank], why)
-    return error
+def not_run(rank: int, name: str, why: str) -> CallError:
+    """The error for a call to a process that is lost."""
+    return _ended(CallNotRun, rank, name, why)
 
 
 def _too_late(rank: int, name: str, timeout: float, under_way: int) -> CallTooLate:

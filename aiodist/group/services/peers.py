@@ -8,13 +8,14 @@ meanwhile.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from aiodist.base.errors import AiodistError
 from aiodist.group.services.callee import Callee
 from aiodist.group.services.caller import Caller
-from aiodist.group.services.outcomes import closed, not_run
+from aiodist.group.services.outcomes import LOST, NOT_SENT, Outcome, closed, not_run
 from aiodist.group.services.way import CallWay
 from aiodist.transport.line import Line, MemoryLine
 
@@ -137,6 +138,17 @@ class Peers:
             raise not_run(rank, name, why)
         return self.peer(uid).way
 
+    async def hear_of(self, uid: bytes, outcome: Outcome, until: float) -> Outcome:
+        """An outcome, as it is where it is known whether the process is lost. Where only a connection has
+        ended, that may be known a moment later: this waits for it, but not for long, and not beyond `until`.
+        """
+        kind, why = outcome
+        place = self._place
+        if place is not None and kind in (LOST, NOT_SENT) and isinstance(why, ConnectionError):
+            await self._hear(place, uid, until)
+            return kind, self._why_not(uid) or why
+        return outcome
+
     def _why_not(self, uid: bytes) -> str:
         place = self._place
         if place is None or uid not in place.ranks:
@@ -160,10 +172,10 @@ class Peers:
                 if self._place is place:
                     raise
 
-    async def _hear(self, place: ServicePlace, uid: bytes) -> None:
+    async def _hear(self, place: ServicePlace, uid: bytes, until: float = math.inf) -> None:
         """Wait, but not for long, for what says why a process cannot be reached."""
         try:
-            async with asyncio.timeout(_NEWS):
+            async with asyncio.timeout_at(min(self._loop.time() + _NEWS, until)):
                 while self._place is place and not self._why_not(uid) and not self.closed:
                     await self._news.wait()
         except TimeoutError:

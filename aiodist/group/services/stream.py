@@ -6,7 +6,7 @@ import asyncio
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -41,6 +41,7 @@ class Stream(Generic[T]):
         self,
         loop: asyncio.AbstractEventLoop,
         opens: Callable[[], CallWay],
+        hears: Callable[[Outcome, float], Awaitable[Outcome]],
         rank: int,
         name: str,
         payload: bytes,
@@ -49,6 +50,7 @@ class Stream(Generic[T]):
     ) -> None:
         self._loop = loop
         self._opens = opens
+        self._hears = hears
         self._rank = rank
         self._name = name
         self._payload = payload
@@ -58,6 +60,7 @@ class Stream(Generic[T]):
         self._asked: Asked | None = None
         self._parts: deque[Received] = deque()
         self._end: Outcome | None = None  # what comes behind the parts
+        self._heard = False  # all that is known of the end
         self._awaited: asyncio.Future[None] | None = None
         self._taking = False
 
@@ -121,6 +124,12 @@ class Stream(Generic[T]):
                 assert self._asked is not None
                 self._way.took(self._asked, len(received.payload))
                 return part
+        ending = self._end
+        if ending is not None and not self._heard:
+            heard = await self._hears(ending, deadline)
+            self._heard = True
+            if self._end is ending:  # it was not left meanwhile
+                self._end = heard
         raise self._ending()
 
     def _begin(self) -> None:

@@ -110,7 +110,8 @@ class Switchboard:
     ) -> Stream[Any]:
         """The parts that a handler of another process yields. Errors as `ProcessGroup.stream`."""
         opens = partial(self.peers.way, uid, rank, name)
-        return Stream(self._loop, opens, rank, name, encode(list(args)), timeout, build)
+        hears = partial(self.peers.hear_of, uid)
+        return Stream(self._loop, opens, hears, rank, name, encode(list(args)), timeout, build)
 
     async def take(self) -> tuple[bytes, Any] | None:
         """The next message: uid of its sender, and what it is; None when no more will come. `Unread` where it
@@ -166,6 +167,7 @@ class Switchboard:
             raise
         how, body = outcome
         if how != _RESULT:
+            outcome = await self.peers.hear_of(uid, outcome, asked.deadline)
             raise error_of(outcome, rank, name or A_MESSAGE, timeout)
         if kind is Says.MESSAGE:
             return None

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from aiodist.group.services.asking import Asked
 from aiodist.group.services.caller import Caller, tell
-from aiodist.group.services.outcomes import ENCODING, LEFT, NOT_SENT, QUITS, TOO_LATE, Outcome
+from aiodist.group.services.outcomes import ENCODING, LEFT, NOT_SENT, QUITS, TOO_LATE, UNREACHED, Outcome
 from aiodist.group.services.queue import Queue
 from aiodist.net.wire.calls import Says
 from aiodist.transport.line import Line
@@ -126,7 +126,7 @@ class CallWay:
         try:
             line = await self._dial()
         except Exception as error:  # whatever it is, the next call tries again
-            self._tell_all((NOT_SENT, f"it cannot be reached ({error})"))
+            self._tell_all((UNREACHED, error))
         except asyncio.CancelledError:
             self._tell_all((NOT_SENT, LEFT))
             raise

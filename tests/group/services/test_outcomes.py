@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from aiodist.group import ProcessGroup
 from aiodist.group.services.mailbox import MESSAGES
 from aiodist.group.services.outcomes import LATE, PASSED, error_of
 from aiodist.net.wire.calls import Says
-from aiodist.testing import run_cluster
+from aiodist.testing import run_cluster, run_virtual
+from tests.group.services.narrow import Narrow
+from tests.helpers import core_of
 
 
 @pytest.mark.parametrize(
@@ -165,3 +168,102 @@ def test_a_handler_that_exits_leaves_its_line(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert "handler ends called exit" in done.stderr
     assert 'exits.py", line 9, in ends' in done.stderr
+
+
+def test_a_healthy_rank_is_not_said_to_be_lost() -> None:
+    """Only a line to it breaks, or cannot be made: what ended so says it, and the next call goes."""
+    network = Narrow()
+
+    async def main(pg: ProcessGroup) -> None:
+        @pg.handler
+        async def waits(seconds: float) -> int:
+            await asyncio.sleep(seconds)
+            return pg.rank
+
+        @pg.handler
+        async def parts() -> AsyncIterator[int]:
+            yield pg.rank
+            await asyncio.sleep(1000)
+
+        await pg.barrier()
+        if pg.rank == 0:
+            network.refused = 1
+            with pytest.raises(dist.CallNotRun, match=r"cannot be reached \(refused\)") as refused:
+                await pg.call(1, waits, 0.0)
+            assert type(refused.value.__cause__) is ConnectionRefusedError
+            stream = pg.stream(1, parts)
+            assert await anext(stream) == 1
+            for timeout in (None, 30.0):
+                calls = [pg.call(1, waits, 1000.0, timeout=timeout), anext(stream)]
+                asked = [asyncio.ensure_future(one) for one in calls]
+                await asyncio.sleep(0.5)
+                network.cut(0, 1)
+                for one in asked:
+                    with pytest.raises(dist.CallUnknown, match="Connection reset by peer") as cut:
+                        await one
+                    assert type(cut.value.__cause__) is ConnectionError
+                    assert str(cut.value.__cause__) == "Connection reset by peer"
+                assert await pg.call(1, waits, 0.0) == 1
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main, endpoint=network.endpoint, timeout=60.0))
+
+
+def test_a_call_does_not_wait_for_news_beyond_its_deadline() -> None:
+    network = Narrow()
+
+    async def main(pg: ProcessGroup) -> None:
+        pg.handler(asyncio.sleep, name="waits")
+        await pg.barrier()
+        if pg.rank == 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(1.0, network.cut, 0, 1)
+            began = loop.time()
+            with pytest.raises(dist.CallUnknown, match="reset by peer"):
+                await pg.call(1, "waits", 1000, timeout=1.5)
+            assert loop.time() <= began + 1.6
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main, endpoint=network.endpoint, timeout=60.0))
+
+
+def test_the_cause_is_that_the_rank_is_lost_where_that_is_known_a_moment_later() -> None:
+    """Its connection ends first. What was not sent whole says so, too."""
+    network, told = Narrow(), list[type[dist.CallError]]()
+
+    async def main(pg: ProcessGroup) -> None:
+        @pg.handler
+        async def parts() -> AsyncIterator[int]:
+            yield pg.rank
+            await asyncio.sleep(1000)
+
+        pg.handler(asyncio.sleep, name="waits")
+        await pg.barrier()
+        if pg.rank == 0:
+            stream = pg.stream(1, parts)
+            assert await anext(stream) == 1
+            asked = [
+                asyncio.ensure_future(one)
+                for one in (
+                    pg.call(1, "waits", 1000),
+                    anext(stream),
+                    pg.call(1, "waits", bytes(50 << 20)),
+                    pg.send_message(1, bytes(50 << 20)),
+                )
+            ]
+            await asyncio.sleep(0.5)
+            network.cut(0, 1)
+            await asyncio.sleep(1.0)
+            core_of(pg).control.lose(1, "it died, for a test")
+            for one, kind in zip(asked, [dist.CallUnknown] * 2 + [dist.CallNotRun] * 2, strict=True):
+                with pytest.raises(kind, match="it died, for a test") as caught:
+                    await one
+                assert isinstance(caught.value.__cause__, dist.PeerLost)
+                assert caught.value.__cause__.ranks == (1,)
+                told.append(kind)
+        else:
+            await asyncio.sleep(10)
+
+    with contextlib.suppress(ExceptionGroup):  # of a rank that is said to be lost
+        run_virtual(run_cluster(2, main, endpoint=network.endpoint, timeout=60.0))
+    assert len(told) == 4
