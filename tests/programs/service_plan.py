@@ -24,12 +24,14 @@ class Ask:
 
     Args:
         what: 'quick', 'echo', 'slow', 'limited', 'raises', 'raises later', 'back', 'message', 'stream' or
-            'stream raises'; with an odd value there, back, or both: 'odd', 'odd result', 'odd message'.
+            'stream raises'; with an odd value there, back, or both: 'odd', 'odd result', 'odd message'; with
+            dataclasses, one of which may not be made: 'picky', 'picky stream'; what nobody can decode:
+            'unread message'.
         dst: rank that is asked.
         size: bytes that go there; of a stream, of its parts.
         seconds: that the handler takes.
         odd: what it raises.
-        value: from which the odd value is drawn (`values`).
+        value: from which the odd value is drawn (`values`), or which dataclass is not made.
         count: parts of a stream.
         way: how who asks gives up.
         after: turns or seconds, as the way has it.
@@ -131,11 +133,15 @@ def plan(seed: int) -> Plan:
         handler=rng.choice([1, 2, 256]),
     )
     mix = rng.choice([_CALLS, _MESSAGES, _STREAMS, _ALL, _ALL])
-    values = random.Random(f"{seed} values")
+    values, picky = random.Random(f"{seed} values"), random.Random(f"{seed} picky")
     share = values.choice([0.0, 0.0, 0.05, 0.2])
+    of_picky = picky.choice([0.0, 0.0, 0.1])
     users = tuple(
         tuple(
-            tuple(_perhaps_odd(values, share, _ask(rng, size, mix)) for _ in range(rng.randint(1, 8)))
+            tuple(
+                _perhaps(picky, of_picky, _PICKY, _perhaps(values, share, _ODD, _ask(rng, size, mix)))
+                for _ in range(rng.randint(1, 8))
+            )
             for _ in range(rng.choice([1, 3, 12]) if rank else rng.choice([3, 12, 25]))
         )
         for rank in range(size)
@@ -151,6 +157,7 @@ _CALLS = ("quick", "quick", "echo", "echo", "slow", "limited", "raises", "raises
 _MESSAGES = ("message", "message", "message", "message", "quick")
 _STREAMS = ("stream", "stream", "stream", "stream raises", "quick")
 _ODD = ("odd", "odd result", "odd message")
+_PICKY = ("picky", "picky stream", "unread message")
 _ALL = (*_CALLS, *_MESSAGES, *_STREAMS)
 
 
@@ -176,10 +183,10 @@ def _ask(rng: random.Random, size: int, mix: tuple[str, ...]) -> Ask:
     )
 
 
-def _perhaps_odd(rng: random.Random, share: float, ask: Ask) -> Ask:
+def _perhaps(rng: random.Random, share: float, whats: tuple[str, ...], ask: Ask) -> Ask:
     if rng.random() >= share:
         return ask
-    return replace(ask, what=rng.choice(_ODD), value=rng.getrandbits(32))
+    return replace(ask, what=rng.choice(whats), value=rng.getrandbits(32))
 
 
 def _fault(rng: random.Random, size: int) -> Fault:

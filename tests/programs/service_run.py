@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import random
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -57,6 +59,22 @@ class Mute(BaseException):
 
     def __str__(self) -> str:
         raise Own
+
+
+@dataclass
+class Picky:
+    """A dataclass that is not made where it says so: the number behind which an iteration would end well."""
+
+    number: int
+    bad: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bad:
+            raise StopAsyncIteration(self.number)
+
+
+UNREADABLE = {i * (2**61 - 1): i for i in range(150)}
+"""A value that can be encoded, and not decoded: its keys have one hash value."""
 
 
 def odd(which: str) -> BaseException:
@@ -148,6 +166,10 @@ class _Program:
         self.sent: dict[tuple[int, int], list[int]] = defaultdict(list)  # those that are there for certain
         self.never: dict[tuple[int, int], set[int]] = defaultdict(set)  # those that are not
         self.begun: Counter[tuple[int, int]] = Counter()
+        self.unread: Counter[tuple[int, int]] = Counter()  # messages that came and cannot be read
+        self.unreadable: Counter[tuple[int, int]] = Counter()  # those of them that are there for certain
+        self.perhaps: Counter[tuple[int, int]] = Counter()  # those that may be
+        self._parts: dict[int, Any] = {}  # by rank, the handler 'picky stream'
         self.first: BaseException | None = None
         self._number = 0
         self._trouble = -PATIENCE  # until when processes are not healthy
@@ -167,6 +189,9 @@ class _Program:
         for number in self.good:
             assert self.ran[number] == 1, f"call {number} has a result, and ran {self.ran[number]} times"
         assert max(self.ran.values(), default=0) <= 1, f"a call ran twice: {self.ran.most_common(3)}"
+        for pair, count in (self.unreadable + self.perhaps).items():
+            least = self.unreadable[pair]
+            assert least <= self.unread[pair] <= count, f"messages {pair}: {least} to {count} cannot be read"
         for pair, taken in self.taken.items():
             assert taken == sorted(set(taken)), f"messages {pair} overtook each other: {taken}"
             lost = set(self.sent[pair]) - set(taken)
@@ -309,6 +334,19 @@ class _Program:
             ran[number] += 1
             return [number, odd_value(random.Random(seed), SHORT)]
 
+        @pg.handler
+        def picky(number: int, *ones: Picky, other: Picky | None = None) -> list[Any]:
+            ran[number] += 1
+            return [number, *(type(one).__name__ for one in ones)]
+
+        @pg.handler(name="picky stream")
+        async def parts(number: int, count: int, bad: int) -> AsyncIterator[Picky]:
+            ran[number] += 1
+            for part in range(count):
+                yield {"number": part, "bad": part == bad}  # type: ignore[misc]
+
+        self._parts[pg.rank] = parts
+
         @pg.handler(limit=limit)
         async def stream(
             number: int, count: int, size: int, seconds: float, which: str
@@ -333,6 +371,10 @@ class _Program:
                     sender, message = await anext(messages)
             except TimeoutError:
                 await asyncio.sleep(0.001)
+                continue
+            except dist.UnreadableMessage as error:
+                sender = -1 if error.sender is None else error.sender
+                self.unread[sender, pg.rank] += 1
                 continue
             except StopAsyncIteration:  # this rank has failed, and left
                 return
@@ -373,6 +415,12 @@ class _Program:
                     await self._message(pg, ask)
                 case "stream" | "stream raises":
                     await self._stream(pg, ask)
+                case "unread message":
+                    await self._unread(pg, ask)
+                case "picky":
+                    await self._picky(pg, ask)
+                case "picky stream":
+                    await self._picky_stream(pg, ask)
                 case "odd" | "odd result":
                     await self._odd(pg, ask)
                 case _:
@@ -425,6 +473,62 @@ class _Program:
             assert verdict(value) is not Verdict.refused, f"value {ask.value} was sent"
             assert form(result) == form([number, arrived(value)]), f"value {ask.value} came as another"
             self.good.append(number)
+
+    async def _picky(self, pg: ProcessGroup, ask: Ask) -> None:
+        """Send dataclasses, one of which may not be made there."""
+        number, bad = self._next(), ask.value % (ask.count + 1)
+        ones = [{"number": one, "bad": one == bad} for one in range(ask.count)]
+        asked = pg.call(ask.dst, "picky", number, *ones, timeout=self._timeout(ask))
+        try:
+            result = await _given_up(ask, asked)
+        except (asyncio.CancelledError, TimeoutError, dist.CallError) as error:
+            if f"argument {bad + 2} of picky: no Picky can be made" not in str(error):
+                self._failed(ask, number, error)
+                return
+            self.not_run.append(number)
+            refused = isinstance(error, dist.CallNotRun) and bad < ask.count
+            _so(refused, f"all can be made: {error!r}")
+        else:
+            assert bad == ask.count, f"argument {bad + 2} was made"
+            assert result == [number] + ["Picky"] * ask.count, f"a picky handler got {result}"
+            self.good.append(number)
+
+    async def _picky_stream(self, pg: ProcessGroup, ask: Ask) -> None:
+        """Take parts that are dataclasses, one of which may not be made here."""
+        number, got, bad = self._next(), 0, ask.value % (ask.count + 1)
+        parts = self._parts[pg.rank]
+        stream = pg.stream(ask.dst, parts, number, ask.count, bad, timeout=self._timeout(ask))
+        for tries in itertools.count():
+            try:
+                part = await (anext(stream) if tries % 4 == 3 else _given_up(ask, anext(stream)))
+            except StopAsyncIteration:
+                assert got == ask.count == bad, f"a stream ended behind {got} of {ask.count} parts, bad {bad}"
+                return
+            except dist.CallError as error:
+                if "a part of another shape" in str(error):
+                    _so(got == bad < ask.count, f"part {got} can be made: {error}")
+                else:
+                    self._failed(ask, number, error)
+                with contextlib.suppress(dist.CallError, dist.UsageError):
+                    part = await anext(stream)
+                    raise AssertionError(f"behind an error a stream gave {part}")
+                return
+            except (asyncio.CancelledError, TimeoutError):
+                continue
+            assert part == Picky(got), f"part {got} of a stream came as {part}"
+            got += 1
+
+    async def _unread(self, pg: ProcessGroup, ask: Ask) -> None:
+        """Send a message that cannot be read."""
+        pair = (pg.rank, ask.dst)
+        try:
+            await _given_up(ask, pg.send_message(ask.dst, UNREADABLE, timeout=self._timeout(ask)))
+        except (asyncio.CancelledError, TimeoutError, dist.CallError) as error:
+            self._failed(ask, 0, error)
+            if not isinstance(error, dist.CallNotRun):
+                self.perhaps[pair] += 1
+        else:
+            self.unreadable[pair] += 1
 
     async def _message(self, pg: ProcessGroup, ask: Ask) -> None:
         pair = (pg.rank, ask.dst)
@@ -491,6 +595,7 @@ class _Program:
     def _failed(self, ask: Ask, number: int, error: BaseException) -> None:
         """What somebody was told is so."""
         healthy = asyncio.get_running_loop().time() > self._trouble
+        assert not isinstance(error.__cause__, dist.PeerLost), f"no rank is lost: {error.__cause__}"
         if isinstance(error, dist.CallNotRun):
             self.not_run.append(number)
             if isinstance(error, TimeoutError):
@@ -515,6 +620,10 @@ class _Program:
         asks = (ask for rank in self.plan.users for user in rank for ask in user)
         enough = sum(ask.what == "back" for ask in asks) >= 2 * self.plan.limits.calls
         return enough and error.type_name == "aiodist.CallTooLate"
+
+
+def _so(holds: bool, otherwise: str) -> None:
+    assert holds, otherwise
 
 
 def _refused(ask: Ask, value: Any, error: BaseException) -> None:
