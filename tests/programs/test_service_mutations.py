@@ -132,6 +132,18 @@ def parts_that_are_taken_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Stream, "_next", next_)
 
 
+def parts_that_are_taken_before_they_are_made(patch: pytest.MonkeyPatch) -> None:
+    """A stream whose part cannot be made goes on behind it."""
+    make = Stream._built
+
+    def makes(self: Stream[Any], part: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Stream, "_leave", lambda self, end: self._parts.popleft())
+            return make(self, part)
+
+    patch.setattr(Stream, "_built", makes)
+
+
 def errors_that_are_no_exceptions(patch: pytest.MonkeyPatch) -> None:
     """What a handler raises leaves its task, or the reader, unless it is an Exception."""
     leave = (SystemExit, KeyboardInterrupt, GeneratorExit, Own, Mute, pytest.fail.Exception)
@@ -170,6 +182,7 @@ MUTATIONS: dict[Mutation, int] = {
     a_mailbox_that_does_not_look: 380,
     streams_that_are_left: 0,
     parts_that_are_taken_first: 0,
+    parts_that_are_taken_before_they_are_made: 0,
     errors_that_are_no_exceptions: 0,
     values_without_an_account: 0,
     values_that_are_looked_at_whole: 40,
