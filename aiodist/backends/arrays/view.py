@@ -64,7 +64,7 @@ def torch_memory(tensor: Any) -> Array | None:
         return None
     try:
         array: Array = tensor.numpy()  # refuses all of the rest, but for one
-    except (TypeError, RuntimeError):
+    except (TypeError, RuntimeError, ValueError):
         return None
     return array if tensor.data_ptr() else None
 

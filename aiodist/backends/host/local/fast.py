@@ -32,6 +32,7 @@ from aiodist.base.types import DTYPE_CODES, Call, Premultiplied, ReduceOp, check
 from aiodist.observe.recorder import CallSite
 
 _SHAPES = 256  # that are remembered for each kind and op
+_MOST_AXES = 32  # of an array, in every NumPy
 _NO_OP = 0
 _ANY_ROOT = -1
 _BROADCAST, _SCATTER = Kind.broadcast, Kind.scatter
@@ -194,18 +195,25 @@ class Fast:
         """
         if type(lead) is not np.ndarray:
             return self._start_of_torch(kind, lead, other, held, op, root, depth)
+        if type(op) is not ReduceOp and op is not _NO_OP:
+            return None  # before it is asked anything; others may be indices, too: torch's are
         try:
-            cases = self._cases[kind][op]  # type: ignore[index]
+            cases = self._cases[kind][op]
             dtype, shape = lead.dtype, lead.shape
             if dtype is cases.dtype and root is cases.root and shape == cases.shape:
                 case = cases.case
             else:
                 case = cases.find(dtype, shape, root)
-        except (KeyError, AttributeError, TypeError, IndexError):
+        except (
+            KeyError,
+            AttributeError,
+            TypeError,
+            IndexError,
+            ValueError,
+        ):  # of a root that has no hash, too
             case = self._found(kind, lead, op, root)
         if (
             case is None
-            or (type(op) is not ReduceOp and op is not _NO_OP)  # others may be indices, too: torch's are
             or not (flags := lead.flags).carray
             or self.closed
             or get_ident() != self._thread  # as `GroupState.here`
@@ -355,8 +363,7 @@ class Fast:
 
     def _found(self, kind: Kind, lead: Any, op: Any, root: Any) -> CallTemplate | None:
         """The case of a call that is new; remembered, also where there is none."""
-        plain_op = op == _NO_OP or isinstance(op, ReduceOp)
-        if type(root) is not int or not plain_op:
+        if type(root) is not int:
             return None
         dtype, shape = lead.dtype, lead.shape
         if dtype not in DTYPE_CODES or not dtype.isnative or not lead.size:
@@ -364,6 +371,8 @@ class Fast:
         roles = ROLES[kind]
         if roles.rooted and not 0 <= root < self._size:
             return None
+        if len(shape) >= _MOST_AXES:
+            return None  # a result may have one more than arrays can have
         other_shapes: tuple[tuple[int, ...], ...] = (shape,)
         if roles.source is not roles.target:
             if roles.reduces:  # its parts are joined along the first axis
