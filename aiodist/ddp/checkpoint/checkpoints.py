@@ -168,6 +168,9 @@ class Checkpoints:
         self._root = Path(folder)
         self._keep = at_least_1(keep, "keep")
         self._skips = one_of(when_busy, ("wait", "skip"), "when_busy") == "skip"
+        self._turn = (
+            asyncio.Lock()
+        )  # of `save`, `load` and `aclose`: one at a time, in the order of the calls
         self._last: Saving | None = None
         self._group: tuple[ProcessGroup, ProcessGroup] | None = None  # of which, and that of the writers
         self._stop = threading.Event()
@@ -198,6 +201,9 @@ class Checkpoints:
     async def save(self, step: int, /, **things: Any) -> Saving | None:
         """Copy what is to be saved, and begin to write it. All ranks call it, as a collective.
 
+        Leave what is saved as it is until this returns. Several calls at once, of `load`, too, are carried
+        out one after the other, in their order, which must be the same on all ranks.
+
         Args:
             step: a number for it, not negative; the same on all ranks.
             **things: by name: numbers, texts, arrays, lists and dicts of them, or anything with a
@@ -225,9 +231,10 @@ class Checkpoints:
         before = {name: (thing, _changes_of(thing)) for name, thing in things.items()}
         for name, tree in trees.items():
             snapshot(tree, name, lambda _, array: array)  # what cannot be saved is refused before anything
-        if self._last is not None and not self._skips:
-            await self._last.ended()
-        return await self._pg.together(self._begin(number, trees, before))
+        async with self._turn:
+            if self._last is not None and not self._skips:
+                await self._last.ended()
+            return await self._pg.together(self._begin(number, trees, before))
 
     async def _begin(
         self, number: int, trees: Mapping[str, Any], before: Mapping[str, tuple[Any, int]]
@@ -420,7 +427,8 @@ class Checkpoints:
         return [one.step for one in await self._thread(partial(listed, self._root)) if one.whole]
 
     async def load(self, step: int | None = None, /, **things: Any) -> Checkpoint | None:
-        """Load a checkpoint on all ranks; all call it, as a collective.
+        """Load a checkpoint on all ranks; all call it, as a collective. A cancelled load goes on to its end
+        before it is cancelled: a thread may be giving `things` their values.
 
         Args:
             step: that was saved; None: the last one that was written.
@@ -434,6 +442,11 @@ class Checkpoints:
             CheckpointError: it is damaged, is not there, or is of other things. All ranks raise it, and
                 `things` may have been loaded in part.
         """
+        async with self._turn:
+            return await self._pg.together(self._load(step, things))
+
+    async def _load(self, step: int | None, things: Mapping[str, Any]) -> Checkpoint | None:
+        """Load a checkpoint, all of it: see `load`."""
         pg = self._pg
         chosen = await self._chosen(pg, step)
         if not chosen and step is None:
@@ -482,22 +495,23 @@ class Checkpoints:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
     async def aclose(self) -> None:
-        """Wait for the last write. Not collective.
+        """Wait for the calls before it, and for the last write. Not collective.
 
         Raises:
             CheckpointError: it failed, and nobody has awaited it.
         """
-        if self._last is not None:
-            try:
-                await self._last.ended()
-            except asyncio.CancelledError:
-                await self._cancelled()
-                raise
-            failure = self._last.failure()
-            await self._close_group()
-            if failure is not None:
-                self._last.report()
-                raise failure
+        try:
+            async with self._turn:
+                if self._last is not None:
+                    await self._last.ended()
+                failure = None if self._last is None else self._last.failure()
+                await self._close_group()
+        except asyncio.CancelledError:
+            await self._cancelled()
+            raise
+        if self._last is not None and failure is not None:
+            self._last.report()
+            raise failure
 
     async def _cancelled(self) -> None:
         """Stop writing: what was begun does not exist. It takes as long as writing a few MiB.

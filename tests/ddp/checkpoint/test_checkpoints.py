@@ -235,6 +235,125 @@ def test_the_next_save_may_be_skipped(tmp_path: Path, monkeypatch: pytest.Monkey
     on_all(2, part)
 
 
+async def loaded(checkpoints: Checkpoints, step: int | None) -> tuple[int, list[float]]:
+    found = await checkpoints.load(step)
+    assert found is not None
+    return found.step, found["w"].tolist()
+
+
+def test_a_save_copies_when_the_save_before_it_has_copied(tmp_path: Path) -> None:
+    """The second of two saves took the memory of the first one's copies: one had the other's values."""
+    copying, go, entered = threading.Event(), threading.Event(), []
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            real = checkpoints._copied
+
+            def slow(trees: Any) -> Any:
+                entered.append(trees["w"][0])
+                copying.set()
+                go.wait(60)
+                return real(trees)
+
+            checkpoints._copied = slow  # type: ignore[method-assign]
+            saves = [
+                asyncio.ensure_future(checkpoints.save(step, w=np.arange(3.0) + step)) for step in (1, 2)
+            ]
+            await asyncio.to_thread(copying.wait, 60)
+            for _ in range(100):
+                await asyncio.to_thread(int)
+            assert entered == [1.0], "the second one waits"
+            go.set()
+            await asyncio.gather(*[await save for save in saves])  # type: ignore[arg-type]
+            assert await checkpoints.steps() == [1, 2]
+            assert [await loaded(checkpoints, step) for step in (1, 2)] == [(1, [1, 2, 3]), (2, [2, 3, 4])]
+
+    on_all(1, part)
+
+
+def test_saves_and_loads_at_once_are_carried_out_in_the_order_of_the_calls(tmp_path: Path) -> None:
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            for turn in range(3, 15, 3):
+                made = [np.arange(5.0) * step for step in range(turn, turn + 3)]
+                saving = await asyncio.gather(
+                    *(checkpoints.save(turn + at, w=one, own=PerRank(pg.rank)) for at, one in enumerate(made))
+                )
+                await asyncio.gather(*saving)  # type: ignore[arg-type]
+                assert (await checkpoints.steps())[-3:] == [turn, turn + 1, turn + 2]
+                asked = [turn + 1, None, turn, turn + 2, turn + 1]
+                found = await asyncio.gather(*(loaded(checkpoints, one) for one in asked))
+                wanted = [turn + 2 if one is None else one for one in asked]
+                assert found == [(step, (np.arange(5.0) * step).tolist()) for step in wanted]
+
+    on_all(3, part)
+
+
+def test_a_save_that_is_cancelled_before_its_turn_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            saves = [asyncio.ensure_future(checkpoints.save(step, w=np.ones(3) * step)) for step in (1, 2, 3)]
+            assert await saves[0] is not None
+            saves[1].cancel()
+            await asyncio.wait([saves[1]])
+            await pg.barrier()
+            gate.opened.set()
+        assert saves[1].cancelled() and saves[2].done(), "it is left when those before it have been"
+        assert await checkpoints.steps() == [1, 3] and await loaded(checkpoints, 3) == (3, [3, 3, 3])
+
+    on_all(2, part)
+
+
+def test_of_two_saves_at_once_the_second_may_be_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path, when_busy="skip") as checkpoints:
+            saves = await asyncio.gather(*(checkpoints.save(step, w=step) for step in (1, 2)))
+            assert saves[0] is not None and saves[1] is None
+            await pg.barrier()
+            gate.opened.set()
+
+    on_all(2, part)
+
+
+def test_a_load_that_is_cancelled_gives_nothing_its_values_afterwards(tmp_path: Path) -> None:
+    """The thread that loads cannot be stopped: a later load had its values replaced by those of the first."""
+    loading, go = threading.Event(), threading.Event()
+
+    class Model:
+        values = 0.0
+
+        def load_state_dict(self, saved: Any) -> None:
+            if saved["w"] == 1:
+                loading.set()
+                go.wait(60)
+            self.values = saved["w"]
+
+    async def part(pg: ProcessGroup) -> None:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            for step in (1, 2):
+                await (await checkpoints.save(step, model={"w": step}))  # type: ignore[misc]
+            model = Model()
+            first = asyncio.ensure_future(checkpoints.load(1, model=model))
+            await asyncio.to_thread(loading.wait, 60)
+            first.cancel()
+            second = asyncio.ensure_future(checkpoints.load(2, model=model))
+            for _ in range(100):
+                await asyncio.to_thread(int)
+            go.set()
+            await asyncio.wait([first, second])
+            assert first.cancelled() and second.result() is not None and model.values == 2
+
+    on_all(1, part)
+
+
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     async def part(pg: ProcessGroup) -> None:
         async with Checkpoints(pg, tmp_path, keep=2) as checkpoints:
