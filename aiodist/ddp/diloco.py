@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,7 @@ class DiLoCo:
         self._late = elastic and is_newcomer(pg)
         self._moved: Array | None = None
         self._under_way: Work[Any] | None = None
+        self._busy = False
 
     @property
     def arrays(self) -> list[Any]:
@@ -162,7 +163,8 @@ class DiLoCo:
     async def synced(self) -> None:
         """Wait until this rank has the common values. `await diloco` does this and gives `diloco`."""
         if not self._known:
-            await self.pg.together(self._reconcile(self._admit))
+            self._check_idle("Await it")
+            await self._alone(self._reconcile(self._admit))
 
     def __await__(self) -> Generator[Any, None, DiLoCo]:
         yield from self.synced().__await__()
@@ -181,6 +183,7 @@ class DiLoCo:
             the arrays: those of the constructor, or new ones in place of what cannot be written.
 
         Raises:
+            UsageError: the step before is under way; this one is not counted.
             NonFiniteValues: some rank has moved to values that are not finite. All ranks raise it; the common
                 values are as before.
             GroupBroken: the group broke. Elastic: only `Evicted` and `QuorumLost`.
@@ -189,12 +192,25 @@ class DiLoCo:
             raise UsageError(
                 "this rank may not have the common values yet", hint="Write `diloco = await DiLoCo(…)` first"
             )
+        self._check_idle("Count the next one")
         self._take(values)
         self.steps += 1
         begins, applies = self._rhythm.begins(self.steps), self._rhythm.applies(self.steps)
         if begins is not None or applies is not None:
-            await self.pg.together(self._exchanges(begins, applies))  # a half of them would be no step at all
+            await self._alone(self._exchanges(begins, applies))  # a half of them would be no step at all
         return list(self._arrays)
+
+    async def _alone(self, steps: Coroutine[Any, Any, None]) -> None:
+        """Do what changes common values, to its end; nothing else may use them meanwhile."""
+        self._busy = True
+        try:
+            await self.pg.together(steps)
+        finally:  # they have ended, also where this await was cancelled
+            self._busy = False
+
+    def _check_idle(self, what: str) -> None:
+        if self._busy:
+            raise UsageError("a step, or an await of it, is under way", hint=f"{what} after that")
 
     async def _exchanges(self, begins: int | None, applies: int | None) -> None:
         if begins is not None:
@@ -302,14 +318,15 @@ class DiLoCo:
             how many came.
 
         Raises:
-            UsageError: an exchange is under way, or the members never change.
+            UsageError: a step or an exchange is under way, or the members never change.
         """
         if not self._elastic:
             raise UsageError("only with elastic=True newcomers can come")
         if self._under_way is not None:
             raise UsageError("an exchange is under way", hint="Call it after the step that applies it")
+        self._check_idle("Take newcomers in")
         before = self.pg.size
-        await self.pg.together(self._take_in())
+        await self._alone(self._take_in())
         return max(0, self.pg.size - before)
 
     async def _take_in(self) -> None:
@@ -442,6 +459,7 @@ class DiLoCo:
 
         Everything but 'feedback' is the same on all ranks.
         """
+        self._check_idle("Save")
         if self._under_way is not None:
             raise UsageError("an exchange is under way", hint="Save it after the step that applies it")
         return {
@@ -459,9 +477,10 @@ class DiLoCo:
             saved: 'feedback' may be None, where a group of another size saved it: nothing is left over then.
 
         Raises:
-            UsageError: an exchange is under way.
+            UsageError: a step or an exchange is under way.
             CheckpointError: it is of other arrays. Nothing has changed.
         """
+        self._check_idle("Load")
         if self._under_way is not None:
             raise UsageError("an exchange is under way", hint="Load before the first `await diloco`")
         kept = [array for one in self._commons for array in (one.values, one.velocity)]

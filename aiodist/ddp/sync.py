@@ -98,6 +98,7 @@ class GradientSync:
         self._holds = self._orphan = False  # this rank has had the common values; as in `first_holder`
         self._ending = Once[list[Any]]()
         self._sharing = Once[None]()
+        self._finishing = False
         tensors = listed(arrays, "arrays", "GradientSync")
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):
@@ -267,12 +268,24 @@ class GradientSync:
             arrays and `state` are then as they were before it.
 
         Raises:
-            UsageError: some gradients are not ready; the step goes on, give them and call again.
+            UsageError: some gradients are not ready; the step goes on, give them and call again. Or another
+                task awaits the end of this step.
             NonFiniteValues: with a codec: some rank's gradients are not finite. All ranks raise it; the step
                 is over, skip the update.
             GroupBroken: the group broke; gradients are lost. Elastic: only `Evicted` and `QuorumLost`.
         """
-        if self._ending.pending:  # an earlier call was cancelled, or is not over
+        if self._finishing:  # each would apply the averages
+            raise UsageError(
+                "finish() was called in another task", hint="One task has to await it in each step"
+            )
+        self._finishing = True
+        try:
+            return await self._finish()
+        finally:
+            self._finishing = False
+
+    async def _finish(self) -> list[Any]:
+        if self._ending.pending:  # an earlier call was cancelled
             return await self._ending.of(self._end)
         missing = sorted(set().union(*self._missing))
         if missing:
@@ -293,9 +306,8 @@ class GradientSync:
             await self._share()
             return []
         bad = await _ended(works)
-        if self._works is works:  # another finish() of the same step may have ended it
-            self._end_step(counts=bad is None)
-            self._reset()
+        self._end_step(counts=bad is None)
+        self._reset()
         if bad is not None:
             raise bad
         return list(self._averages)

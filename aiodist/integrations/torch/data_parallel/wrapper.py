@@ -280,12 +280,20 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             GroupBroken: the group broke. Elastic: only `Evicted` and `QuorumLost`; that, too, where all died
                 that had the parameters.
         """
+        with self._by_one_task("sync"):
+            return await self._sync()
+
+    @contextlib.contextmanager
+    def _by_one_task(self, name: str) -> Iterator[None]:
+        """Refuse a `sync` or `join` beside another one."""
         if asyncio.get_running_loop() is not self._loop or self._syncs:
             where = "in another task" if self._syncs else "on another event loop than the wrapper's"
-            raise UsageError(f"sync() was called {where}", hint="One task has to await it, once in each step")
+            raise UsageError(
+                f"{name}() was called {where}", hint="One task has to await it, once in each step"
+            )
         self._syncs = True
         try:
-            return await self._sync()
+            yield
         finally:
             self._syncs = False
 
@@ -347,6 +355,10 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             )
         if self._begun:
             raise UsageError("join() was called before the last step was over", hint="Await sync() first")
+        with self._by_one_task("join"):
+            await self._join()
+
+    async def _join(self) -> None:
         while True:
             self._has_data = False
             for index in range(len(self._trained)):

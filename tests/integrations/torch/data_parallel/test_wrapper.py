@@ -67,6 +67,8 @@ async def a_step_whose_sync_is_forgotten_or_too_much(pg: ProcessGroup) -> None:
         assert first is True
         assert isinstance(second, dist.UsageError)
         assert "in another task" in str(second)
+        ended = await asyncio.gather(ddp.join(), ddp.join(), return_exceptions=True)
+        assert ended[0] is None and isinstance(ended[1], dist.UsageError)
         await steps_on(torch, ddp, pg, module.weight)
         loss = ddp(given(torch, pg.rank)).sum()
         loss.backward(retain_graph=True)
