@@ -32,6 +32,7 @@ from aiodist.ddp.buckets import cap_of
 from aiodist.ddp.holders import is_newcomer
 from aiodist.ddp.sharded import resharding, state_dict
 from aiodist.ddp.sharded.model import Model, apart
+from aiodist.ddp.sharded.options import Options, differing, digest
 from aiodist.ddp.sharded.shares import Shares
 from aiodist.ddp.sharded.updates import parameter_groups, update_of
 from aiodist.group import ProcessGroup
@@ -257,7 +258,8 @@ class ShardedOptimizer:
 
         Raises:
             UsageError: a gradient is missing, or does not fit, or an option of torch's optimiser is of a kind
-                that newcomers cannot be given; nothing was sent for this call. Elastic: also where members
+                that newcomers cannot be given; nothing was sent for this call. On all ranks, where an option
+                (lr, say) is not the same on all of them: nothing has changed. Elastic: also where members
                 have changed, and pieces of an array have other entries of the state: all members raise it;
                 load a state on all, and await the optimizer.
             NonFiniteValues: with `max_norm`: the gradients' norm is not finite. All ranks raise it; nothing
@@ -267,8 +269,8 @@ class ShardedOptimizer:
         """
         self._check_synced()
         self._check_idle("Begin the next one")
-        _ = self._update.options  # one that newcomers cannot be given is refused before anything is sent
-        return await self._alone(self._step(self._gradients(gradients)))
+        options = self._update.options  # what newcomers cannot be given is refused before anything is sent
+        return await self._alone(self._step(self._gradients(gradients), options))
 
     async def _alone(self, steps: Coroutine[Any, Any, T]) -> T:
         """Do what changes values and state, to its end; nothing else may use them meanwhile."""
@@ -342,19 +344,21 @@ class ShardedOptimizer:
             sizes = self._model.sizes(bucket)
             self._works.append(self.pg.reduce_scatter(memory, mine, ReduceOp.AVG, sizes, async_op=True))
 
-    async def _step(self, gradients: Mapping[int, Array]) -> list[Any]:
-        """Do a step, all of it."""
+    async def _step(self, gradients: Mapping[int, Array], options: Options) -> list[Any]:
+        """Do a step, all of it, with these options."""
         well = not (self._elastic and self.pg.rank == 0 and await self.pg.newcomers_here())
         try:
             await self._fill(gradients)
-            squares = await self._reduced()
+            squares, alike = await self._reduced(options)
         except GroupBroken as error:
             self._check(error)
-            well, squares = False, 0.0
+            well, squares, alike = False, 0.0, True
         if self._elastic and not await self.pg.agree(well):
             await self._regroup()
             return []
         self._reset()
+        if not alike:
+            raise await self._differing(options)
         scale = self._scale(squares)
         # From here on the step is done: members that go on alone end it, from what they hold. It counts
         # unless they have to go back to what was saved.
@@ -407,35 +411,49 @@ class ShardedOptimizer:
                 self._missing[self._model.bucket_of[place]].discard(place)
             self._start_full_buckets()
 
-    async def _reduced(self) -> float:
-        """Wait for this rank's gradients, and hand them to ranks with copies → sum of all squares."""
+    async def _reduced(self, options: Options) -> tuple[float, bool]:
+        """Wait for this rank's gradients, and hand them to ranks with copies → sum of all squares; and
+        whether all ranks have these options: each updates a share of one model."""
+        names = self._update.compared
+        mine = np.array([digest(options, names)], np.uint64)
+        told = self.pg.all_gather(mine, async_op=True) if names else None
         works = self._works
         for work in works:
             await work
-        mine, rank, size = self._shares.gradients, self.pg.rank, self.pg.size
+        runs, rank, size = self._shares.gradients, self.pg.rank, self.pg.size
         copies = []
-        for back in range(1, len(mine)):
+        for back in range(1, len(runs)):
             for bucket, lengths in enumerate(self._model.partition.lengths):
                 to, origin = (rank + back) % size, (rank - back) % size
                 gives = [lengths[rank] if other == to else 0 for other in range(size)]
                 takes = [lengths[origin] if other == origin else 0 for other in range(size)]
                 copies.append(
-                    self.pg.all_to_all(mine[0][bucket], mine[back][bucket], gives, takes, async_op=True)
+                    self.pg.all_to_all(runs[0][bucket], runs[back][bucket], gives, takes, async_op=True)
                 )
         squares = np.zeros(1)
         if self._max_norm is not None:
 
             def add() -> None:
-                for run in mine[0]:
+                for run in runs[0]:
                     for at in range(0, run.size, _BLOCK):
                         some = run[at : at + _BLOCK].astype(np.float64)
                         squares[0] += some @ some
 
-            await apart(self.pg, sum(run.size for run in mine[0]), add)
+            await apart(self.pg, sum(run.size for run in runs[0]), add)
             await self.pg.all_reduce(squares)
         for copy in copies:
             await copy
-        return float(squares[0])
+        return float(squares[0]), told is None or bool((await told == mine).all())
+
+    async def _differing(self, options: Options) -> UsageError:
+        """The error that says which option is not the same on all ranks."""
+        try:
+            rows = await self.pg.all_gather_object(options)
+        except GroupBroken as error:
+            self._check(error)
+            rows = []
+        found = differing(dict(zip(self.pg.ranks, rows, strict=False)), self._update.compared)
+        return found or UsageError("an option of a parameter group is not the same on all ranks")
 
     def _scale(self, squares: float) -> float:
         """The factor that brings the gradients to the limit of their norm.
@@ -508,7 +526,7 @@ class ShardedOptimizer:
         if restored:
             await self._restored()
             rows = await self._rows()
-        if not resharding.check(rows, self.pg):
+        if not resharding.check(rows, self.pg, self._update.compared):
             return None
         known = [member for member, row in enumerate(rows) if row["known"]]
         source = known[0] if known else 0

@@ -6,14 +6,18 @@ or tensor of no dimension: its value travels, and is given back in the form that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import Any
 
 import numpy as np
 
 from aiodist.backends.arrays.device import torch_of
-from aiodist.base.errors import UsageError, shown
+from aiodist.base.errors import UsageError, name_ranks, shown
+
+Options = Sequence[Mapping[str, Any]]
+"""Plain values, by name, of each parameter group."""
 
 
 def plain(name: str, option: Any) -> Any:
@@ -52,6 +56,43 @@ def give_back(groups: Sequence[dict[str, Any]], found: Sequence[Mapping[str, Any
     for group, options in zip(groups, found, strict=True):
         for name, value in options.items():
             group[name] = _given_back(value, group.get(name), wanted)
+
+
+def digest(found: Options, names: Collection[str]) -> int:
+    """A digest of the options with these names, alike where their values are: 64 bits."""
+    texts = [(name, _text(group[name])) for group in found for name in names if name in group]
+    return int.from_bytes(hashlib.blake2b(repr(texts).encode(), digest_size=8).digest(), "little")
+
+
+def differing(found: Mapping[int, Options], names: Collection[str]) -> UsageError | None:
+    """The error that names the first option that is not the same on all ranks; None: all are.
+
+    Args:
+        found: the options of each rank.
+        names: of those that are compared.
+    """
+    for number, groups in enumerate(zip(*found.values(), strict=True)):
+        for name in names:
+            by_value: dict[str, list[int]] = {}
+            for rank, group in zip(found, groups, strict=True):
+                by_value.setdefault(_text(group[name]) if name in group else "not there", []).append(rank)
+            if len(by_value) > 1:
+                told = ", ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in by_value.items())
+                return UsageError(
+                    f"the option {name!r} of parameter group {number} is not the same on all ranks: {told}",
+                    hint="Set it alike on all; where a scheduler does, set its last_epoch from "
+                    "optimizer.steps before its step(), also in newcomers and after a load",
+                )
+    return None
+
+
+def _text(value: Any) -> str:
+    """A value as a text, alike for alike values: 1 is 1.0, which tensors make of it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53:
+        return repr(float(value))
+    return repr(value)
 
 
 def _note(value: Any, here: Any, wanted: dict[int, list[Any]]) -> None:

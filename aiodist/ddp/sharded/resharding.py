@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from aiodist.base.errors import UsageError
 from aiodist.ddp.sharded.entries import alike
 from aiodist.ddp.sharded.model import Model, flat
+from aiodist.ddp.sharded.options import differing
 from aiodist.ddp.sharded.partition import Interval, Partition, moves
 from aiodist.ddp.sharded.shares import Shares, nbytes_of
 from aiodist.group import ProcessGroup
@@ -20,11 +21,15 @@ Row = Mapping[str, Any]
 """One member's state: known, lost, orphan, plan, steps, history, size, shards, entries, options."""
 
 
-def check(rows: Sequence[Row], pg: ProcessGroup) -> bool:
+def check(rows: Sequence[Row], pg: ProcessGroup, compared: Collection[str]) -> bool:
     """Whether all members have this rank's plan.
 
+    Args:
+        compared: names of the options that members with a state must have alike.
+
     Raises:
-        UsageError: they have not, and this rank is not in the middle of training; or they are at other steps.
+        UsageError: they have not, and this rank is not in the middle of training; or they are at other steps,
+            or have other options.
     """
     mine, ranks = rows[pg.rank], pg.ranks
     known = [row for row in rows if row["known"]]
@@ -40,6 +45,9 @@ def check(rows: Sequence[Row], pg: ProcessGroup) -> bool:
                 "have loaded different checkpoints",
                 hint="Load the same one on all ranks",
             )
+    held = {ranks[member]: row["options"] for member, row in enumerate(rows) if row["known"]}
+    if (error := differing(held, compared)) is not None:
+        raise error
     return all(row["plan"] == mine["plan"] for row in rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,12 +47,14 @@ class Update(Protocol):
         name: says which it is, in plans and checkpoints.
         optimizer: what users see of it.
         options: plain values that may change while training goes on, by parameter group.
+        compared: names of those that say what an update does: they are the same on all ranks in each step.
         example: a tensor of the family that the state's arrays are of; None: NumPy's.
     """
 
     name: str
     optimizer: Any
     options: list[dict[str, Any]]
+    compared: Collection[str]
     example: Any
 
     def place(self, pieces: Sequence[HeldState]) -> None:
@@ -73,6 +75,7 @@ class RuleUpdate:
         self.optimizer = rule
         self.name = getattr(rule, "__qualname__", type(rule).__qualname__)
         self.options: list[dict[str, Any]] = []
+        self.compared: Collection[str] = ()
         self.example = None
         self._pieces: Sequence[HeldState] = ()
 
@@ -106,6 +109,9 @@ class TorchUpdate:
         self.name = kind.__qualname__
         self.example = example.detach()
         self.optimizer = kind([{**options, "params": []} for options, _ in groups], **defaults)
+        self.compared: Collection[str] = tuple(
+            self.optimizer.defaults
+        )  # not what schedulers note for themselves
         self._group_of = {index: number for number, (_, chosen) in enumerate(groups) for index in chosen}
 
     @property

@@ -337,6 +337,137 @@ def test_an_option_that_the_program_keeps_and_changes_stays_its_own(form: str, j
     assert found == [-sum(0.5**step for step in range(steps))] * len(found)
 
 
+def of_schedule(kind: str, optimizer: Any) -> Any:
+    schedulers = torch.optim.lr_scheduler
+    if kind == "StepLR":
+        return schedulers.StepLR(optimizer, 3, 0.5)
+    if kind == "CosineAnnealingLR":
+        return schedulers.CosineAnnealingLR(optimizer, 20)
+    return schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+@pytest.mark.parametrize("kind", few(["StepLR", "CosineAnnealingLR", "LambdaLR"], ["StepLR"]))
+def test_newcomers_go_on_with_a_schedule_whose_counter_is_made_from_the_steps(kind: str) -> None:
+    """So docs/sharded-optimizer.md says it."""
+    chaos, steps, seen = Chaos(1), 16, list[int]()
+
+    async def train(pg: ProcessGroup) -> list[float]:
+        mine = [torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))]
+        optimizer = ShardedOptimizer(pg, mine, torch.optim.SGD, lr=1.0, elastic=True, redundancy=1)
+        schedule = of_schedule(kind, optimizer.optimizer)
+        await optimizer
+        while optimizer.steps < steps:
+            if optimizer.steps == 4 and not chaos.joined:
+                chaos.join(train, 30.0)
+            await asyncio.sleep(0.05)
+            mine[0].grad = torch.arange(6, dtype=torch.float64)
+            if await optimizer.step():
+                schedule.last_epoch = optimizer.steps - 1
+                schedule.step()
+        seen.append(optimizer.pg.size)
+        return mine[0].tolist()  # type: ignore[no-any-return]
+
+    alone = torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))
+    reference = torch.optim.SGD([alone], lr=1.0)
+    schedule = of_schedule(kind, reference)
+    for _ in range(steps):
+        alone.grad = torch.arange(6, dtype=torch.float64)
+        reference.step()
+        schedule.step()
+    results: list[Any] = run_virtual(run_cluster(2, train, processes=chaos))
+    assert [*results, chaos.joined[0].result()] == [alone.tolist()] * 3 and seen == [3, 3, 3]
+
+
+def test_a_newcomer_with_a_schedule_of_its_own_is_told_before_a_step_counts() -> None:
+    """Its counter is not an option, so it is not carried: two shares of one model were trained at different
+    rates."""
+    chaos, ended = Chaos(1), list[tuple[int, int, str, list[float]]]()
+
+    async def train(pg: ProcessGroup) -> None:
+        mine = [torch.nn.Parameter(torch.zeros(6))]
+        optimizer = ShardedOptimizer(pg, mine, torch.optim.SGD, lr=1.0, elastic=True, redundancy=1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 10, 0.5)
+        await optimizer
+        try:
+            while optimizer.steps < 30:
+                if optimizer.steps == 4 and not chaos.joined:
+                    chaos.join(train, 30.0)
+                await asyncio.sleep(0.05)
+                mine[0].grad = torch.ones(6)
+                if await optimizer.step():
+                    schedule.step()
+        except UsageError as error:
+            ended.append((optimizer.pg.rank, optimizer.steps, str(error), mine[0].tolist()))
+            for group in optimizer.optimizer.param_groups:
+                group["lr"] = 0.25
+            await optimizer.step()  # alike, it goes on
+            assert optimizer.steps == 11 and mine[0].tolist() == [-10.25] * 6
+
+    run_virtual(run_cluster(2, train, processes=chaos))
+    chaos.joined[0].result()
+    assert sorted(rank for rank, *_ in ended) == [0, 1, 2]
+    for _, steps, error, values in ended:
+        assert steps == 10 and values == [-10.0] * 6
+        assert "the option 'lr' of parameter group 0 is not the same on all ranks: " in error
+        assert "0.5 on ranks 0 and 1, 1.0 on rank 2" in error
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_other_options_are_told_on_all_ranks(elastic: bool) -> None:
+    """Of the optimizer's; what a schedule notes beside them may be on one rank only."""
+
+    async def part(pg: ProcessGroup) -> None:
+        mine = [torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(torch.zeros(3))]
+        groups = [{"params": [one]} for one in mine]
+        optimizer = await ShardedOptimizer(pg, groups, torch.optim.Adam, lr=1.0, elastic=elastic)
+        rates = optimizer.optimizer.param_groups
+        for one in mine:
+            one.grad = torch.ones(one.shape)
+        rates[1]["lr"] = 1 if pg.rank else torch.tensor(1.0)  # one value in three forms
+        if pg.rank == 1:
+            rates[0]["initial_lr"] = 1.0
+        assert await optimizer.step()
+        before = bits(mine)
+        rates[1]["betas"] = (0.9, 0.5 + (pg.rank == 2))
+        with pytest.raises(UsageError) as told:
+            await optimizer.step()
+        assert "'betas' of parameter group 1" in str(told.value)
+        assert "[0.9, 0.5] on ranks 0, 1 and 3, [0.9, 1.5] on rank 2" in str(told.value)
+        assert optimizer.steps == 1 and bits(mine) == before
+        rates[1]["betas"] = (0.9, 0.5)
+        assert await optimizer.step() and optimizer.steps == 2
+
+    on_all(4, part)
+
+
+def test_other_options_are_told_also_where_a_member_dies() -> None:
+    """Its death ends the step before the options are compared: they are when the others meet."""
+    chaos, said = Chaos(1), list[str]()
+
+    async def train(pg: ProcessGroup) -> None:
+        me, mine = pg.rank, [torch.nn.Parameter(torch.zeros(6))]
+        optimizer = await ShardedOptimizer(pg, mine, torch.optim.SGD, lr=1.0, elastic=True, redundancy=1)
+        while optimizer.steps < 3:
+            mine[0].grad = torch.ones(6)
+            await optimizer.step()
+        optimizer.optimizer.param_groups[0]["lr"] = 0.5 + me
+        if me == 2:
+            chaos.crash(2)
+        await asyncio.sleep(0.05)
+        mine[0].grad = torch.ones(6)
+        with pytest.raises(UsageError, match=r"'lr' of .*: 0\.5 on rank 0, 1\.5 on rank 1"):
+            await optimizer.step()
+        optimizer.optimizer.param_groups[0]["lr"] = 0.5
+        await optimizer
+        assert optimizer.steps == 3
+        mine[0].grad = torch.ones(6)
+        await optimizer.step()
+        said.append(str(mine[0].tolist()))
+
+    run_virtual(run_cluster(3, train, processes=chaos, return_exceptions=True))
+    assert said == [str([-3.5] * 6)] * 2
+
+
 def test_options_that_cannot_be_saved_are_refused_before_anything_is_sent() -> None:
     async def part(pg: ProcessGroup) -> None:
         mine = [torch.nn.Parameter(torch.ones(5))]
