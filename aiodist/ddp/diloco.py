@@ -32,7 +32,7 @@ from aiodist.base.errors import (
 from aiodist.base.types import FLOATS, ReduceOp
 from aiodist.ddp.arguments import listed, number
 from aiodist.ddp.awaited import each_awaited
-from aiodist.ddp.holders import first_holder, is_newcomer
+from aiodist.ddp.holders import first_holder, is_newcomer, misfit
 from aiodist.ddp.outer import Common, Outer
 from aiodist.ddp.rhythm import Rhythm, parts
 from aiodist.group import ErrorFeedback, ProcessGroup
@@ -381,15 +381,15 @@ class DiLoCo:
         """Whether all members have this rank's plan.
 
         Raises:
-            UsageError: another one has another plan, and this rank is not in the middle of training.
+            UsageError: this rank has another plan than the members that have the common values.
         """
-        for member, (known, plan, *_) in enumerate(rows):
-            if plan != self._plan and (known or not self._known):
-                raise UsageError(
-                    f"rank {self.pg.ranks[member]} has other arrays, or another plan, than rank "
-                    f"{self.pg.ranks[self.pg.rank]}",
-                    hint="Construct DiLoCo with the same shapes and arguments on all ranks",
-                )
+        member = misfit([row[1] for row in rows], [row[0] > 0 for row in rows], self.pg.rank)
+        if member is not None:
+            raise UsageError(
+                f"rank {self.pg.ranks[member]} has other arrays, or another plan, than rank "
+                f"{self.pg.ranks[self.pg.rank]}",
+                hint="Construct DiLoCo with the same shapes and arguments on all ranks",
+            )
         return all(plan == self._plan for _, plan, *_ in rows)
 
     async def _take_over(self, source: int, differs: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from aiodist.base.errors import QuorumLost
 from aiodist.group import ProcessGroup
@@ -30,3 +31,18 @@ def first_holder(holds: Sequence[bool], orphans: Sequence[bool]) -> int:
             hint="Start again from a checkpoint",
         )
     return list(holds).index(True) if any(holds) else 0
+
+
+def misfit(plans: Sequence[Any], holds: Sequence[bool], me: int) -> int | None:
+    """The member whose plan this one must have, and has not; None: this one can take part.
+
+    The plans of members that have the common values count; at the very beginning all count. So a newcomer
+    with another plan is alone in having to leave: no other member, newcomer or not, has its plan against it.
+
+    Args:
+        plans: by member.
+        holds: by member: it has the common values.
+        me: this member.
+    """
+    counted = [member for member in range(len(plans)) if holds[member] or not any(holds)]
+    return next((member for member in counted if plans[member] != plans[me]), None)

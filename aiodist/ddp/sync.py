@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Generator, Iterable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from aiodist.base.types import FLOATS, ReduceOp, check_reduction
 from aiodist.ddp.arguments import listed
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import Bucket, cap_of, digest, plan
-from aiodist.ddp.holders import first_holder, is_newcomer
+from aiodist.ddp.holders import first_holder, is_newcomer, misfit
 from aiodist.group import ErrorFeedback, ProcessGroup
 from aiodist.group.quantized import codec_named
 
@@ -113,6 +114,9 @@ class GradientSync:
         self._buckets = plan([(v.dtype, v.size) for v in self._values], cap_nbytes)
         self._codec = codec
         self._plan = "" if codec is None else f"buckets {codec_named(codec).name} {digest(self._buckets)}"
+        shapes = [(one.dtype.name, one.shape) for one in (*self._values, *self._state)]
+        layout = f"{shapes} {len(self._state)} {self._buckets} {self._plan}".encode()
+        self._layout = int.from_bytes(hashlib.blake2b(layout, digest_size=8).digest(), "little")
         self._feedback = [ErrorFeedback() for _ in self._buckets]
         self._memory: list[Array] = []
         self._slices: dict[int, Array] = {}
@@ -159,6 +163,8 @@ class GradientSync:
         this and gives `sync`. Cancelling it ends only the wait.
 
         Raises:
+            UsageError: elastic: this rank has other arrays, or other buckets, than members that have the
+                values, which go on without it; at the very beginning: than another rank.
             GroupBroken: the arrays are then as they were. Elastic: only `Evicted` and `QuorumLost`; that,
                 too, where all died that had the values.
         """
@@ -170,8 +176,13 @@ class GradientSync:
             source = 0
             try:
                 if self._elastic:
-                    rows = await self.pg.all_gather(np.array([self._holds, self._orphan]))
-                    source = first_holder(rows[:, 0].tolist(), rows[:, 1].tolist())
+                    mine = np.array([self._holds, self._orphan, self._layout], np.uint64)
+                    holds, orphans, layouts = (await self.pg.all_gather(mine)).T.tolist()
+                    self._check_layout(misfit(layouts, holds, self.pg.rank))
+                    if any(one != self._layout for one in layouts):  # a newcomer's, who leaves
+                        await self._regroup()
+                        continue
+                    source = first_holder(holds, orphans)
                     self._initial = self._broadcast(source)
                 for work in self._initial:
                     await work
@@ -184,6 +195,14 @@ class GradientSync:
                     copy_into(value, self._slices[index])
                 for value, arrived in zip(self._state, self._arriving, strict=True):
                     copy_into(value, arrived)
+
+    def _check_layout(self, other: int | None) -> None:
+        if other is not None:
+            raise UsageError(
+                f"rank {self.pg.ranks[other]} has other arrays, or other buckets, than rank "
+                f"{self.pg.ranks[self.pg.rank]}",
+                hint="Construct GradientSync with the same shapes and arguments on all ranks",
+            )
 
     async def _regroup(self, error: GroupBroken | None = None) -> None:
         """Go on with the members that are left, and newcomers; the values are to be shared then."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.base.errors import UsageError
+from aiodist.ddp.holders import misfit
 from aiodist.ddp.sharded.entries import alike
 from aiodist.ddp.sharded.model import Model, flat
 from aiodist.ddp.sharded.options import differing
@@ -28,17 +29,19 @@ def check(rows: Sequence[Row], pg: ProcessGroup, compared: Collection[str]) -> b
         compared: names of the options that members with a state must have alike.
 
     Raises:
-        UsageError: they have not, and this rank is not in the middle of training; or they are at other steps,
-            or have other options.
+        UsageError: this rank has another plan than the members that have a state; or these are at other
+            steps, or have other options.
     """
-    mine, ranks = rows[pg.rank], pg.ranks
+    ranks = pg.ranks
     known = [row for row in rows if row["known"]]
+    plans = [row["plan"] for row in rows]
+    other = misfit(plans, [row["known"] for row in rows], pg.rank)
+    if other is not None:
+        raise UsageError(
+            f"rank {ranks[other]} has other arrays, or another plan, than rank {ranks[pg.rank]}",
+            hint="Construct ShardedOptimizer with the same shapes and arguments on all ranks",
+        )
     for member, row in enumerate(rows):
-        if row["plan"] != mine["plan"] and (row["known"] or not mine["known"]):
-            raise UsageError(
-                f"rank {ranks[member]} has other arrays, or another plan, than rank {ranks[pg.rank]}",
-                hint="Construct ShardedOptimizer with the same shapes and arguments on all ranks",
-            )
         if row["known"] and row["steps"] != known[0]["steps"]:
             raise UsageError(
                 f"rank {ranks[member]} is at step {row['steps']}, another one at {known[0]['steps']}: they "
@@ -48,7 +51,7 @@ def check(rows: Sequence[Row], pg: ProcessGroup, compared: Collection[str]) -> b
     held = {ranks[member]: row["options"] for member, row in enumerate(rows) if row["known"]}
     if (error := differing(held, compared)) is not None:
         raise error
-    return all(row["plan"] == mine["plan"] for row in rows)
+    return all(plan == plans[pg.rank] for plan in plans)
 
 
 def in_place(rows: Sequence[Row], model: Model) -> bool:

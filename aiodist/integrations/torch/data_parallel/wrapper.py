@@ -19,7 +19,7 @@ from aiodist.base.errors import Evicted, GroupBroken, QuorumLost, UsageError, sh
 from aiodist.base.types import ReduceOp
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import MIB, cap_of
-from aiodist.ddp.holders import first_holder, is_newcomer
+from aiodist.ddp.holders import first_holder, is_newcomer, misfit
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group
 from aiodist.integrations.torch.data_parallel.buckets import GradBucket, buckets_of
@@ -168,7 +168,11 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         Who is cancelled ends only the wait."""
         while not self._synced:
             try:
-                await self._share_all(await self._compared())
+                source = await self._compared()
+                if source is None:
+                    await self._regroup()
+                    continue
+                await self._share_all(source)
                 self._synced = self._holds = True
             except GroupBroken as error:
                 await self._regroup(error)
@@ -184,23 +188,31 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             nbytes = sum(value.nbytes for value in values)
             await self.pg._core.apart(copy_cost_ns(nbytes), partial(_copy_all, values, arriving))
 
-    async def _compared(self) -> int:
-        """Compare the modules and the options → whose values count."""
+    async def _compared(self) -> int | None:
+        """Compare the modules and the options → whose values count; None: a newcomer has another module, and
+        leaves.
+
+        Raises:
+            UsageError: this rank has another module than those that have the values.
+        """
         values = [*self._named_values(), *((f"state[{n}]", value) for n, value in enumerate(self._state))]
         mine = [f"{name}: {value.dtype} {list(value.shape)}" for name, value in values]
         mine += [f"{name} with requires_grad" for name in self._names]
         options = (self._finds, self._static, self._sends_buffers, self._elastic)
         mine += [f"bucket_cap_mb={self._cap / MIB:g}", *map("{}={}".format, _COMPARED, options)]
         rows = await self.pg.all_gather_object((self._holds, self._orphan, mine))
-        for rank, (_, _, theirs) in enumerate(rows):
-            if theirs != mine:
-                pairs = zip([*mine, "nothing"], [*theirs, "nothing"], strict=False)
-                here, there = next(pair for pair in pairs if pair[0] != pair[1])
-                raise UsageError(
-                    f"the modules differ: here is {here}, on rank {rank} {there}",
-                    hint="Make the same module on all ranks, and wrap it alike",
-                )
-        return first_holder([holds for holds, _, _ in rows], [orphan for _, orphan, _ in rows])
+        holds, orphans, modules = map(list, zip(*rows, strict=True))
+        other = misfit(modules, holds, self.pg.rank)
+        if other is not None:
+            pairs = zip([*mine, "nothing"], [*modules[other], "nothing"], strict=False)
+            here, there = next(pair for pair in pairs if pair[0] != pair[1])
+            raise UsageError(
+                f"the modules differ: here is {here}, on rank {other} {there}",
+                hint="Make the same module on all ranks, and wrap it alike",
+            )
+        if any(module != mine for module in modules):
+            return None
+        return first_holder(holds, orphans)
 
     def _named_values(self) -> list[tuple[str, torch.Tensor]]:
         return [*self.module.named_parameters(), *self.module.named_buffers()]
