@@ -48,11 +48,15 @@ class QuantizedState:
         self.non_finite = non_finite
         self._feedback: dict[int, tuple[tuple[int, ...], ErrorFeedback]] = {}
         self._step: list[tuple[AiodistWork, ErrorFeedback]] = []  # what the step has issued so far
+        self._whole = False  # it has issued its last bucket, too
 
-    def reduce(self, bucket: Any) -> AiodistWork:
+    def reduce(self, bucket: Any) -> Any:
         """Issue the average of a bucket; the first one of a step ends the step before."""
         if not bucket.index():
             self.end_step()
+        self._whole = bucket.is_last()
+        if not bucket.buffer().is_floating_point():
+            return self.process_group.allreduce([bucket.buffer()], c10d.ReduceOp.AVG)
         shapes = f"{[tuple(one.shape) for one in bucket.gradients()]} {bucket.is_last()}"
         plan = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
         feedback = self._feedback_of(bucket)
@@ -67,14 +71,15 @@ class QuantizedState:
         return work
 
     def end_step(self) -> None:
-        """Keep what the last step has left out; where one of its buckets failed, forget that.
+        """Keep what the last step has left out; where one of its buckets failed, or its backward pass raised
+        before the last one, forget that.
 
         All of them have ended then: torch raises the error of one without waiting for those behind it.
         """
         for work, _ in self._step:
             with contextlib.suppress(Exception):
                 work.wait()
-        failed = any(work.exception() is not None for work, _ in self._step)
+        failed = not self._whole or any(work.exception() is not None for work, _ in self._step)
         for _, feedback in self._step:
             if failed:
                 feedback.undo()
@@ -105,12 +110,7 @@ def quantized_hook(state: QuantizedState, bucket: Any) -> torch.futures.Future[t
     Returns:
         the average, in the bucket's buffer, when it is there.
     """
-    tensor = bucket.buffer()
-    if tensor.is_floating_point():
-        work = state.reduce(bucket)
-    else:
-        work = state.process_group.allreduce([tensor], c10d.ReduceOp.AVG)
-    return work.get_future().then(lambda done: done.value()[0])
+    return state.reduce(bucket).get_future().then(lambda done: done.value()[0])
 
 
 # torch compares these, and takes no text for them.
