@@ -673,16 +673,25 @@ class GroupCore:
 
     async def apart(self, cost_ns: float, job: Callable[[], None]) -> None:
         """Do a job on buffers where it does not hold the loop. One that raises breaks the group, and that
-        error is raised."""
+        error is raised; where the group is broken by anything else, the job is done all the same."""
         ended: asyncio.Future[None] = self.loop.create_future()
+        raised = False
+
+        def watched() -> None:
+            nonlocal raised
+            try:
+                job()
+            except Exception:
+                raised = True
+                raise
 
         def done() -> None:
             if not ended.done():
                 ended.set_result(None)
 
-        if not self.host.off_loop(cost_ns, job, done):
+        if not self.host.off_loop(cost_ns, watched, done):
             await ended
-        if self.error is not None and isinstance(self.error.__cause__, Exception):
+        if raised and self.error is not None:
             raise self.error
 
     def carry_out(self, work: Work[Any], steps: Callable[[], Coroutine[Any, Any, Any]]) -> None:

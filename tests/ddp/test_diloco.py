@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.base.errors import NonFiniteValues, UsageError
+from aiodist.base.errors import NonFiniteValues, PeerLost, UsageError
 from aiodist.ddp import DiLoCo, LocalSGD
 from aiodist.ddp.diloco import source_of
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
+from tests.helpers import core_of
 
 SHAPES: list[tuple[tuple[int, ...], Any]] = [
     ((4, 3), np.float32),
@@ -182,6 +183,28 @@ def test_a_rank_whose_common_values_are_damaged_gets_those_of_the_majority(
 
     assert len(set(on_all(3, part))) == 1
     assert "rank 1 had other common values after exchange 1: it has those of rank 0 now" in caplog.text
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_group_that_another_error_has_broken_is_formed_anew(delay: int) -> None:
+    """Work on this rank's own values is done in a broken group, too: whatever the group's error came from."""
+
+    async def part(pg: ProcessGroup) -> list[float]:
+        mine = [np.full(4, 10.0)]
+        diloco = await DiLoCo(
+            pg, mine, sync_every=2, delay=delay, outer_lr=1.0, outer_momentum=0.0, elastic=True
+        )
+        for step in range(5):
+            mine[0] += 2.0 * pg.rank
+            if step == 1 + delay:
+                error = PeerLost([1], "cannot be reached")
+                error.__cause__ = OSError(111, "Connection refused")
+                core_of(pg).break_group(error)
+            await diloco.step()
+        assert (diloco.pg.epoch, diloco.steps, diloco.exchanges) == (1, 5, 2)
+        return diloco._commons[0].values.tolist()  # type: ignore[no-any-return]
+
+    assert on_all(2, part) == [[14.0 - delay] * 4] * 2
 
 
 def test_another_plan_is_refused_at_the_beginning() -> None:
