@@ -6,23 +6,70 @@ itself. If one has an answer, that is it; if none has, it is no, or an error whe
 operation (law 4). What was found goes to the arbiter, so that two who ask do not find two answers when
 a member dies between them.
 
+The comment below says why members that go on together have the same answer.
+
 Source of the idea: agreement in ULFM (Herault et al., "Practical scalable consensus", 2015), with the arbiter
 in the place of its tree.
 """
 
+# Why survivors have the same answer
+#
+# Survivors are the members of one next epoch. A member never forms a draft with one that it counts as gone
+# (`Assembly`), and nobody comes back. So (1): no survivor counted another as gone when its agreement ended.
+#
+# A member has an answer by the all_reduce itself (it *ended well* there), or by the arbiter.
+#
+# (2) All where it ended well have the same answer, since every member had said its flag. What is told of it
+# is that answer, also at third hand. It is found as *certain*: `Finding.without` is empty. So is a no of one
+# that said no itself: nowhere can it end with yes. What is certain holds for everybody who asks the arbiter.
+#
+# (3) Else one has found that it ended well nowhere, as far as it could ask: all that it did not count as gone
+# have answered that it did not end there, and never will. So all where it ended well are in `without`. A
+# member that was cut off finds that at once, and asks the arbiter first. Its finding must not hold for the
+# others, which may have a yes among them. But where a member has died, and has told its yes to some, the
+# same kind of finding has to hold for all.
+#
+# So the arbiter is asked in places, one after the other, and keeps one finding in each. A finding that is
+# not certain holds for its finder at once. The others ask the arbiter, too, whether it *holds*. Each proposes
+# what it sees: that it holds, if all in `without` are gone; that it does not, if the finder is gone. It waits
+# for one of the two: a finder that lives has told the others who is gone. Then
+#     - where it holds, members that are not in `without` have that answer, and give up who is in `without`;
+#     - where it holds, members that are in `without` give up all others, and go on to the next place;
+#     - where it does not hold, members give up the finder, and go on to the next place.
+# To give up is to count as gone. Mostly they do already; they need not where news comes by several ways.
+#
+# Say that survivors s and t had their answers by the arbiter, s in place i, and t not before that. If the
+# finding there is certain, t has taken it, too. Else, if t had not, it came by that place: it does not hold,
+# and s is the finder (nobody else takes it), whom t has given up; or it holds, t is in `without` and s is
+# not, and t has given up s. Both contradict (1). Say that it ended well at t. If the finding that s took is
+# certain, it is t's answer by (2). Else t is in `without` by (3), and s has given it up: contradiction.
+#
+# Nothing of that depends on who dies when, on how the network is cut, or on the arbiter. A finder that dies
+# leaves a finding that holds or does not. Each place that does not end it costs the process one member, so
+# there are no more places than members.
+
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 import numpy as np
 
 from aiodist.backends.work import Work
-from aiodist.base.errors import CollectiveMismatch, CollectiveTimeout, Evicted, GroupBroken
+from aiodist.base.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    Evicted,
+    GroupBroken,
+    QuorumLost,
+    WireError,
+)
 from aiodist.base.types import AS, Kind, ReduceOp
 from aiodist.group.core import GroupCore
 from aiodist.group.membership.arbiter import Arbiter
+from aiodist.group.membership.finding import Finding, decode_finding
 from aiodist.group.membership.messages import Answer, Ask, MemberMessage
 from aiodist.group.requests import internal
 from aiodist.net.within import within
@@ -30,8 +77,11 @@ from aiodist.net.within import within
 logger = logging.getLogger("aiodist.group.agreement")
 
 YES, NO, MISMATCH = b"\x01", b"\x00", b"\x02"
+_HOLDS, _VOID = b"\x01", b"\x00"
 
-_KEPT = 1024  # answers that are kept for members that ask; an operation is asked for soon or never
+_KEPT = 128  # answers of a group that are kept for members that ask; an operation is asked for soon or never
+_GROUPS = 256  # of which answers are kept
+_TOLD = 2  # answers of each group that a member tells when it leaves
 
 
 class Agreements:
@@ -41,6 +91,8 @@ class Agreements:
         groups: all groups of this process in this epoch.
         say: tells a message to a rank, or to all others (None).
         reachable: ranks that are not known to be gone, this process's included.
+        give_up: counts ranks as gone from now on.
+        evicted: why this process has no say any more, as an error; None while it has.
         arbiter: the epoch's.
     """
 
@@ -49,16 +101,20 @@ class Agreements:
         groups: Iterable[GroupCore],
         say: Callable[[int | None, MemberMessage], None],
         reachable: Callable[[], set[int]],
+        give_up: Callable[[Set[int]], None],
+        evicted: Callable[[], Evicted | None],
         arbiter: Arbiter,
     ) -> None:
         self._groups = groups
         self._say = say
         self._reachable = reachable
+        self._give_up = give_up
+        self._evicted = evicted
         self._arbiter = arbiter
         self._sealed: set[str] = set()
         self._pending: dict[str, Work[bool]] = {}
-        self._known: dict[str, bytes] = {}
-        self._answers: dict[str, dict[int, bytes | None]] = {}
+        self._known: dict[str, dict[str, bytes]] = {}  # by group and topic: how it ended where it ended well
+        self._ended: dict[str, set[int]] = {}  # by topic that is asked for: where it did not
         self._news = asyncio.Event()
 
     async def agree(self, group: GroupCore, flag: bool, timeout: float) -> bool:
@@ -66,7 +122,7 @@ class Agreements:
         mine = np.array([1 if flag else 0], np.uint8)
         # Counted apart: after a death members may have issued different numbers of operations.
         count = group.numbers.next_of("agreements") + 1
-        topic = f"agree/{group.roster.context:x}/{count}"
+        topic = f"{_name(group)}/{count}"
         if topic in self._sealed:
             group.break_group(_without(), tell=False)
         asked = internal(Kind.all_reduce, mine, reduce=ReduceOp.MIN, detail=f"{AS}agree()")
@@ -74,35 +130,100 @@ class Agreements:
         self._pending[topic] = work
         try:
             await work
-            self._know(topic, YES if mine[0] else NO)
+            answer = YES if mine[0] else NO
+            self._know(topic, answer)
         except Evicted:
             raise
         except GroupBroken as error:
             # A mismatch may be of a later operation, which others issued when they had the answer.
             otherwise = MISMATCH if isinstance(error, CollectiveMismatch) else NO
-            self._know(topic, await self._resolve(group, topic, timeout, otherwise))
-            if self._known[topic] == MISMATCH:
+            answer = await self._resolve(group, topic, timeout, otherwise, otherwise is NO and not flag)
+            if answer == MISMATCH:
                 raise
         finally:
             self._pending.pop(topic, None)
-        return self._known[topic] == YES
+        return answer == YES
 
-    async def _resolve(self, group: GroupCore, topic: str, timeout: float, otherwise: bytes) -> bytes:
-        answers = self._answers.setdefault(topic, {})
-        asked = [rank for rank in group.roster.ranks if rank != group.roster.me]
-        logger.debug("how did %s end? asking %d ranks", topic, len(asked))
-        for rank in asked:
+    async def _resolve(
+        self, group: GroupCore, topic: str, timeout: float, otherwise: bytes, certain: bool
+    ) -> bytes:
+        """Find out how it ended → the answer of all survivors.
+
+        Args:
+            otherwise: the answer where it ended well nowhere.
+            certain: nowhere can it end with another one.
+        """
+        me, members = group.roster.me, set(group.roster.ranks)
+        await self._ask(topic, members - {me}, timeout)
+        for place in itertools.count(1):
+            value, without = self._value(topic), members - self._reachable()
+            if value is not None or certain:
+                without = set()
+            mine = Finding(value or otherwise, me, tuple(sorted(without)))
+            try:
+                found = decode_finding(await self._rule(f"{topic}/{place}", mine.encode(), timeout))
+            except WireError as error:
+                raise QuorumLost(f"the arbiter cannot be read: {error}") from error
+            logger.debug("place %d of %s: %s; found here was %s", place, topic, found, mine)
+            if found.by == me or not found.without or await self._holds(found, place, topic, group, timeout):
+                break
+        self._ended.pop(topic, None)
+        return found.value
+
+    async def _ask(self, topic: str, others: set[int], timeout: float) -> None:
+        """Ask members how it ended, until one knows, or all have answered that are not gone."""
+        ended = self._ended.setdefault(topic, set())
+        logger.debug("how did %s end? asking %d ranks", topic, len(others))
+        for rank in others:
             self._say(rank, Ask(topic))
-        async with within(timeout, lambda: CollectiveTimeout(timeout, sorted(self._awaited(asked, answers)))):
-            while topic not in self._known and self._awaited(asked, answers):
+
+        def awaited() -> set[int]:
+            return (self._reachable() & others) - ended
+
+        await self._until(lambda: self._value(topic) is not None or not awaited(), awaited, timeout)
+
+    async def _holds(self, found: Finding, place: int, topic: str, group: GroupCore, timeout: float) -> bool:
+        """Whether another member's finding is the answer here; members are given up as that demands."""
+        me, without = group.roster.me, set(found.without)
+
+        def left() -> set[int]:
+            return self._reachable() & without
+
+        await self._until(lambda: not left() or found.by not in self._reachable(), left, timeout)
+        proposed = _VOID if left() else _HOLDS
+        ruled = await self._rule(f"{topic}/{place}/holds", proposed, timeout)
+        logger.debug("place %d of %s: proposed %s, ruled %s", place, topic, proposed.hex(), ruled.hex())
+        if ruled != _HOLDS:
+            self._give_up({found.by})
+        elif me in without:
+            self._give_up(set(group.roster.ranks) - without)
+        else:
+            self._give_up(without)
+        return ruled == _HOLDS and me not in without
+
+    async def _until(self, over: Callable[[], bool], awaited: Callable[[], set[int]], timeout: float) -> None:
+        """Wait for news, until it is enough.
+
+        Raises:
+            Evicted: this process has no say any more.
+            CollectiveTimeout: it takes too long; names who is awaited.
+        """
+        async with within(timeout, lambda: CollectiveTimeout(timeout, sorted(awaited()))):
+            while self._has_say() and not over():
                 self._news.clear()
                 await self._news.wait()
-        found = [value for value in answers.values() if value is not None]
-        value = self._known.get(topic) or (found[0] if found else otherwise)
+
+    async def _rule(self, topic: str, value: bytes, timeout: float) -> bytes:
+        self._has_say()
         ruled = await self._arbiter.rule(topic, value, timeout)
-        logger.debug("%s is %s; found here was %s", topic, ruled.hex(), value.hex())
-        self._answers.pop(topic, None)
+        self._has_say()
         return ruled
+
+    def _has_say(self) -> bool:
+        """Raise `Evicted` if this process has no say any more; else True."""
+        if (error := self._evicted()) is not None:
+            raise error
+        return True
 
     def hear(self, origin: int, message: MemberMessage) -> None:
         """Take a question, or an answer."""
@@ -110,20 +231,23 @@ class Agreements:
             case Ask(topic):
                 self._asked(origin, topic)
             case Answer(topic, value):
-                if topic in self._answers:
-                    self._answers[topic].setdefault(origin, value)
-                elif value is not None and topic not in self._known:
-                    self._know(topic, value)  # of one who left
+                if value is not None:  # asked for, or of one who left
+                    self._know(topic, value)
+                elif topic in self._ended:
+                    self._ended[topic].add(origin)
                 self._news.set()
 
     def lose(self) -> None:
-        """Note that a member is gone: perhaps nobody is left to wait for."""
+        """Note that a member is gone, or this process: perhaps nobody is left to wait for."""
         self._news.set()
 
-    def last_answer(self) -> Answer | None:
-        """The last result, for members that may still ask when this process is gone."""
-        topic = next(reversed(self._known), None)
-        return None if topic is None else Answer(topic, self._known[topic])
+    def last_answers(self) -> list[Answer]:
+        """The last results of each group, for members that may still ask when this process is gone."""
+        return [
+            Answer(topic, value)
+            for answers in self._known.values()
+            for topic, value in list(answers.items())[-_TOLD:]
+        ]
 
     def _asked(self, origin: int, topic: str) -> None:
         value = self._value(topic)
@@ -136,26 +260,36 @@ class Agreements:
         self._say(origin, Answer(topic, value))
 
     def _value(self, topic: str) -> bytes | None:
+        """How it ended where it ended well, as far as it is known here."""
         work = self._pending.get(topic)
         if work is not None and work.is_success():
             return YES if np.asarray(work.result()).item() else NO
-        return self._known.get(topic)
-
-    def _awaited(self, asked: list[int], answers: dict[int, bytes | None]) -> set[int]:
-        return self._reachable().intersection(asked) - answers.keys()
+        return self._known.get(_group_of(topic), {}).get(topic)
 
     def _seal(self, topic: str) -> None:
         """Keep the operation from ending here by itself: break the group, as the member that asks knows."""
         self._sealed.add(topic)
         for group in self._groups:
-            if topic.startswith(f"agree/{group.roster.context:x}/"):
+            if _group_of(topic) == _name(group):
                 group.break_group(_without(), tell=False)
 
     def _know(self, topic: str, value: bytes) -> None:
-        self._known[topic] = value
-        if len(self._known) > _KEPT:
-            del self._known[next(iter(self._known))]
+        answers = self._known.pop(_group_of(topic), {})
+        self._known[_group_of(topic)] = answers  # the last
+        answers.setdefault(topic, value)
+        for kept, most in ((answers, _KEPT), (self._known, _GROUPS)):
+            if len(kept) > most:
+                kept.pop(next(iter(kept)))
         self._news.set()
+
+
+def _name(group: GroupCore) -> str:
+    """The first part of its topics."""
+    return f"agree/{group.roster.context:x}"
+
+
+def _group_of(topic: str) -> str:
+    return topic.rpartition("/")[0]
 
 
 def _without() -> GroupBroken:

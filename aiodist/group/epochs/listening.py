@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from aiodist.base.errors import Evicted, Tampered, WireError
 from aiodist.group.control.liveness import Blocked
@@ -55,7 +55,6 @@ class Listener:
     Attributes:
         changed: set at any news.
         decided: it is known that this world is an epoch, and no mere draft.
-        given_up: why the others count this process as lost; '' while they do not.
         over: this process takes no part any more.
         followed: this process goes on in another epoch.
         arbiter: of the calls for the next epoch.
@@ -67,8 +66,8 @@ class Listener:
     ) -> None:
         self.changed = asyncio.Event()
         self.decided = False
-        self.given_up = ""
         self.over = self.followed = False
+        self._why_out = ""  # this process has no say any more
         self._job = job
         self._group = group
         self._core = core = group._core
@@ -83,7 +82,9 @@ class Listener:
         self.arbiter: Arbiter = StoreArbiter(job.store)
         if world.store_hosts:
             self.arbiter = MajorityArbiter(self._control.rank, len(self._uids), self.say, self._dead)
-        self.agreements = Agreements(core.family, self.say, self._reachable, self.arbiter)
+        self.agreements = Agreements(
+            core.family, self.say, self._reachable, self._give_up, self.evicted, self.arbiter
+        )
         self._control.subscribe(self._context, self)
         self._control.on_proven = self._recount
 
@@ -125,7 +126,7 @@ class Listener:
             return
         if not self.followed and self._core.error is None and self.decided:
             self._job.finished = (self._group.epoch, len(self._uids))
-        if (answer := self.agreements.last_answer()) is not None:
+        for answer in self.agreements.last_answers():
             self.say(None, answer)
         self.say(None, Leave())
         self._job.hasty = bool(self._control.core.lost)
@@ -138,8 +139,7 @@ class Listener:
     def rank_lost(self, rank: int, cause: str, silence: float | None = None) -> None:
         """Note that a member is lost."""
         if rank == self._control.rank:
-            self.given_up = cause
-            self.changed.set()
+            self._be_out(f"the others count this process as lost: {cause}")
         else:
             self._out(rank)
 
@@ -185,8 +185,24 @@ class Listener:
 
     def _evicted_by(self, record: Record) -> None:
         if record.epoch == self._group.epoch + 1 and self._job.uid not in record.members:
-            why = f"epoch {record.epoch} was formed without this process"
-            self._core.break_group(Evicted(why, hint=EVICTED_HINT), tell=False)
+            error = self._be_out(f"epoch {record.epoch} was formed without this process")
+            self._core.break_group(error, tell=False)
+
+    def _be_out(self, why: str) -> Evicted:
+        self._why_out = self._why_out or why
+        self.agreements.lose()
+        self.changed.set()
+        return Evicted(why, hint=EVICTED_HINT)
+
+    def evicted(self) -> Evicted | None:
+        """Why this process has no say in this epoch any more, as an error; None while it has."""
+        return Evicted(self._why_out, hint=EVICTED_HINT) if self._why_out else None
+
+    def _give_up(self, ranks: Set[int]) -> None:
+        """Count members as gone: others have gone on without them."""
+        for rank in sorted(ranks & self._reachable()):
+            self._control.lose(rank, "other members do not reach it")
+            self._out(rank)
 
     def _out(self, rank: int) -> None:
         logger.debug("rank %d takes no part in epoch %d any more", rank, self._group.epoch)

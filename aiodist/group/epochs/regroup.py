@@ -232,10 +232,8 @@ class Regroup:
     async def _take(self, assembly: Assembly) -> Candidate[Regroup] | None:
         """Take one step → the candidate that has become the epoch, if it ends with that."""
         self._check_open()
-        if self.listener.given_up:
-            raise Evicted(
-                f"the others count this process as lost: {self.listener.given_up}", hint=EVICTED_HINT
-            )
+        if (error := self.listener.evicted()) is not None:
+            raise error
         step = assembly.next(self._loop.time())
         match step:
             case Adopt(record):

@@ -3,6 +3,7 @@
     record ─▶ messages ─▶ assembly (who convenes, whom to invite, when it is decided)   pure
                       │     └─ drafts (the states of a draft, a table)                   pure
                       └▶ ballot   (one value a topic, by majority)                       pure
+    finding: how an agreement ended, as a member tells the arbiter                      pure
     arbiter: what makes a decision final, the store or a majority                       shell
     newcomers: who waits at the store, and how they are invited                         shell
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.base.errors import WireError
+from aiodist.group.membership.finding import Finding, decode_finding
 from aiodist.group.membership.messages import (
     Accept,
     Accepted,
@@ -72,9 +73,23 @@ def test_records_come_out_as_they_went_in(record: Record) -> None:
     assert record.rank_of(b"nobody!!") is None
 
 
+@given(VALUE, st.integers(0, 99), st.lists(st.integers(0, 99)).map(tuple))
+def test_findings_come_out_as_they_went_in(value: bytes, by: int, without: tuple[int, ...]) -> None:
+    finding = Finding(value, by, without)
+    assert decode_finding(finding.encode()) == finding
+
+
+@pytest.mark.parametrize(
+    "values", [None, (b"yes", 1), ("yes", 1, ()), (b"yes", b"1", ()), (b"yes", 1, (True,)), (b"yes", 1, 2)]
+)
+def test_what_is_no_finding(values: Any) -> None:
+    with pytest.raises(WireError, match="finding"):
+        decode_finding(msgpack.packb(values))
+
+
 @given(st.binary(max_size=200))
 def test_noise_is_a_wire_error_or_a_motion(data: bytes) -> None:
-    for read in (decode, decode_record):
+    for read in (decode, decode_record, decode_finding):
         try:
             read(data)
         except WireError:
