@@ -37,16 +37,17 @@ in the place of its tree.
 #     - where it holds, members that are in `without` give up all others, and go on to the next place;
 #     - where it does not hold, members give up the finder, and go on to the next place.
 # To give up is to count as gone. Mostly they do already; they need not where news comes by several ways.
+# Whoever goes on to the next place gives up when it has an answer, and only if that is another one.
 #
-# Say that survivors s and t had their answers by the arbiter, s in place i, and t not before that. If the
+# Say that survivors s and t had different answers by the arbiter, s in place i, and t not before that. If the
 # finding there is certain, t has taken it, too. Else, if t had not, it came by that place: it does not hold,
 # and s is the finder (nobody else takes it), whom t has given up; or it holds, t is in `without` and s is
 # not, and t has given up s. Both contradict (1). Say that it ended well at t. If the finding that s took is
 # certain, it is t's answer by (2). Else t is in `without` by (3), and s has given it up: contradiction.
 #
 # Nothing of that depends on who dies when, on how the network is cut, or on the arbiter. A finder that dies
-# leaves a finding that holds or does not. Each place that does not end it costs the process one member, so
-# there are no more places than members.
+# leaves a finding that holds or does not. A finder has its answer and finds no more, so there are no more
+# places than members.
 
 from __future__ import annotations
 
@@ -155,6 +156,7 @@ class Agreements:
         """
         me, members = group.roster.me, set(group.roster.ranks)
         await self._ask(topic, members - {me}, timeout)
+        passed: list[tuple[bytes, set[int]]] = []  # answers of findings not taken, and who may have them
         for place in itertools.count(1):
             value, without = self._value(topic), members - self._reachable()
             if value is not None or certain:
@@ -165,8 +167,16 @@ class Agreements:
             except WireError as error:
                 raise QuorumLost(f"the arbiter cannot be read: {error}") from error
             logger.debug("place %d of %s: %s; found here was %s", place, topic, found, mine)
-            if found.by == me or not found.without or await self._holds(found, place, topic, group, timeout):
+            if found.by == me or not found.without:
                 break
+            holds = await self._holds(found, place, topic, timeout)
+            if holds and me not in found.without:
+                self._give_up(set(found.without))
+                break
+            passed.append((found.value, members - set(found.without) if holds else {found.by}))
+        for answer, others in passed:
+            if answer != found.value:
+                self._give_up(others)
         self._ended.pop(topic, None)
         return found.value
 
@@ -182,9 +192,9 @@ class Agreements:
 
         await self._until(lambda: self._value(topic) is not None or not awaited(), awaited, timeout)
 
-    async def _holds(self, found: Finding, place: int, topic: str, group: GroupCore, timeout: float) -> bool:
-        """Whether another member's finding is the answer here; members are given up as that demands."""
-        me, without = group.roster.me, set(found.without)
+    async def _holds(self, found: Finding, place: int, topic: str, timeout: float) -> bool:
+        """Whether another member's finding holds for those that its finder could ask."""
+        without = set(found.without)
 
         def left() -> set[int]:
             return self._reachable() & without
@@ -193,13 +203,7 @@ class Agreements:
         proposed = _VOID if left() else _HOLDS
         ruled = await self._rule(f"{topic}/{place}/holds", proposed, timeout)
         logger.debug("place %d of %s: proposed %s, ruled %s", place, topic, proposed.hex(), ruled.hex())
-        if ruled != _HOLDS:
-            self._give_up({found.by})
-        elif me in without:
-            self._give_up(set(group.roster.ranks) - without)
-        else:
-            self._give_up(without)
-        return ruled == _HOLDS and me not in without
+        return ruled == _HOLDS
 
     async def _until(self, over: Callable[[], bool], awaited: Callable[[], set[int]], timeout: float) -> None:
         """Wait for news, until it is enough.
