@@ -36,7 +36,11 @@ def check(path: Path) -> bool:
     """Whether a distribution is whole."""
     if path.suffix == ".whl":
         names = {name for name in zipfile.ZipFile(path).namelist() if ".dist-info/" not in name}
-        return compare(path.name, names, tracked("aiodist"))
+        built = {name for name in names if name.endswith(".so")}  # compiled, where there is a compiler
+        sources = {name for name in tracked("aiodist") if name.endswith(".pyx")}
+        made = {f"{name.partition('.')[0]}.pyx" for name in built}
+        whole = compare(path.name, names - built, tracked("aiodist"))
+        return compare(f"the engine in {path.name}", made, sources) and whole
     with tarfile.open(path) as archive:
         names = {name.name.partition("/")[2] for name in archive.getmembers() if name.isfile()}
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]

@@ -6,6 +6,10 @@ import os
 from collections.abc import Awaitable
 from typing import Any
 
+import pytest
+
+from aiodist import _engine
+from aiodist._engine import Compiled
 from aiodist.backends.host.backend import HostBackend
 from aiodist.base.errors import AiodistError
 from aiodist.group.core import GroupCore
@@ -59,3 +63,13 @@ def memory_mapped() -> int:
     """How many mappings of arenas and segments this process has."""
     with open("/proc/self/maps") as file:
         return sum("memfd:aiodist" in line for line in file)
+
+
+def needs_the_engine() -> Compiled:
+    """The compiled engine. Skips a test where it was left aside or is not installed, and fails it where it is
+    there and cannot be used."""
+    if _engine.compiled is None:
+        if _engine.WHY_NOT in ("AIODIST_ENGINE=python", "it is not installed"):
+            pytest.skip("needs the compiled engine")
+        pytest.fail(f"aiodist runs by {_engine.describe()}")
+    return _engine.compiled

@@ -28,7 +28,7 @@ FLOORS: list[set[str]] = [
     {"group"},
     {"backends"},
     {"observe"},
-    {"transport", "rendezvous"},
+    {"_engine", "transport", "rendezvous"},
     {"net"},
     {"base"},
 ]

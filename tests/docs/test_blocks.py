@@ -168,7 +168,7 @@ def test_pages_are_in_the_contents() -> None:
 def test_files_that_contributing_names_exist() -> None:
     root = DOCS.parent
     text = (root / "CONTRIBUTING.md").read_text()
-    named = set(re.findall(r"(?:aiodist|tests|docs|benchmarks)/[\w/.]*(?:\.py|\.md|/)", text))
+    named = set(re.findall(r"(?:aiodist|tests|docs|benchmarks)/[\w/.]*(?:\.py|\.md|/)(?![\w/])", text))
     assert len(named) > 30
     missing = {name for name in named if "NAME" not in name and not (root / name).exists()}
     assert not missing

@@ -16,6 +16,7 @@ Environ = Mapping[str, str]
 
 DEFAULT_JOB = "aiodist"
 Transport = Literal["auto", "shm", "tcp"]
+EngineChoice = Literal["auto", "compiled", "python"]
 
 EAGER_BUDGET = 64 * 1024
 """Bytes, frame headers counted, that a (channel, context) may have sent eagerly and unmatched."""
@@ -30,6 +31,7 @@ class Tuning:
 
     Attributes:
         transport: AIODIST_TRANSPORT: 'auto', 'shm' or 'tcp'.
+        engine: AIODIST_ENGINE: 'auto', 'compiled' or 'python'; read when aiodist is imported (`_engine`).
         eager: AIODIST_EAGER: whether a small send may complete before its receive; 0 is for tests.
         timeout: AIODIST_TIMEOUT: seconds, for meeting and for operations that say nothing else.
         host: AIODIST_HOST: the address that peers are told, and that is listened on; None: found out.
@@ -63,6 +65,7 @@ class Tuning:
     evict_silent_after: float = 600.0
     stall_after: float = 30.0
     limits: Thresholds = field(default_factory=Thresholds)
+    engine: EngineChoice = "auto"
 
     @property
     def eager_budget(self) -> int:
@@ -114,7 +117,8 @@ def tuning(environ: Environ) -> Tuning:
             hint="Less is known of a silent process than of a stopped one: give it more time",
         )
     return Tuning(
-        transport=_transport(environ),
+        transport=cast("Transport", _one_of(environ, "AIODIST_TRANSPORT", get_args(Transport))),
+        engine=cast("EngineChoice", _one_of(environ, "AIODIST_ENGINE", get_args(EngineChoice))),
         eager=switch(environ, "AIODIST_EAGER", True),
         timeout=_seconds(environ, "AIODIST_TIMEOUT", _USUAL.timeout),
         host=host,
@@ -165,15 +169,12 @@ def store_url(environ: Environ) -> str | None:
     return text if "://" in text else None
 
 
-def _transport(environ: Environ) -> Transport:
-    value = environ.get("AIODIST_TRANSPORT", "").strip().lower() or _USUAL.transport
-    known = get_args(Transport)
-    if value not in known:
-        raise UsageError(
-            f"AIODIST_TRANSPORT={environ['AIODIST_TRANSPORT']!r} is not known",
-            hint=f"It can be: {', '.join(known)}",
-        )
-    return cast("Transport", value)
+def _one_of(environ: Environ, name: str, choices: tuple[str, ...]) -> str:
+    """A variable that names one of several choices; the first where it is not set; otherwise `UsageError`."""
+    value = environ.get(name, "").strip().lower() or choices[0]
+    if value not in choices:
+        raise UsageError(f"{name}={environ[name]!r} is not known", hint=f"It can be: {', '.join(choices)}")
+    return value
 
 
 def switch(environ: Environ, name: str, default: bool = False) -> bool:

@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from aiodist import _engine
 from aiodist.base.environment.files import write_file
 from aiodist.base.environment.processor_load import doubt, meanwhile, own_seconds, sample
 from aiodist.base.errors import AiodistError
@@ -60,7 +61,8 @@ async def main(options: dict[str, Any]) -> None:
         seen = meanwhile(before, sample(), own)
         doubts = doubt(seen) if seen else ""
         if pg.rank == 0:
-            print(f"{pg.size} ranks, float32, medians on rank 0; busbw as nccl-tests define it\n")
+            print(f"{pg.size} ranks, float32, medians on rank 0; busbw as nccl-tests define it")
+            print(f"engine: {_engine.describe()}\n")
             print(sweep_table(lines, pg.size, paint))
             print()
             print(extras(one, late, largest))
@@ -107,6 +109,7 @@ def report(
     return json.dumps(
         {
             "ranks": size,
+            "engine": _engine.describe(),
             "dtype": "float32",
             "doubt": doubts,
             "sweep": [

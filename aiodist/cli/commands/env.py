@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int:
     """Print `name  value` lines; `UsageError` where the environment contradicts itself."""
     parser = Parser("aiodist env", description=__doc__)
     parser.parse_args(list(argv))
+    from aiodist import _engine
     from aiodist.base.environment import job_id, placement, secret_origin, tuning
     from aiodist.base.environment.lone_process import chosen, company_of_rank, company_of_script
     from aiodist.base.environment.variables import shown
@@ -39,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     rows["store"] = shown("AIODIST_STORE", store) or "none: rank 0 hosts it"
     rows["secret"] = secret_origin(os.environ)
     rows["tls"] = "on" if tuning(os.environ).tls else "off"
+    rows["engine"] = _engine.describe()
     width = max(map(len, rows))
     paint = painter(takes_colour(sys.stdout.isatty(), os.environ))
     trouble = {name for name in ("others", "meets") if _REFUSED in rows.get(name, "")}

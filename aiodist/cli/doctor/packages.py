@@ -54,9 +54,20 @@ def examine(name: str) -> dict[str, str]:
 
 def findings(answers: Answers, machine: Machine) -> Iterator[Finding]:
     """Say which Python this is, and which packages are here and can be imported."""
+    from aiodist import _engine  # NumPy is behind it
+
     yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}")
+    yield engine(_engine.compiled is not None, _engine.describe())
     for name in NAMES:
         yield check(name, answers[name])
+
+
+def engine(compiled: bool, words: str) -> Finding:
+    """Whether aiodist uses its compiled engine."""
+    if compiled:
+        return Finding("engine", "ok", words)
+    cost = "reductions of halves take 5 to 10 times as long"
+    return Finding("engine", "limited", words, cost, "install a C compiler, then aiodist again")
 
 
 def check(name: str, answer: ProcessAnswer) -> Finding:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import msgpack
 import numpy as np
 
+from aiodist import _engine
 from aiodist.backends.base import Reports
 from aiodist.backends.carriers import Carriers
 from aiodist.backends.choice import BackendChoice
@@ -191,7 +192,7 @@ class World:
                 raise_descriptors(_USUAL + _EACH * self._size)
             cards = await self._meet(store, host, deadline)
             self._watch_processes(cards)
-            await self._links.unless_lost(self._route(store, deadline))
+            await self._links.unless_lost(self._route(store, cards, deadline))
             await self._links.connect(self._settings.timeout, deadline)
             return self._make(cards)
         except BaseException:
@@ -216,6 +217,7 @@ class World:
             "uid": settings.uid,
             "hosts": settings.hosts_store,
             "backend": settings.choice.card(),
+            "engine": _engine.NAME,
         }
         packed = msgpack.packb(card)
         patience = self._left(deadline)
@@ -284,15 +286,18 @@ class World:
         self._processes.watch(pid, partial(self._links.process_ended, rank))
         self._control.see(rank, partial(is_stopped, pid))
 
-    async def _route(self, store: Gathers, deadline: float) -> None:
-        """Find out which ranks share memory, and agree: a pair uses it if both have proved it (law 3)."""
+    async def _route(self, store: Gathers, cards: list[dict[str, Any]], deadline: float) -> None:
+        """Find out which ranks share memory, and agree: a pair uses it if both have the same engine, and have
+        proved it (law 3)."""
         me, transport = self._endpoint.rank, self._settings.transport
         others = [rank for rank in range(self._size) if rank != me]
+        alike = [rank for rank in others if cards[rank]["engine"] == _engine.NAME]
+        self._tell_of_engines(cards)
         proved = set()
         if transport != "tcp":
             # Half of the time: a rank that does not answer must be told apart from those that wait for it.
             patience = self._left(deadline) / 2
-            proved = await self._endpoint.prove_local(others, self._links.to_dial(), patience)
+            proved = await self._endpoint.prove_local(alike, self._links.to_dial(), patience)
         answers = await store.gather(
             f"{self._place}/local",
             self._size,
@@ -305,6 +310,11 @@ class World:
         self._endpoint.keep_peer_segments(mutual)
         for rank in others:
             local = rank in mutual
+            if not local and transport == "shm" and rank not in alike:
+                raise BackendUnavailable(
+                    f"AIODIST_TRANSPORT=shm, but {_with_engine(rank, cards)}, {_with_engine(me, cards)}",
+                    hint="Install the same aiodist for every rank, or use AIODIST_TRANSPORT=auto",
+                )
             if not local and transport == "shm":
                 raise BackendUnavailable(
                     f"AIODIST_TRANSPORT=shm, but {name_ranks([rank])} shares no memory with rank {me}",
@@ -315,6 +325,16 @@ class World:
             if local and pid is not None:
                 self._watch_process(rank, pid)
         self._engine.resources.set_local(local_to, self._settings.limits)
+
+    def _tell_of_engines(self, cards: list[dict[str, Any]]) -> None:
+        """Log one line where a rank of this host has another engine, and so shares no memory with this."""
+        me = self._endpoint.rank
+        host = cards[me]["seat"][0]
+        for rank, card in enumerate(cards):
+            if card["engine"] != _engine.NAME and card["seat"][0] == host:
+                text = "%s, and %s: data goes over sockets between them. Run `aiodist doctor` in both"
+                logger.warning(text, _with_engine(rank, cards), _with_engine(me, cards))
+                return
 
     def _make(self, cards: list[dict[str, Any]]) -> ProcessGroup:
         settings, ranks = self._settings, tuple(range(self._size))
@@ -402,3 +422,8 @@ class World:
 
 def _nothing() -> None:
     pass
+
+
+def _with_engine(rank: int, cards: list[dict[str, Any]]) -> str:
+    name = cards[rank]["engine"]
+    return f"rank {rank} has {f'the compiled engine {name}' if name else 'no compiled engine'}"

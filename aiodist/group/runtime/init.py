@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from aiodist import _engine
 from aiodist.backends.choice import BackendChoice, parse
 from aiodist.base.environment import placement, secret, tuning
 from aiodist.base.environment.variables import warn_of_near_misses
@@ -187,6 +188,11 @@ def ask(
     environ = {**os.environ, **(more or {})}  # a copy: each look at the real one encodes and decodes
     warn_of_near_misses(environ)
     tuned = tuning(environ)
+    if tuned.engine == "compiled" and _engine.compiled is None:
+        raise BackendUnavailable(
+            f"AIODIST_ENGINE=compiled, but aiodist runs by {_engine.describe()}",
+            hint="Install aiodist again where there is a C compiler, or leave the variable out",
+        )
     limit = tuned.timeout if timeout is None else seconds(timeout)
     url = init_method or ("env://" if store is None else "")
     return replace(Invitation.of(url, rank, world_size, limit, environ), store=store)

@@ -21,6 +21,7 @@ CARD: dict[str, Any] = {
     "hosts": False,
     "seat": ["", -1, -1],
     "backend": {"asked": "", "engines": {"cuda": "nccl"}, "told": {"cuda": b"uuid"}},
+    "engine": "",
 }
 
 

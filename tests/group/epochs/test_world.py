@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist import _engine
 from aiodist.backends.choice import BackendChoice
 from aiodist.base.errors import Evicted
 from aiodist.group import ProcessGroup
@@ -169,6 +170,7 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
             "hosts": False,
             "seat": ["", -1, -1],
             "backend": BackendChoice().card(),
+            "engine": _engine.NAME,
             "endpoint": {},
         }
         import msgpack

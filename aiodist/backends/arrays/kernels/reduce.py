@@ -1,13 +1,13 @@
 """Reductions of one array into another, in place.
 
-`combine` and `reduce_into` carry out every RecvReduce. They allocate nothing that grows with
-the arrays: the half precisions are widened to float32 in blocks that stay in the cache, through scratch
-memory that each thread keeps.
+`combine` and `reduce_into` carry out every RecvReduce, by the compiled engine where there is one, else by
+NumPy. They allocate nothing that grows with the arrays: NumPy's way widens the half precisions to float32 in
+blocks that stay in the cache, through scratch memory that each thread keeps.
 
 Where ranks compute the same reduction each for itself they must get the same bits (law 3). So a result
 depends on the operands and on which of them is left, and on nothing else: not on whether one is
-overwritten, on addresses, on how an array is cut into pieces, or on whether torch helps. The one
-exception are the sign and payload of a NaN; `finish` makes them one.
+overwritten, on addresses, on how an array is cut into pieces, or on whether the engine is there. The one
+exception are the sign and payload of a NaN, which NumPy chooses; `finish` makes them one.
 
 What the operations mean where it is not obvious:
 
@@ -17,22 +17,23 @@ What the operations mean where it is not obvious:
 * MIN and MAX give NaN where either operand is NaN.
 * AVG reduces as SUM; `finish` divides at the end.
 
-All functions release the GIL where NumPy and torch do, and may run in any thread.
+All functions release the GIL where NumPy and the engine do, and may run in any thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.backends.arrays.kernels.halves import BLOCK, add_by_torch, halves
-from aiodist.backends.arrays.kernels.scale import with_number
+from aiodist import _engine
+from aiodist.backends.arrays.kernels.halves import BLOCK, halves
+from aiodist.backends.arrays.kernels.scale import divide
 from aiodist.backends.arrays.kernels.unwarned import unwarned
-from aiodist.base.types import BFLOAT16, ReduceOp
+from aiodist.base.types import BFLOAT16, DTYPE_CODES, ReduceOp
 
 Array = npt.NDArray[Any]
 Combine = Callable[[Array, Array, Array], object]
@@ -63,6 +64,14 @@ def combine(left: Array, right: Array, out: Array, op: ReduceOp) -> None:
         out: a third such array, or `left` or `right` itself; must not partly overlap either.
         op: the combination; what has no meaning was refused before (`types.check_reduction`).
     """
+    if _engine.compiled is not None and out.dtype in DTYPE_CODES:
+        _by_engine(out.dtype, op)(left, right, out)
+    else:
+        by_numpy(left, right, out, op)
+
+
+def by_numpy(left: Array, right: Array, out: Array, op: ReduceOp) -> None:
+    """`combine` without the engine."""
     char = out.dtype.char
     if char in _EXACT:
         UFUNCS[op](left, right, out=out)
@@ -74,6 +83,12 @@ def combine(left: Array, right: Array, out: Array, op: ReduceOp) -> None:
         unwarned.run(UFUNCS[op], left, right, out=out)
 
 
+@cache
+def _by_engine(dtype: np.dtype[Any], op: ReduceOp) -> Combine:
+    assert _engine.compiled is not None
+    return _engine.compiled.Combiner(dtype, DTYPE_CODES[dtype], op, partial(by_numpy, op=op))
+
+
 def combiner(dtype: np.dtype[Any], op: ReduceOp, *, in_this_thread: bool = False) -> Combine:
     """`combine` for one dtype and operation, with the choice made: `combine_two(left, right, out)`.
 
@@ -81,9 +96,11 @@ def combiner(dtype: np.dtype[Any], op: ReduceOp, *, in_this_thread: bool = False
         dtype, op: see `combine`.
         in_this_thread: it is called in no other thread, and needs no look at which it is.
     """
+    if _engine.compiled is not None:
+        return _by_engine(dtype, op)
     ufunc = UFUNCS[op]
     if dtype.char in _HALVES or (dtype.char in _COMPLEX and op is ReduceOp.PRODUCT):
-        return partial(combine, op=op)
+        return partial(by_numpy, op=op)
     if dtype.char in _EXACT:
         return lambda left, right, out: ufunc(left, right, out=out)
     if not in_this_thread:
@@ -111,8 +128,6 @@ def reduce_into(dst: Array, src: Array, op: ReduceOp, *, src_left: bool) -> None
 
 
 def _combine_halves(left: Array, right: Array, out: Array, ufunc: np.ufunc) -> None:
-    if ufunc is np.add and add_by_torch(left, right, out):
-        return
     for start in range(0, out.size, BLOCK):
         part = slice(start, start + BLOCK)
         a, b = halves.widen(left[part], 0), halves.widen(right[part], 1)
@@ -143,7 +158,7 @@ def finish(dst: Array, op: ReduceOp, size: int, *, one_nan: bool = False) -> Non
             reduction each for itself (`Schedule.repeats`).
     """
     if op is ReduceOp.AVG and size > 1:
-        unwarned.run(with_number, np.divide, dst, size)
+        divide(dst, size)
     if one_nan and dst.dtype.kind not in "biu" and dst.size:
         parts = dst.view(dst.real.dtype) if dst.dtype.kind == "c" else dst
         if _any_nan(parts):

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiodist import _engine
 from aiodist.backends.arrays.kernels.halves import BLOCK, halves
 from aiodist.backends.arrays.kernels.unwarned import unwarned
+from aiodist.base.types import DTYPE_CODES
 
 Array = npt.NDArray[Any]
 
@@ -16,11 +18,22 @@ Array = npt.NDArray[Any]
 def scale(array: Array, factor: float) -> None:
     """Multiply `array` (one axis, floating or complex) by `factor`; halves are multiplied in float32 and
     rounded once. Overflow gives infinity, without a warning."""
-    unwarned.run(with_number, np.multiply, array, factor)
+    _with_number(np.multiply, array, factor)
 
 
-def with_number(ufunc: np.ufunc, array: Array, number: float) -> None:
-    """`array = array ∘ number`, in place, for `unwarned.run`; arguments as of `scale`."""
+def divide(array: Array, number: float) -> None:
+    """Divide `array` by a number; see `scale`."""
+    _with_number(np.divide, array, number)
+
+
+def _with_number(ufunc: np.ufunc, array: Array, number: float) -> None:
+    if _engine.compiled is not None and array.dtype.itemsize == 2 and array.flags.carray:
+        _engine.compiled.scale_halves(array, DTYPE_CODES[array.dtype], number, ufunc is np.divide)
+    else:
+        unwarned.run(_by_numpy, ufunc, array, number)
+
+
+def _by_numpy(ufunc: np.ufunc, array: Array, number: float) -> None:
     if array.dtype.itemsize > 2:
         ufunc(array, array.dtype.type(number), out=array)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aiodist import _engine
 from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import HEADER, PAYLOAD, SOURCE, place_of, place_word
 from aiodist.backends.host.local.exchange import Exchange
@@ -38,8 +39,8 @@ class ReduceEach(Exchange):
         self.needs = 0 if plan.nbytes <= PAYLOAD else plan.nbytes
         if plan.layout is None:
             plan.layout = aligned(plan.call.count, plan.dtype)
-            # Where torch is loaded it reduces halves, and gives NaNs other bits.
-            plan.one_nan = plan.itemsize == 2
+            # NumPy widens halves in a thread's scratch, whose address may decide which NaN comes out.
+            plan.one_nan = plan.itemsize == 2 and _engine.compiled is None
             plan.finishes = bool(plan.divisor or plan.one_nan)
         self._own: Array | None = None  # this rank's payload, in the slot or in staging
         self._inputs: list[Array] | None = None  # all ranks', in order

@@ -216,7 +216,7 @@ def path_of(
         reduced = nbytes if call.kind is Kind.all_reduce and nbytes <= limits.direct else nbytes // size
         if sizes is not None:
             reduced = max(sizes) * call.dtype.itemsize
-        cost = cost_ns(reduced, call.dtype, call.reduce, anywhere=True) * (size - 1)
+        cost = cost_ns(reduced, call.dtype, call.reduce) * (size - 1)
     widest = nbytes if sizes is None else max(sizes) * call.dtype.itemsize * size  # parts lie as far apart
     if widest > limits.inline or cost > INLINE_NS:
         return Path.bulk

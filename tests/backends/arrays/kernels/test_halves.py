@@ -1,10 +1,7 @@
-"""float16 and bfloat16, computed by NumPy alone and with torch's help: the bits are the same."""
+"""float16 and bfloat16, computed by NumPy and by the compiled engine: the bits are the same."""
 
 from __future__ import annotations
 
-import itertools
-import sys
-import types
 import warnings
 from typing import Any
 
@@ -14,9 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from aiodist import _engine
 from aiodist.backends.arrays.kernels import combine, finish, halves, scale, unwarned
 from aiodist.backends.arrays.kernels.halves import BLOCK
 from aiodist.base.types import BFLOAT16, ReduceOp
+from tests.helpers import needs_the_engine
 from tests.levels import COSTLY
 
 Array = npt.NDArray[Any]
@@ -32,14 +31,13 @@ UFUNCS: dict[ReduceOp, Any] = {
 }
 
 
-@pytest.fixture(params=["numpy", "torch"], autouse=True)
+@pytest.fixture(params=["numpy", "compiled"], autouse=True)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who computes. Every test here runs with both."""
-    with_torch = request.param == "torch"
-    if with_torch:
-        pytest.importorskip("torch")
-        assert halves.torch_serves()
-    monkeypatch.setattr(halves, "torch_serves", lambda: with_torch)
+    """What computes. Every test here runs with both."""
+    if request.param == "compiled":
+        needs_the_engine()
+    else:
+        monkeypatch.setattr(_engine, "compiled", None)
     return str(request.param)
 
 
@@ -200,62 +198,3 @@ def test_scaling_and_averaging(dtype: np.dtype[Any], count: int) -> None:
         check(result, divided)
         nans = result.view(np.uint16)[np.isnan(result)]
         assert len(set(nans.tolist())) <= 1
-
-
-@pytest.mark.slow(COSTLY)
-def test_a_mode_that_makes_other_tensors_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    monkeypatch.undo()
-    for dtype, op in itertools.product(DTYPES, UFUNCS):
-        left, right = (values(dtype, 2 * BLOCK, seed, False) for seed in (1, 2))
-        out = np.zeros_like(left)
-        with FakeTensorMode():
-            assert not halves.torch_serves()
-            combine(left, right, out, op)
-        check(out, expected(left, right, op))
-    assert halves.torch_serves()
-
-
-def test_inference_mode_does_not_spoil_the_scratch(engine: str) -> None:
-    if engine != "torch":
-        pytest.skip("about torch")
-    import torch
-
-    source = values(FLOAT16, BLOCK, 1, False)
-    fresh = halves.Halves()
-    with torch.inference_mode():
-        fresh.widen(source, 0)
-    for mode in (torch.no_grad(), torch.inference_mode(), torch.enable_grad()):
-        with mode:
-            wide = fresh.widen(source, 0)
-            result = np.empty_like(source)
-            fresh.narrow(result)
-        assert np.array_equal(wide, source.astype(np.float32)) and np.array_equal(result, source)
-
-
-def test_a_torch_that_is_being_imported_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    torch: Any = types.ModuleType("torch")
-    torch.__spec__ = types.SimpleNamespace(_initializing=True)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    assert not halves.torch_serves()
-
-
-@pytest.mark.parametrize("wrong", ["_cast", "_add"])
-def test_a_torch_that_computes_otherwise_does_not_serve(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-
-    def truncating(source: Any, target: Any, count: int) -> None:
-        bits = source[:count].clone()
-        if bits.element_size() == 4:  # towards zero
-            bits = (bits.view(torch.int32) & ~0x1FFF).view(bits.dtype)
-        target[:count].copy_(bits)
-
-    def nothing(left: Array, right: Array, out: Array) -> None:
-        out[...] = left
-
-    assert halves._compare.__wrapped__()
-    monkeypatch.setattr(halves, wrong, {"_cast": truncating, "_add": nothing}[wrong])
-    assert not halves._compare.__wrapped__()
