@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = Path("aiodist/_engine")
-FLAGS = ["-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-fno-strict-aliasing", "-g0"]
 
 
 class EngineHook(BuildHookInterface[Any]):
@@ -35,6 +34,7 @@ class EngineHook(BuildHookInterface[Any]):
             built = self._compile()
         except BaseException as error:  # setuptools ends a failed compilation by SystemExit
             if wanted == "require" or isinstance(error, KeyboardInterrupt):
+                self._clear_away()
                 raise
             self.app.display_warning(
                 f"aiodist is installed without its compiled engine, and will be slower: {error}"
@@ -49,6 +49,9 @@ class EngineHook(BuildHookInterface[Any]):
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was made on the way."""
+        self._clear_away()
+
+    def _clear_away(self) -> None:
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
 
@@ -60,11 +63,7 @@ class EngineHook(BuildHookInterface[Any]):
 
         self._made = tempfile.mkdtemp(prefix="aiodist-engine-")
         source, made = Path(self.root) / SOURCES, Path(self._made)
-        sys.path.insert(0, str(source))
-        try:
-            from fingerprint import fingerprint  # type: ignore[import-not-found]
-        finally:
-            del sys.path[0]
+        build = run_path(str(source / "fingerprint.py"))  # an import would write __pycache__
         extensions = [
             Extension(
                 f"aiodist._engine.{path.stem}",
@@ -72,9 +71,11 @@ class EngineHook(BuildHookInterface[Any]):
                 include_dirs=[str(source), np.get_include()],
                 define_macros=[
                     ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
-                    ("AIODIST_FINGERPRINT", f'"{fingerprint(source)}"'),
+                    ("NPY_TARGET_VERSION", "NPY_1_25_API_VERSION"),  # it runs with NumPy 1.25 and later
+                    ("AIODIST_FINGERPRINT", f'"{build["fingerprint"](source)}"'),
                 ],
-                extra_compile_args=FLAGS,
+                extra_compile_args=list(build["FLAGS"]),
+                extra_link_args=["-fno-fast-math"],
             )
             for path in sorted(source.glob("*.pyx"))
         ]

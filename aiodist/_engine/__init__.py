@@ -43,9 +43,16 @@ class Compiled(Protocol):
 
 def _elsewhere() -> list[str]:
     """Folders in which an editable installation has put the extensions."""
-    here = Path(__file__).parent
-    places = (Path(entry) / "aiodist" / "_engine" for entry in sys.path if entry)
-    return [str(place) for place in places if place != here and any(place.glob("combine.*.so"))]
+    here, found = Path(__file__).parent, []
+    for entry in sys.path:
+        if isinstance(entry, str) and entry:  # people put other things there, too
+            place = Path(entry) / "aiodist" / "_engine"
+            try:
+                if place != here and any(place.glob("combine.*.so")):
+                    found.append(str(place))
+            except (OSError, ValueError):  # it cannot be looked into
+                continue
+    return found
 
 
 def _load(asked: str) -> tuple[Compiled | None, str]:

@@ -20,7 +20,7 @@ class Combiner:
         dtype: of the elements, of this machine's byte order.
         code: its number (`base.types.DTYPE_CODES`).
         op: the operation's (`ReduceOp`).
-        otherwise: is called in its place with arrays that are strided or not aligned.
+        otherwise: is called with arrays that are strided or not aligned, and computes the same.
 
     Raises:
         ValueError: the operation has no meaning for such elements.

@@ -12,6 +12,7 @@ cdef extern from "loops.h" nogil:
     ctypedef void (*combine_loop)(const void*, const void*, void*, size_t)
     ctypedef void (*scale_loop)(void*, float, size_t)
     combine_loop combine_loop_for(int type, int op)
+    size_t size_of(int type)
     scale_loop scale_loop_for(int type, int divide)
 
 cdef extern from "numpy/arrayobject.h":
@@ -42,7 +43,7 @@ cdef class Combiner:
 
     def __cinit__(self, dtype, int code, int op, otherwise):
         self.loop = combine_loop_for(code, op)
-        if self.loop == NULL:
+        if self.loop == NULL or size_of(code) != <size_t>dtype.itemsize:
             raise ValueError(f"operation {op} has no meaning for {dtype}")
         self.dtype = dtype
         self.otherwise = otherwise

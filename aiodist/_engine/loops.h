@@ -10,11 +10,16 @@
 #ifndef AIODIST_LOOPS_H
 #define AIODIST_LOOPS_H
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "halves.h"
+
+#if defined(__FAST_MATH__) || (defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0)
+#error "ranks must get the same bits: build without -ffast-math, and for a processor that rounds each operation"
+#endif
 
 /* On x86-64 each loop is compiled twice, and the loader chooses: the second form has registers of 256 bits. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
@@ -152,6 +157,7 @@ SCALE(divide_f16_any, widen_f16, narrow_f16, /)
 
 /* x86-64 processors since 2012 convert eight float16 at a time (F16C), with the same rounding. */
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
 #include <immintrin.h>
 #define WITH_F16C __attribute__((target("avx2,f16c")))
 #define EIGHT 8
@@ -191,8 +197,12 @@ COMBINE_F16C(sum_f16_f16c, sum_f16_any, _mm256_add_ps)
 COMBINE_F16C(product_f16_f16c, product_f16_any, _mm256_mul_ps)
 SCALE_F16C(multiply_f16_f16c, multiply_f16_any, _mm256_mul_ps)
 SCALE_F16C(divide_f16_f16c, divide_f16_any, _mm256_div_ps)
-#define HAS_F16C() (__builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx2"))
-#define CHOOSE_F16(NAME) (HAS_F16C() ? NAME##_f16c : NAME##_any)
+static int has_f16c(void) { /* clang knows the name "f16c" only from version 18 on */
+    unsigned int a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+
+#define CHOOSE_F16(NAME) (has_f16c() ? NAME##_f16c : NAME##_any)
 #else
 #define CHOOSE_F16(NAME) NAME##_any
 #endif
@@ -229,6 +239,12 @@ enum { SUM = 1, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR };
         case PRODUCT: return product_##SUFFIX;  \
         default: return NULL;                   \
     }
+
+/* Bytes of an element; 0 for no type. */
+static size_t size_of(int type) {
+    static const unsigned char sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16};
+    return type >= 0 && type < (int)sizeof sizes ? sizes[type] : 0;
+}
 
 /* The loop for elements of a type; NULL where the operation has no meaning. */
 static combine_loop combine_loop_for(int type, int op) {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aiodist import _engine
 from aiodist._engine import Compiled
-from aiodist.backends.arrays.kernels.reduce import by_numpy
+from aiodist.backends.arrays.kernels.reduce import by_numpy, combine
 from aiodist.base.errors import UsageError
 from aiodist.base.types import BFLOAT16, DTYPE_CODES, ReduceOp, check_reduction
 from tests.helpers import needs_the_engine
@@ -131,6 +131,21 @@ def test_strided_and_unaligned_arrays_go_the_other_way(engine: Compiled) -> None
             assert np.array_equal(out, left + right)
 
 
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPE_CODES if is_floating(dtype)], ids=str)
+def test_where_an_array_lies_changes_no_bit(engine: Compiled, dtype: np.dtype[Any]) -> None:
+    """Also of a NaN: strided and unaligned arrays are reduced by the same loop."""
+    left, right = (values(dtype, 30_000, seed) for seed in (3, 4))
+    for op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+        want = np.empty_like(left)
+        combine(left, right, want, op)
+        strided = np.zeros(60_000, dtype)[::2]
+        combine(left, right, strided, op)
+        odd = np.zeros(30_000 * dtype.itemsize + 1, np.uint8)[1:].view(dtype)
+        odd[...] = left
+        combine(odd, right, odd, op)
+        assert strided.tobytes() == odd.tobytes() == want.tobytes()
+
+
 def test_arrays_that_do_not_fit_are_refused_and_nothing_is_written(engine: Compiled) -> None:
     dtype = np.dtype(np.int32)
     combiner = engine.Combiner(dtype, DTYPE_CODES[dtype], ReduceOp.SUM, no_other)
@@ -149,7 +164,8 @@ def test_arrays_that_do_not_fit_are_refused_and_nothing_is_written(engine: Compi
     for array in (good, np.zeros(8, np.float16)[::2]):
         with pytest.raises(ValueError):
             engine.scale_halves(array, DTYPE_CODES[array.dtype], 2.0, False)
-    for wrong in ((99, 1), (DTYPE_CODES[dtype], 0), (DTYPE_CODES[np.dtype(np.float32)], ReduceOp.BAND)):
+    float32, int64 = DTYPE_CODES[np.dtype(np.float32)], DTYPE_CODES[np.dtype(np.int64)]
+    for wrong in ((99, 1), (int64, ReduceOp.SUM), (DTYPE_CODES[dtype], 0), (float32, ReduceOp.BAND)):
         with pytest.raises(ValueError, match="no meaning"):
             engine.Combiner(dtype, *wrong, no_other)
 

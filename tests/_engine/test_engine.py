@@ -64,6 +64,14 @@ def test_without_an_extension_it_is_plain_python(clone: Path) -> None:
     assert found.stdout.strip() == "plain Python: it is not installed", found.stderr
 
 
+def test_odd_entries_of_the_path_are_passed_over(clone: Path) -> None:
+    archive = clone / "a.zip"
+    archive.write_bytes(b"no archive")
+    entries = [b"/bytes", None, 7, "x" * 5000, str(archive), str(clone / "missing"), ""]
+    code = f"import sys; sys.path.extend({entries!r}); {SHOW}"
+    subprocess.run([sys.executable, "-c", code], cwd=clone, check=True, capture_output=True)
+
+
 async def test_a_process_that_must_have_it_is_refused_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_engine, "compiled", None)
     monkeypatch.setenv("AIODIST_ENGINE", "compiled")

@@ -32,14 +32,16 @@ def values(dtype: np.dtype[Any], count: int, rank: int) -> npt.NDArray[Any]:
 def expected(dtype: np.dtype[Any], count: int, op: dist.ReduceOp) -> npt.NDArray[Any]:
     """The result as NumPy computes it: in float64, whose sums of halves are exact, and rounded once."""
     left, right = (values(dtype, count, rank).astype(np.float64) for rank in (0, 1))
-    return (left + right if op is dist.ReduceOp.SUM else np.maximum(left, right)).astype(dtype)
+    reduce = {dist.ReduceOp.SUM: np.add, dist.ReduceOp.MIN: np.minimum, dist.ReduceOp.MAX: np.maximum}[op]
+    found: npt.NDArray[Any] = reduce(left, right).astype(dtype)
+    return found
 
 
 async def main() -> None:
     async with await dist.init_process_group() as pg:
         for dtype in DTYPES:
             for count in (3, 5000, 300_000):
-                for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+                for op in (dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
                     mine = values(dtype, count, pg.rank)
                     await pg.all_reduce(mine, op)
                     wide, want = mine.astype(np.float64), expected(dtype, count, op).astype(np.float64)

@@ -13,6 +13,11 @@ Sources: the rules of x86-64 are those of P. Sewell et al., "x86-TSO" (CACM 2010
 of C. Pulte et al., "Simplifying ARM Concurrency" (POPL 2018), on the weak side wherever this is coarser: a
 release store and a later acquire load are not ordered, and no dependency orders two loads unless an
 instruction names it.
+
+Limits: three things are stronger here than ARM. Two loads of one word are always in order (ARM lets them pass
+each other where both read the same store). A store under a condition orders what it would also where that
+condition fails, and gives nothing to a later load of its word before that is known. A `Sleep` is a
+fence also where it does not sleep. So put conditions and sleeps last in a program, as the protocols here do.
 """
 
 from __future__ import annotations
@@ -223,7 +228,9 @@ def _loaded(
     for earlier in range(number - 1, -1, -1):
         store = program[earlier]
         if isinstance(store, Store) and store.word == load.word and not done >> earlier & 1:
-            if store.needs - registers.keys() or (store.where is not None and not store.where(registers)):
+            if store.needs - registers.keys():
                 return None
+            if store.where is not None and not store.where(registers):
+                continue
             return store.value if isinstance(store.value, int) else store.value(registers)
     return memory[load.word]

@@ -55,7 +55,8 @@ def test_message_passing(rules: Rules, first: Order, second: Order, seen: bool) 
 @pytest.mark.parametrize("rules", EVERY)
 @pytest.mark.parametrize("fenced", [False, True])
 def test_store_buffering(rules: Rules, fenced: bool) -> None:
-    """SB: both store, and both load what was before."""
+    """SB: both store, and both load what was before. Release and acquire do not forbid it, as in C11 and with
+    ARM's LDAPR; its LDAR does."""
     fence = [Fence()] if fenced else []
     programs: list[Program] = [
         [Store("x", 1, RELEASE), *fence, Load("b", "y", ACQUIRE)],

@@ -70,7 +70,7 @@ _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 _FEW, _USUAL, _EACH = 64, 1024, 4
 """Ranks that need no more descriptors than a process usually has; that many; how many each more may take."""
 
-PROTOCOL = 8  # of what groups say to each other; a job that mixes numbers is refused
+PROTOCOL = 9  # of what groups say to each other; a job that mixes numbers is refused
 
 
 class Gathers(Protocol):
@@ -292,7 +292,8 @@ class World:
         me, transport = self._endpoint.rank, self._settings.transport
         others = [rank for rank in range(self._size) if rank != me]
         alike = [rank for rank in others if cards[rank]["engine"] == _engine.NAME]
-        self._tell_of_engines(cards)
+        if transport != "tcp":
+            self._tell_of_engines(cards)
         proved = set()
         if transport != "tcp":
             # Half of the time: a rank that does not answer must be told apart from those that wait for it.
@@ -327,14 +328,14 @@ class World:
         self._engine.resources.set_local(local_to, self._settings.limits)
 
     def _tell_of_engines(self, cards: list[dict[str, Any]]) -> None:
-        """Log one line where a rank of this host has another engine, and so shares no memory with this."""
+        """Log one line, on a host's first rank, where another rank there has another engine and so shares no
+        memory with it."""
         me = self._endpoint.rank
-        host = cards[me]["seat"][0]
-        for rank, card in enumerate(cards):
-            if card["engine"] != _engine.NAME and card["seat"][0] == host:
-                text = "%s, and %s: data goes over sockets between them. Run `aiodist doctor` in both"
-                logger.warning(text, _with_engine(rank, cards), _with_engine(me, cards))
-                return
+        here = [rank for rank, card in enumerate(cards) if card["seat"][0] == cards[me]["seat"][0]]
+        other = next((rank for rank in here if cards[rank]["engine"] != _engine.NAME), None)
+        if other is not None and me == here[0]:
+            text = "%s, and %s: data goes over sockets between them. Run `aiodist doctor` in both"
+            logger.warning(text, _with_engine(me, cards), _with_engine(other, cards))
 
     def _make(self, cards: list[dict[str, Any]]) -> ProcessGroup:
         settings, ranks = self._settings, tuple(range(self._size))

@@ -86,7 +86,17 @@ def by_numpy(left: Array, right: Array, out: Array, op: ReduceOp) -> None:
 @cache
 def _by_engine(dtype: np.dtype[Any], op: ReduceOp) -> Combine:
     assert _engine.compiled is not None
-    return _engine.compiled.Combiner(dtype, DTYPE_CODES[dtype], op, partial(by_numpy, op=op))
+
+    def by_copies(left: Array, right: Array, out: Array) -> None:
+        """`combine` for arrays that are strided or not aligned: the same loop, and so the same bits."""
+        for start in range(0, out.size, BLOCK):
+            part = slice(start, start + BLOCK)
+            copied = left[part].copy()
+            combine_two(copied, right[part].copy(), copied)
+            out[part] = copied
+
+    combine_two = _engine.compiled.Combiner(dtype, DTYPE_CODES[dtype], op, by_copies)
+    return combine_two
 
 
 def combiner(dtype: np.dtype[Any], op: ReduceOp, *, in_this_thread: bool = False) -> Combine:
