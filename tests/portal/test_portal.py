@@ -44,7 +44,6 @@ from aiodist.portal.facade import COLLECTIVES, add_methods
 from aiodist.portal.loop_thread import Reply
 from aiodist.testing.outcome import check
 from aiodist.testing.ranks import launch
-from tests.helpers import core_of
 
 # Written out: ranks run this file as a script, and find nothing of the other tests.
 SLOW = pytest.mark.slow("more of the same")
@@ -323,7 +322,7 @@ def test_ctrl_c_while_entering_a_block_leaves_none_open(monkeypatch: pytest.Monk
             with pg.coalesce():
                 raise AssertionError("it was not entered")
         assert pg.all_reduce(np.ones(2)).tolist() == [1, 1]
-        assert not core_of(pg._group).batches.open and not pg.portal._seats
+        assert not pg._group._core.batches.open and not pg.portal._seats
 
 
 def test_closing() -> None:
@@ -1091,7 +1090,7 @@ def test_a_block_that_nobody_leaves_is_left(early: bool) -> None:
         other = np.zeros(3, np.int64)
         pg.recv(other, 0)
         assert set(place) == {-7} and set(other) == {5} and held.exception() is not None
-        assert not core_of(pg._group).batches.open and not pg.portal._seats
+        assert not pg._group._core.batches.open and not pg.portal._seats
 
 
 def test_a_block_whose_messages_have_come_gives_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1515,7 +1514,7 @@ def test_the_failure_of_an_interrupted_call_is_raised_where_the_group_ends(
             patch.setattr(loop_thread.Reply, "wait", waits)
             group.send(np.zeros(9000), 0)  # which waits for its receive
         lost = dist.PeerLost([0], "a test has cut it off")
-        pg.portal.call(core_of(group._group).break_group, lost)
+        pg.portal.call(group._group._core.break_group, lost)
         with pytest.raises(dist.PeerLost, match="cut it off"):
             group.close()
 
