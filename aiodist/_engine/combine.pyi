@@ -5,7 +5,7 @@ inputs until the call returns.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 FINGERPRINT: str
 """Stands for the sources of which the extension was made."""
 
+@final
 class Combiner:
     """A reduction of arrays of one dtype by one operation: `combiner(left, right, out)`.
 
@@ -26,9 +27,9 @@ class Combiner:
         ValueError: the operation has no meaning for such elements.
     """
 
-    def __init__(
-        self, dtype: np.dtype[Any], code: int, op: int, otherwise: Callable[[Any, Any, Any], object]
-    ) -> None: ...
+    def __new__(
+        cls, dtype: np.dtype[Any], code: int, op: int, otherwise: Callable[[Any, Any, Any], object]
+    ) -> Self: ...
     def __call__(self, left: npt.NDArray[Any], right: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Compute `out = left ∘ right`, element by element.
 

@@ -1,9 +1,11 @@
+# cython: auto_pickle=False, autotestdict=False
 """Reductions of two arrays into a third, and halves times a number: see `combine.pyi`.
 
 The loops themselves are C (loops.h), which a compiler turns into vector instructions. Here is what they need of
 Python: the check that three arrays fit, and the interpreter released while a long one runs.
 """
 
+cimport cython
 cimport numpy as np
 
 np.import_array()
@@ -35,6 +37,7 @@ cdef enum:
     RELEASED_FROM = 32 * 1024
 
 
+@cython.final
 cdef class Combiner:
     cdef combine_loop loop
     cdef object dtype
