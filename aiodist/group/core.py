@@ -619,6 +619,18 @@ class GroupCore:
         if gone is not None and self.error is None:
             self.break_group(gone)
 
+    def fast_sends(self, timeout: Timeout) -> FastMessages | None:
+        """The fast path of messages, if a send may take it now. Its timeout is only checked: what it sends is
+        done at once."""
+        if timeout is not None:
+            seconds(timeout)
+        return None if self.batches.open else self.fast_messages
+
+    def fast_receives(self, timeout: Timeout) -> FastMessages | None:
+        """The fast path of messages, if a receive may take it now. One with a timeout may not: those of the
+        fast path are not in flight, where timeouts are watched, before they are posted."""
+        return None if timeout is not None or self.batches.open else self.fast_messages
+
     def _enter(self, operation: Operation) -> None:
         """Enter in flight a receive that the host engine has started by itself."""
         self.flight.issue(operation, math.inf)

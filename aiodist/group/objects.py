@@ -22,7 +22,7 @@ from aiodist.backends.base import Array, Decoding
 from aiodist.backends.work import Work
 from aiodist.base.errors import GroupBroken, UsageError
 from aiodist.base.operations import OBJECT_TAGS, ROLES, Parts
-from aiodist.base.timeouts import Timeout, seconds
+from aiodist.base.timeouts import Timeout
 from aiodist.base.types import AS, NO_ROOT, Kind
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
@@ -118,13 +118,10 @@ class Objects:
         peer = check.group_rank(dst, self._size, "dst")
         number = check.message_tag(tag) + OBJECT_TAGS
         encoded = encode(obj, allow_pickle=allow_pickle)
-        fast = None if self._core.batches.open else self._core.fast_messages
-        if fast is not None:
-            if timeout is not None:
-                seconds(timeout)  # refused as ever; what the fast path sends is done at once
-            sent = fast.send_bytes(encoded, peer, number, async_op)
-            if sent is not None:
-                return sent
+        fast = self._core.fast_sends(timeout)
+        sent = None if fast is None else fast.send_bytes(encoded, peer, number, async_op)
+        if sent is not None:
+            return sent
         data = np.frombuffer(encoded, np.uint8)
         named = f"{AS}send_object(dst={peer})"
         asked = Request(Kind.send, (_BYTES, data.shape), data, peer=peer, tag=number, detail=named, own=True)
@@ -151,8 +148,7 @@ class Objects:
         number = check.message_tag(tag) + OBJECT_TAGS
 
         decoded = _Received(allow_pickle, result)
-        core = self._core
-        fast = None if core.batches.open or timeout is not None else core.fast_messages
+        fast = self._core.fast_receives(timeout)
         posted = None if fast is None else fast.recv_bytes(peer, number, async_op, decoded)
         if posted is not None:
             return posted

@@ -464,13 +464,10 @@ class ProcessGroup:
             → None.
         """
         core = self._core
-        fast = None if core.batches.open else core.fast_messages
-        if fast is not None:
-            if timeout is not None:
-                seconds(timeout)  # refused as ever; what the fast path sends is done at once
-            sent = fast.send(tensor, dst, tag, async_op)
-            if sent is not None:
-                return sent
+        fast = core.fast_sends(timeout)
+        sent = None if fast is None else fast.send(tensor, dst, tag, async_op)
+        if sent is not None:
+            return sent
         return core.issue(sending(self._roster, tensor, dst, tag), timeout, async_op)
 
     def recv(
@@ -499,7 +496,7 @@ class ProcessGroup:
             → the group rank of the sender.
         """
         core = self._core
-        fast = None if core.batches.open or timeout is not None else core.fast_messages
+        fast = core.fast_receives(timeout)
         posted = None if fast is None else fast.recv(tensor, src, tag, async_op)
         if posted is not None:
             return posted
