@@ -33,7 +33,7 @@ VARIABLE = "AIODIST_ENGINE"
 
 
 class Compiled(Protocol):
-    """What the extensions offer; see `combine.pyi`."""
+    """The interface of the extensions; `combine.pyi` says what each part does."""
 
     FINGERPRINT: str
     Combiner: type[Combiner]

@@ -31,8 +31,8 @@ cdef extern from *:
 
 FINGERPRINT = AIODIST_FINGERPRINT.decode()
 
-# From so many bytes on other threads may run meanwhile. To give the interpreter up and take it again costs about as
-# much as 4 KiB do, and much more where another thread has it.
+# From so many bytes on other threads may run meanwhile. A shorter loop takes some microseconds, and to get the
+# interpreter back may take longer where another thread has it.
 cdef enum:
     RELEASED_FROM = 32 * 1024
 

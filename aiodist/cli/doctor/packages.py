@@ -66,7 +66,7 @@ def engine(compiled: bool, words: str) -> Finding:
     """Whether aiodist uses its compiled engine."""
     if compiled:
         return Finding("engine", "ok", words)
-    cost = "reductions of halves take 5 to 10 times as long"
+    cost = "reductions of halves take 4 to 30 times as long"
     return Finding("engine", "limited", words, cost, "install a C compiler, then aiodist again")
 
 

@@ -48,7 +48,7 @@ class Workers:
 
 
 class Elastic(NamedTuple):
-    """What an elastic script says.
+    """The facts that an elastic script reports.
 
     Args:
         takes_in: it can take in a worker now.
