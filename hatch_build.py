@@ -79,9 +79,8 @@ class EngineHook(BuildHookInterface[Any]):
             )
             for path in sorted(source.glob("*.pyx"))
         ]
-        command = build_ext(
-            Distribution({"ext_modules": cythonize(extensions, build_dir=made / "c", quiet=True)})
-        )
+        options = {"build_dir": made / "c", "include_path": [self.root], "quiet": True}
+        command = build_ext(Distribution({"ext_modules": cythonize(extensions, **options)}))
         command.build_temp, command.build_lib = str(made / "o"), str(made / "lib")
         command.ensure_finalized()
         command.run()

@@ -1,6 +1,10 @@
 """The compiled hot path: what takes longer in Python than what it does.
 
     combine.pyx     reductions of two arrays; `loops.h`, `halves.h`: its loops, in C
+    slots.pyx       a group's slots in the segments of its members; `slots.h`, `words.h`: orders of loads
+    exchange.pyx    running operations between ranks of one host; `exchange.h`: what they do, in C
+    handle.pyx      what a Work does in the usual case: it is made, polled, and done
+    starter.pyx     the way into a collective on plain arrays: a prepared call is looked up, numbered, begun
     fingerprint     which sources an extension was made of
 
 Stubs (`.pyi`) say what each extension offers, and are the pages to read first. `pip install .` compiles
@@ -10,8 +14,8 @@ installed again.
 
 AIODIST_ENGINE=python leaves it aside, AIODIST_ENGINE=compiled refuses to go on without it.
 
-It knows arrays and memory, and nothing of groups. Ranks share memory only with ranks that have the same
-engine, or none as they do: they compare `NAME`.
+It knows arrays and memory, and nothing of groups. Ranks share memory only where both have the same engine:
+they compare `NAME`.
 """
 
 from __future__ import annotations
@@ -21,24 +25,45 @@ import logging
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aiodist._engine.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from aiodist._engine.combine import Combiner
+    from aiodist._engine.exchange import Plan, Signal
+    from aiodist._engine.handle import Handle
+    from aiodist._engine.slots import Memory, Slots, Turns
+    from aiodist._engine.starter import Prepared, Starter
 
 VARIABLE = "AIODIST_ENGINE"
 """What the user asks for; `base.environment.tuning` refuses what is no choice."""
 
 
-class Compiled(Protocol):
-    """The interface of the extensions; `combine.pyi` says what each part does."""
+_EXTENSIONS = ("combine", "handle", "slots", "exchange", "starter")
 
-    FINGERPRINT: str
+
+class Compiled(Protocol):
+    """All that the extensions offer; their stubs say what each part does."""
+
     Combiner: type[Combiner]
+    Memory: type[Memory]
+    Turns: type[Turns]
+    Slots: type[Slots]
+    Plan: type[Plan]
+    Signal: type[Signal]
+    Handle: type[Handle]
+    Prepared: type[Prepared]
+    Starter: type[Starter]
+    LAYOUT: tuple[int, ...]
+    KINDS: dict[str, int]
 
     def scale_halves(self, array: Any, code: int, number: float, divide: bool) -> None: ...
+
+    def fence(self) -> None: ...
+
+    def drive(self, active: list[Any], seconds: float, stop: Any) -> list[int]: ...
 
 
 def _elsewhere() -> list[str]:
@@ -56,27 +81,30 @@ def _elsewhere() -> list[str]:
 
 
 def _load(asked: str) -> tuple[Compiled | None, str]:
-    """The extension, or why it is not used."""
+    """The extensions, or why they are not used."""
     if asked == "python":
         return None, f"{VARIABLE}=python"
     __path__.extend(_elsewhere())
     try:
-        found = importlib.import_module("aiodist._engine.combine")
+        found = [importlib.import_module(f"aiodist._engine.{name}") for name in _EXTENSIONS]
     except ImportError as error:
         absent = isinstance(error, ModuleNotFoundError)
         return None, "it is not installed" if absent else f"it cannot be loaded: {error}"
     wanted = fingerprint(Path(__file__).parent)
-    if wanted and wanted != found.FINGERPRINT:
+    if wanted and any(wanted != extension.FINGERPRINT for extension in found):
         why = "the installed one was made of other sources: install this clone again"
         logging.getLogger("aiodist").warning("aiodist runs by plain Python: %s", why)
         return None, why
-    return cast("Compiled", found), ""
+    offered = SimpleNamespace(
+        **{name: value for extension in found for name, value in vars(extension).items()}
+    )
+    return cast("Compiled", offered), ""
 
 
 compiled, WHY_NOT = _load(os.environ.get(VARIABLE, "").strip().lower())
 """The extension; None where plain Python does its work, and why."""
 
-NAME = "" if compiled is None else compiled.FINGERPRINT
+NAME = "" if compiled is None else sys.modules["aiodist._engine.combine"].FINGERPRINT
 """The engine that this process uses, for comparison with others'; '' is plain Python."""
 
 

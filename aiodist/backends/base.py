@@ -18,6 +18,7 @@ import numpy.typing as npt
 from aiodist.backends.work import GroupState, Work
 from aiodist.base.errors import GroupBroken
 from aiodist.base.operations import OBJECT_TAGS
+from aiodist.base.timeouts import Timeout
 from aiodist.base.types import AS, NO_ROOT, Call, Kind, Premultiplied, ReduceOp
 
 Array = npt.NDArray[Any]
@@ -182,20 +183,19 @@ class FastPath(Protocol):
         held: bool,
         op: ReduceOp | Premultiplied | int = 0,
         root: Any = NO_ROOT,
+        timeout: Timeout = None,
         depth: int = 1,
     ) -> Work[Any] | None:
-        """A collective with tensors.
+        """A collective.
 
         Args:
             lead: the tensor whose dtype and shape are agreed on, unchecked: the source, but for scatter.
             other: the other tensor or None, unchecked.
             op, root: what the caller passed, unchecked.
             held: the caller passed `async_op=True`.
+            timeout: what the caller passed, unchecked: one that is none is refused here.
             depth: of the program's line: it has called the method (1) that calls this, or others between.
         """
-
-    def barrier(self, held: bool) -> Work[Any] | None:
-        """A barrier."""
 
     def note_all(self) -> None:
         """Enter what is pending in flight now."""

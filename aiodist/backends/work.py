@@ -20,16 +20,18 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from datetime import timedelta
 from functools import partial
+from inspect import signature
 from threading import get_ident
 from time import monotonic
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from aiodist.backends.forgotten import Forgotten, Origin
+from aiodist.backends.handle import DONE, FAILED, PENDING, Handle, PlainHandle
 from aiodist.base.errors import GroupBroken, GroupClosed, UsageError
 from aiodist.base.timeouts import seconds
 from aiodist.base.types import Call, Kind
 from aiodist.net.turn import Turn
-from aiodist.observe.recorder import Entry, Pending, Track
+from aiodist.observe.recorder import Entry, Track
 
 T = TypeVar("T", covariant=True)
 
@@ -123,10 +125,12 @@ class GroupState:
         turn: the present turn of the loop.
         thread, running: the loop's thread, and whether it runs: in that thread no other does, then.
         track: where their operations are written down.
+        blocks: the open `coalesce` blocks of the group, by task: what is issued meanwhile may be held back.
         forgotten: those whose handles were dropped un-awaited.
     """
 
     __slots__ = (
+        "blocks",
         "epoch",
         "failures",
         "forgotten",
@@ -161,6 +165,7 @@ class GroupState:
         self.number: Callable[[int], int] = _same
         self.thread = get_ident()
         self.running = loop.is_running
+        self.blocks: dict[Any, Any] = {}
         self.forgotten = Forgotten(loop)
 
     def here(self) -> bool:
@@ -183,12 +188,8 @@ def _no_trouble(_peer: int) -> str:
 POLL_TURNS = 4
 """Further turns of the loop that one await polls in before it suspends."""
 
-_PENDING = 0
-_DONE = 1
-_FAILED = 2
 
-
-class Work(Coroutine[Any, Any, T], Generic[T]):
+class Work(Handle, Coroutine[Any, Any, T], Generic[T]):
     """The handle of one started operation, which every method of a group returns.
 
     `await work` gives the result. Until then the operation borrows its tensors: before the Work is done, do
@@ -204,70 +205,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         group: the process group that it belongs to.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_awaited",
-        "_call",
-        "_callbacks",
-        "_completion",
-        "_driver",
-        "_error",
-        "_followed",
-        "_held_back",
-        "_issuer",
-        "_limit",  # the caller's timeout, where the fast path has started it with one; else not set
-        "_noted",
-        "_result",
-        "_seq",
-        "_state",
-        "_steps",  # of the tasks that were made of it and run now; not set where there was none
-        "_take_back",
-        "_unheld",
-        "_untold",  # closing its group has ended it, and nobody has asked; not set where it has not
-        "_waiters",
-    )
+    __slots__ = ("__weakref__",)
+    __signature__ = signature(PlainHandle)  # compiled code has none
 
-    _steps: dict[asyncio.Task[Any] | None, Generator[Any, None, T]]
-    _untold: bool
-    _limit: float
-
-    def __init__(
-        self,
-        issuer: GroupState,
-        call: Call,
-        held: bool,
-        driver: Driver | None = None,
-        result: Any = None,
-        seq: int | None = None,
-        noted: Entry | None = None,
-    ) -> None:
-        """Make the handle.
-
-        Args:
-            issuer: what the group's Works have in common.
-            call: what the ranks agree on.
-            held: the caller passed `async_op=True`.
-            driver: what brings the operation on while it is awaited.
-            result: what the operation gives if it ends well, where that is known.
-            seq: the number, where `call` is only one like it.
-            noted: how the operation is written down (`Track.note`); None: it is made of others, which are.
-        """
-        self._issuer = issuer
-        self._call = call
-        self._seq = seq
-        self._noted: Entry | Pending | _OfAnother | None = noted
-        self._driver = driver
-        self._state = _PENDING
-        self._result: Any = result
-        self._error: BaseException | None = None
-        self._waiters: list[asyncio.Future[None]] | None = None
-        self._callbacks: list[tuple[Callable[[Work[T]], object], Context]] | None = None
-        self._completion: Completion | None = None  # on a device
-        self._held_back = False  # numbered, and not begun: inside coalesce()
-        self._take_back: tuple[Callable[[Any], None], Any] | None = None
-        self._unheld = not held  # an await that ends without the result takes a receive back
-        self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
-        self._followed = False  # by a callback: likewise, but a block waits for it all the same
+    _issuer: GroupState
+    _call: Call
 
     @property
     def group(self) -> Any:
@@ -295,20 +237,25 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     # ── for the awaiter ──────────────────────────────────────────────────────────────────────────────
 
-    def __await__(self) -> Generator[Any, None, T]:
+    if TYPE_CHECKING:
+
+        def __await__(self) -> Generator[Any, None, T]: ...
+
+    def _await_on(self) -> Generator[Any, None, T]:
+        """Wait for the result: all that an await may do."""
         if self._held_back:
             raise self._not_begun("Await it")
         if self._awaited:
             self._take_back, self._unheld = None, False  # the caller holds it
         self._awaited = True
         try:
-            if self._state == _PENDING:
+            if self._state == PENDING:
                 driver, issuer = self._driver, self._issuer
                 if driver is not None and get_ident() == issuer.thread and issuer.running():  # as `here`
                     driver.poll()
-                    if self._state == _PENDING:
+                    if self._state == PENDING:
                         yield from self._poll_on()
-                if self._state == _PENDING:
+                if self._state == PENDING:
                     yield from self._suspend()
                     return self.result()
             since = self._issuer.turn.since  # as `overdue`, written out
@@ -322,7 +269,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 self._give_up()
             raise
         self._take_back = None
-        if self._state == _DONE:
+        if self._state == DONE:
             result: T = self._result  # no cast: this is where the time goes
             return result
         return self.result()
@@ -336,10 +283,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 yield
             else:
                 yield from _NextTurn(self, self._issuer.loop).wait()
-            if self._state != _PENDING or (driver := self._driver) is None:
+            if self._state != PENDING or (driver := self._driver) is None:
                 return
             driver.poll()
-            if self._state != _PENDING:
+            if self._state != PENDING:
                 return
 
     def _poll_for_thread(self, turns: int = POLL_TURNS) -> None:
@@ -347,18 +294,18 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if (driver := self._driver) is None:
             return
         driver.poll()
-        if turns and self._state == _PENDING:
+        if turns and self._state == PENDING:
             self._issuer.loop.call_soon(self._poll_for_thread, turns - 1)
 
     @types.coroutine
     def _as_step(self) -> Generator[Any, None, T]:
         """Wait for the result as one step of another Work, whose awaiters are told of a failure instead."""
         self._awaited = True
-        if self._state == _PENDING:
+        if self._state == PENDING:
             driver = self._driver
             if driver is not None:
                 driver.poll()
-            if self._state == _PENDING:
+            if self._state == PENDING:
                 yield from self._suspend(as_step=True)
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -433,14 +380,13 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def send(self, value: Any) -> Any:
         """Go on with the await of the running task."""
-        try:
-            steps = self._steps
-        except AttributeError:
+        steps = self._steps
+        if steps is None:
             steps = self._steps = {}
         task = asyncio.current_task(self._issuer.loop)
         step = steps.get(task)
         if step is None:
-            step = steps[task] = self.__await__()
+            step = steps[task] = self._await_on()
         try:
             return step.send(value)
         except BaseException:
@@ -449,7 +395,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def throw(self, *error: Any) -> Any:
         """Throw an error into the await of the running task; one that has not begun ends by that."""
-        steps = getattr(self, "_steps", {})
+        steps = self._steps or {}
         task = asyncio.current_task(self._issuer.loop)
         step = steps.get(task)
         if step is None:
@@ -463,7 +409,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def close(self) -> None:
         """End the await of the running task, begun or not."""
-        step = getattr(self, "_steps", {}).pop(asyncio.current_task(self._issuer.loop), None)
+        step = (self._steps or {}).pop(asyncio.current_task(self._issuer.loop), None)
         if step is None:
             self._ends_unbegun()
         else:
@@ -486,7 +432,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def done(self) -> bool:
         """Whether the operation has ended, well or not."""
-        return self._state != _PENDING
+        return self._state != PENDING
 
     def result(self) -> T:
         """The result of a Work that is done; raises what it failed with.
@@ -494,10 +440,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         Raises:
             asyncio.InvalidStateError: the operation has not ended yet.
         """
-        if self._state == _PENDING:
+        if self._state == PENDING:
             raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
         self._take_back = None
-        if self._state == _DONE:
+        if self._state == DONE:
             self._awaited = True
             return cast("T", self._result)
         raise self._take_error().with_traceback(None)
@@ -508,16 +454,16 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         Raises:
             asyncio.InvalidStateError: the operation has not ended yet.
         """
-        if self._state == _PENDING:
+        if self._state == PENDING:
             raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
         self._awaited = True
         self._take_back = None
-        return None if self._state == _DONE else self._take_error()
+        return None if self._state == DONE else self._take_error()
 
     def _outcome(self) -> tuple[T | None, BaseException | None]:
         """The result or the error of a Work that is done, for a caller that may give a receive up."""
         self._awaited = True
-        return (self._result, None) if self._state == _DONE else (None, self._take_error())
+        return (self._result, None) if self._state == DONE else (None, self._take_error())
 
     def _peek(self) -> tuple[T | None, BaseException | None]:
         """The result or the error of a Work that is done, without noting that a caller has it."""
@@ -530,7 +476,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _is_asked(self) -> None:
         """Note that a caller has the outcome of a Work that is done."""
         self._awaited, self._take_back = True, None
-        if self._state == _FAILED:
+        if self._state == FAILED:
             self._take_error()
 
     def _take_error(self) -> BaseException:
@@ -551,7 +497,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _when_done(self, fn: Callable[[Work[T]], object]) -> None:
         """Call `fn(work)` once the operation has ended, for a caller that may give a receive up."""
         self._followed = True
-        if self._state != _PENDING:
+        if self._state != PENDING:
             self._issuer.loop.call_soon(fn, self)
         elif self._callbacks is None:
             self._callbacks = [(fn, copy_context())]
@@ -560,11 +506,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def is_completed(self) -> bool:
         """torch's name for `done()`."""
-        return self._state != _PENDING
+        return self._state != PENDING
 
     def is_success(self) -> bool:
         """Whether the operation has ended well."""
-        return self._state == _DONE
+        return self._state == DONE
 
     def synchronize(self, stream: Any = None) -> None:
         """Make a stream of the device wait for the operation. The host waits until it is launched, no longer.
@@ -583,24 +529,25 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if self._held_back:
             raise self._not_begun("Call synchronize()")
         self._awaited = True
-        if self._state == _FAILED:
+        if self._state == FAILED:
             raise self._take_error().with_traceback(None)
         if self._completion is None:
             raise UsageError(f"{self.op} runs on the host and has no stream", hint="Write `await work`")
-        if self._state == _PENDING:
+        if self._state == PENDING:
             self._completion.synchronize(stream)
 
     def __repr__(self) -> str:
         state = ("pending", "done", f"failed: {self._error}")[self._state]
-        if self._state == _PENDING and self.call.message:
+        if self._state == PENDING and self.call.message:
             trouble = self._issuer.trouble(self.call.root)
             state += f": {trouble}" if trouble else ""
         return f"<Work {self.op} #{self.seq} {state}>"
 
-    def __del__(self) -> None:
+    def _is_dropped(self) -> None:
+        """Note that it is dropped, and nobody has its outcome."""
         if not (self._awaited or self._followed):
             self._is_forgotten()
-        elif getattr(self, "_untold", False) and self._issuer.failures is not None:
+        elif self._issuer.failures is not None:
             self._issuer.failures.note(cast("BaseException", self._error))
 
     def _is_forgotten(self) -> None:
@@ -616,22 +563,13 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     # ── for the one who carries it out ───────────────────────────────────────────────────────────────
 
-    def _finish(self, result: Any) -> None:
-        """End the operation well. Called once, on the loop."""
-        if self._state == _PENDING:
-            self._result = result
-            self._state = _DONE
-            self._driver = None  # users keep handles: they must not keep the group's memory
-            if self._waiters is not None or self._callbacks is not None:
-                self._wake()
-
     def _fail(self, error: BaseException) -> None:
         """End the operation by an error; its buffers are no longer touched. Called once, on the loop."""
-        if self._state == _PENDING:
+        if self._state == PENDING:
             if isinstance(error, GroupBroken):
                 error = error.during(self.op, self.seq, self._issuer.name, self._issuer.epoch)
             self._error = error
-            self._state = _FAILED
+            self._state = FAILED
             self._driver = self._take_back = None  # as in `_finish`
             if type(error) is GroupClosed:  # the program knows, unless it has dropped the handle
                 self._untold = True
@@ -652,17 +590,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _happened(self, what: int) -> None:
         """Write down when something happened to it (`recorder.layout`: ARRIVED, FIRST). From any thread."""
-        if type(self._noted) is list and self._state == _PENDING:
+        if type(self._noted) is list and self._state == PENDING:
             self._issuer.track.stamp(self._noted, what)
-
-    def _expires_in(self, limit: float) -> Self:
-        """Note the timeout of an operation that the fast path has started, which is not in flight yet."""
-        self._limit = limit
-        return self
 
     def _limit_or(self, usual: float) -> float:
         """The seconds after which it times out: those that the caller passed, or the usual ones."""
-        return getattr(self, "_limit", usual)
+        return usual if self._limit is None else self._limit
 
     def _gives(self, result: Any) -> None:
         """Note the result that it has if it ends well, before it does."""
@@ -702,7 +635,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         take_back, self._take_back = self._take_back, None
         if isinstance(self._error, GroupClosed):
             self._take_error()  # nobody wants to know that nothing came
-        if take_back is None or self._state == _FAILED or issuer.loop.is_closed():
+        if take_back is None or self._state == FAILED or issuer.loop.is_closed():
             return
         function, receive = take_back
         function(receive)
@@ -710,10 +643,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _is_taken_back(self) -> None:
         """Note that the receive was taken back."""
-        if type(self._noted) is list and self._state == _PENDING:
+        if type(self._noted) is list and self._state == PENDING:
             self._issuer.track.end(self._noted, failed=True)
         self._result = self._driver = None
-        self._state = _FAILED
+        self._state = FAILED
         self._error = UsageError(
             f"{self.op} #{self.seq} was taken back: its await, or its block, ended without a result",
             hint="To await it again, hold it with async_op=True",
@@ -748,7 +681,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _wake(self) -> None:
         if type(self._noted) is list:
-            self._issuer.track.end(self._noted, failed=self._state == _FAILED)
+            self._issuer.track.end(self._noted, failed=self._state == FAILED)
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
             if not waiter.done():

@@ -27,6 +27,8 @@ def whose(file: str) -> Whose:
     """Whose code a file holds."""
     if file.startswith(_HERE):
         return Whose.program if file.startswith(_BENCH) else Whose.ours
+    if file.endswith(".pyx") and "aiodist/_engine/" in file:  # compiled from files that are not here, perhaps
+        return Whose.ours
     if file.startswith((_ASYNCIO, "uvloop/")):  # uvloop is compiled from files that are not here
         return Whose.loop
     return Whose.library if file.startswith(("<frozen ", *_libraries())) else Whose.program

@@ -61,6 +61,10 @@ _VERDICT = 3.0
 _alive: weakref.WeakSet[GroupCore] = weakref.WeakSet()
 
 
+def _not_prepared(*_call: object, **_named: object) -> None:
+    """Start nothing: there is no fast path."""
+
+
 class GroupCore:
     """The numbering, life and end of one group on one rank.
 
@@ -81,6 +85,7 @@ class GroupCore:
         host: its host engine, which is one of them.
         fast_path, fast_messages: the host engine's; None where there is none, and once the group has
             broken or is closed.
+        start_prepared: starts a prepared call (`FastPath.start`); gives None where the call is not one.
         batches: the open `coalesce` blocks.
         failures: of Works, that nobody was told.
         lineage: the groups of other epochs in whose place it came, or which came in its place.
@@ -116,6 +121,7 @@ class GroupCore:
         self.failures = Failures()
         self.error: GroupBroken | None = None
         self.fast_path: FastPath | None = None
+        self.start_prepared: Callable[..., Work[Any] | None] = _not_prepared
         self.fast_messages: FastMessages | None = None
         self.origin = Origin("new_group", "", 0)
         self._closer = closer
@@ -148,6 +154,7 @@ class GroupCore:
         self.carriers = make_carriers(roster.context, roster.ranks, self._watch)
         self.host = self.carriers.host
         self.batches = Batches(self.carriers, self.numbers)
+        self.issuer.blocks = self.batches.open
 
     def start(self, owner: object) -> None:
         """Begin to listen, for what users hold; from now on others may abort and close the group, too.
@@ -166,6 +173,8 @@ class GroupCore:
         if self.carriers.takes_host:
             flight, issuer, numbers = self.flight, self.issuer, self.numbers
             self.fast_path = flight.fast_path = self.host.fast_path(issuer, numbers, self._note)
+            if self.fast_path is not None:
+                self.start_prepared = self.fast_path.start
             self.fast_messages = flight.fast_messages = self.host.fast_messages(
                 issuer, numbers, self._enter, flight.ended
             )
@@ -421,7 +430,7 @@ class GroupCore:
             await asyncio.shield(self._closing)
             return
         self._closing = self.loop.create_future()
-        self.fast_path = self.fast_messages = None
+        self._leave_fast_paths()
         self.batches.begin()
         try:
             try:
@@ -489,7 +498,7 @@ class GroupCore:
         What the child's copies of tasks await fails now. Where another thread runs the loop, none does here.
         """
         self._forked = True
-        self.fast_path = self.fast_messages = None
+        self._leave_fast_paths()
         self.issuer.forgotten.end(excused=True)
         if get_ident() == self.issuer.thread:
             self.control.stop()
@@ -504,6 +513,11 @@ class GroupCore:
             f"group '{self.roster.name}' belongs to the parent of this forked process",
             hint="Call init_process_group in the child",
         )
+
+    def _leave_fast_paths(self) -> None:
+        """Have each call from now on go the general way, which says why there are no more."""
+        self.fast_path = self.fast_messages = None
+        self.start_prepared = _not_prepared
 
     # ── issuing ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -743,7 +757,7 @@ class GroupCore:
             return
         error.reader = self.roster.me
         self.error = error
-        self.fast_path = self.fast_messages = None
+        self._leave_fast_paths()
         aborted = (error.rank,) if isinstance(error, GroupAborted) else ()
         lost = error.ranks if isinstance(error, PeerLost) else aborted
         self._track.trouble(f"group '{self.roster.name}' broke: {type(error).__name__}: {error}", lost)

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from aiodist.backends.base import Array
 from aiodist.backends.work import Work
-from aiodist.base.timeouts import Timeout, seconds
+from aiodist.base.timeouts import Timeout
 from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from aiodist.group import arguments as check
 from aiodist.group.batch import Batch
@@ -149,14 +149,8 @@ class ProcessGroup:
         Returns:
             → `tensor`, or `out`.
         """
-        core = self._core
-        fast = core.fast_path
-        if fast is not None and not core.batches.open:
-            limit = None if timeout is None else seconds(timeout)
-            started = fast.start(_ALL_REDUCE, tensor, out, async_op, op)
-            if started is not None:
-                return started if limit is None else started._expires_in(limit)
-        return core.issue(request(_ALL_REDUCE, self._roster, tensor, out, op=op), timeout, async_op)
+        started = self._core.start_prepared(_ALL_REDUCE, tensor, out, async_op, op, NO_ROOT, timeout)
+        return started or self._issue(_ALL_REDUCE, tensor, out, timeout, async_op, op)
 
     def all_reduce_quantized(
         self,
@@ -208,7 +202,8 @@ class ProcessGroup:
         Returns:
             → `tensor`.
         """
-        return self._collective(_BROADCAST, tensor, None, timeout, async_op, root=src)
+        started = self._core.start_prepared(_BROADCAST, tensor, None, async_op, 0, src, timeout)
+        return started or self._issue(_BROADCAST, tensor, None, timeout, async_op, root=src)
 
     def reduce(
         self,
@@ -232,7 +227,8 @@ class ProcessGroup:
         Returns:
             → `tensor` or `out` on `dst`, None elsewhere.
         """
-        return self._collective(_REDUCE, tensor, out, timeout, async_op, op, dst)
+        started = self._core.start_prepared(_REDUCE, tensor, out, async_op, op, dst, timeout)
+        return started or self._issue(_REDUCE, tensor, out, timeout, async_op, op, dst)
 
     @overload
     def all_gather(
@@ -275,7 +271,11 @@ class ProcessGroup:
             → array of shape `(size, *tensor.shape)`; row r is rank r's tensor. With `sizes`, all ranks' rows
             one after the other: `(sum(sizes), *tensor.shape[1:])`.
         """
-        return self._collective(_ALL_GATHER, tensor, out, timeout, async_op, sizes=sizes)
+        if sizes is None:
+            started = self._core.start_prepared(_ALL_GATHER, tensor, out, async_op, 0, NO_ROOT, timeout)
+            if started is not None:
+                return started
+        return self._issue(_ALL_GATHER, tensor, out, timeout, async_op, sizes=sizes)
 
     def reduce_scatter(
         self,
@@ -299,7 +299,11 @@ class ProcessGroup:
         Returns:
             → this rank's part of the reduction.
         """
-        return self._collective(_REDUCE_SCATTER, tensor, out, timeout, async_op, op, sizes=sizes)
+        if sizes is None:
+            started = self._core.start_prepared(_REDUCE_SCATTER, tensor, out, async_op, op, NO_ROOT, timeout)
+            if started is not None:
+                return started
+        return self._issue(_REDUCE_SCATTER, tensor, out, timeout, async_op, op, sizes=sizes)
 
     @overload
     def gather(
@@ -323,7 +327,8 @@ class ProcessGroup:
         Returns:
             → on `dst`, array of shape `(size, *tensor.shape)`; None elsewhere.
         """
-        return self._collective(_GATHER, tensor, out, timeout, async_op, root=dst)
+        started = self._core.start_prepared(_GATHER, tensor, out, async_op, 0, dst, timeout)
+        return started or self._issue(_GATHER, tensor, out, timeout, async_op, root=dst)
 
     def scatter(
         self, out: T, tensor: Any = None, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
@@ -339,7 +344,8 @@ class ProcessGroup:
         Returns:
             → `out`.
         """
-        return self._collective(_SCATTER, tensor, out, timeout, async_op, root=src)
+        started = self._core.start_prepared(_SCATTER, out, tensor, async_op, 0, src, timeout)
+        return started or self._issue(_SCATTER, tensor, out, timeout, async_op, root=src)
 
     def all_to_all(
         self,
@@ -365,7 +371,7 @@ class ProcessGroup:
             → array of the parts that came, in rank order.
         """
         if in_splits is None and out_splits is None:
-            started = self._by_fast_path(_ALL_TO_ALL, tensor, out, timeout, async_op, depth=2)
+            started = self._core.start_prepared(_ALL_TO_ALL, tensor, out, async_op, 0, NO_ROOT, timeout)
             if started is not None:
                 return started
         asked = exchange(self._roster, tensor, out, in_splits, out_splits)
@@ -377,14 +383,8 @@ class ProcessGroup:
         Returns:
             → None.
         """
-        core = self._core
-        fast = core.fast_path
-        if fast is not None and not core.batches.open:
-            limit = None if timeout is None else seconds(timeout)
-            started = fast.barrier(async_op)
-            if started is not None:
-                return started if limit is None else started._expires_in(limit)
-        return core.issue(request(_BARRIER, self._roster), timeout, async_op)
+        started = self._core.start_prepared(_BARRIER, None, None, async_op, 0, NO_ROOT, timeout)
+        return started or self._core.issue(request(_BARRIER, self._roster), timeout, async_op)
 
     def monitored_barrier(
         self, timeout: Timeout = None, wait_all_ranks: bool = False, *, async_op: bool = False
@@ -400,7 +400,7 @@ class ProcessGroup:
         """
         return self.barrier(timeout=timeout, async_op=async_op)
 
-    def _collective(
+    def _issue(
         self,
         kind: Kind,
         tensor: Any,
@@ -411,33 +411,9 @@ class ProcessGroup:
         root: Any = NO_ROOT,
         sizes: Sequence[int] | None = None,
     ) -> Work[Any]:
-        if sizes is None:
-            started = self._by_fast_path(kind, tensor, out, timeout, async_op, op, root)
-            if started is not None:
-                return started
+        """Check a collective that is not prepared, and issue it."""
         asked = request(kind, self._roster, tensor, out, root=root, op=op, sizes=sizes)
         return self._core.issue(asked, timeout, async_op)
-
-    def _by_fast_path(
-        self,
-        kind: Kind,
-        tensor: Any,
-        out: Any,
-        timeout: Timeout,
-        async_op: bool,
-        op: Op | None = None,
-        root: Any = NO_ROOT,
-        depth: int = 3,
-    ) -> Work[Any] | None:
-        """Start a collective without what a plain array does not need; None where it is no case for that."""
-        core = self._core
-        fast = core.fast_path
-        if fast is None or core.batches.open:
-            return None
-        limit = None if timeout is None else seconds(timeout)
-        lead, other = (out, tensor) if kind is _SCATTER else (tensor, out)
-        started = fast.start(kind, lead, other, async_op, 0 if op is None else op, root, depth)
-        return started if started is None or limit is None else started._expires_in(limit)
 
     # ── messages between two ranks ───────────────────────────────────────────────────────────────────
 

@@ -13,8 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from aiodist.backends.host.local.board import PAYLOAD
-from aiodist.backends.host.local.plan import blocks, part_bounds
-from aiodist.backends.host.local.share import INLINE_BLOCK
+from aiodist.backends.host.local.plan import INLINE_BLOCK, blocks, part_bounds
 from aiodist.base.environment.thresholds import DEFAULTS
 from benchmarks.harness.cases import COLLECTIVES, Case, five
 

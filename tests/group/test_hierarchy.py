@@ -481,8 +481,10 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
 
     def has_taken(local: Any) -> bool:
         """Whether it has read rank 1's part, and only waits until rank 1 has read its own."""
-        running = [one for one in local._running.values() if one.operation.call.kind is Kind.all_gather]
-        return bool(running and local.board.words[running[0].base + TOOK])
+        return any(local.board.slots.word(local.board.rank, one.seq, TOOK) for one in gathering(local))
+
+    def gathering(local: Any) -> list[Any]:
+        return [one for one in local.board.slots.exchanges() if one.operation.call.kind is Kind.all_gather]
 
     async def main(pg: ProcessGroup) -> None:
         group = await pg.new_group()
@@ -491,10 +493,13 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
         inner: Any = hierarchy(group).grid.inner.backend
         local = inner.local
         watch: Any = core_of(group)._watch
-        step, hear = local.step, watch.said
+        run, progress, hear = local.run, local.progress, watch.said
         unheard: list[Any] = []
         if pg.rank == 1:  # its loop is busy: it neither goes on nor hears
-            local.step = lambda one: one.operation.call.kind is not Kind.all_gather and step(one)
+            local.run = lambda one: (
+                local.board.slots.add(one) if one.operation.call.kind is Kind.all_gather else run(one)
+            )
+            local.progress = lambda: bool(gathering(local)) or progress()
             watch.said = unheard.append
         work = group.all_reduce(np.arange(count) + pg.rank, async_op=True)
         if pg.rank == 0:
@@ -512,7 +517,7 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
             await pg.barrier()
         elif pg.rank == 1:
             await pg.barrier()
-            local.step = step
+            local.run, local.progress = run, progress
             for _ in range(10):
                 local.progress()
             assert not work.done()

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist import _engine
 from aiodist.backends.host.local.bulk import Bulk
-from aiodist.backends.host.local.plan import Plan
 from aiodist.backends.work import Work
 from aiodist.base.errors import CollectiveTimeout, GroupAborted, GroupBroken, PeerLost
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from tests.levels import COSTLY, few
+
+pytestmark = pytest.mark.skipif(_engine.compiled is None, reason="needs the compiled engine")
 
 INLINE, BULK = 100_000, 8_000_000
 """Bytes of arrays that the loop handles, and the thread."""
@@ -169,6 +171,8 @@ async def test_where_another_closes_early(pg: ProcessGroup) -> None:
 @spmd(world_size=2, transport="shm")
 async def test_in_the_thread(pg: ProcessGroup, kind: str) -> None:
     """Rank 1's thread stops between its look at a word and its copy, and goes on before its loop does."""
+    from aiodist._engine import exchange as engine
+
     group = await pg.new_group()
     assert group is not None
     await group.all_reduce(np.ones(3))
@@ -180,15 +184,13 @@ async def test_in_the_thread(pg: ProcessGroup, kind: str) -> None:
     late, over = threading.Event(), threading.Event()
     said: list[Any] = []
     loop = asyncio.get_running_loop()
-    read, sleep, call = Plan.theirs, Bulk._sleep, loop.call_soon_threadsafe
+    sleep, call, here = Bulk._sleep, loop.call_soon_threadsafe, threading.get_ident()
 
-    def at(self: Plan, *args: Any) -> Any:
-        found = read(self, *args)
-        if self.in_thread and not late.is_set():
+    def at() -> None:
+        if threading.get_ident() != here and not late.is_set():
             stopped.write_text("now")
             go_on.read_text()
             late.set()
-        return found
 
     def calls(*args: Any, **named: Any) -> Any:
         if not late.is_set():
@@ -202,13 +204,14 @@ async def test_in_the_thread(pg: ProcessGroup, kind: str) -> None:
         sleep(self, *args)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(Plan, "theirs", at)
+    engine.before_reads(at)
     patch.setattr(Bulk, "_sleep", sleeps)
     patch.setattr(loop, "call_soon_threadsafe", calls)
     work = begin(group, kind, values(1, BULK // 8))
     await pg.send(np.zeros(1), 0)
     over.wait()  # the loop stands still
     patch.undo()
+    engine.before_reads(None)
     for function, *args in said:  # of all that has come meanwhile the loop hears this first
         function(*args)
     with pytest.raises(GroupBroken):

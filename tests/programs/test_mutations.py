@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from heapq import heappop
 
 import pytest
 
-from aiodist.backends.host.local import board, direct, reduce_all, share
+from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.local.hub import supported
 from aiodist.group import batch
 from aiodist.transport.shm import available
@@ -21,21 +22,24 @@ MOST = 2000
 Mutation = Callable[[pytest.MonkeyPatch], None]
 
 
-def odd_offsets(patch: pytest.MonkeyPatch) -> None:
-    """The flag of a place shares a bit with its offset."""
-    for module in (share, reduce_all, direct):
-        patch.setattr(module, "place_word", lambda at, exposed: at | exposed)
-        patch.setattr(module, "place_of", lambda word: (word - (word & 1), word & 1 == 1))
-
-
 def old_words(patch: pytest.MonkeyPatch) -> None:
     """A skipped number leaves in its slot what was there."""
-    patch.setattr(board.Board, "pass_over", board.Board.finished)
+
+    def finish(self: LocalGroup, slot: int) -> None:
+        numbers = self._skipped[slot]
+        while numbers and self.board.free(numbers[0]):
+            self.reuse(numbers[0])
+            self.board.slots.finished(heappop(numbers))
+            self.hub.end_of_turn_soon()
+        if not numbers:
+            del self._skipped[slot]
+
+    patch.setattr(LocalGroup, "_pass_over", finish)
 
 
 def words_that_stay(patch: pytest.MonkeyPatch) -> None:
     """A rank whose operation fails leaves its word to its peers."""
-    patch.setattr(board.Board, "withdraw", lambda self, heads: None)
+    patch.setattr(LocalGroup, "_withdraw", lambda self: None)
 
 
 def inherited_blocks(patch: pytest.MonkeyPatch) -> None:
@@ -50,7 +54,7 @@ def inherited_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batch, "issuer", issuer)
 
 
-MUTATIONS: dict[Mutation, int] = {odd_offsets: 2, words_that_stay: 21, old_words: 0, inherited_blocks: 0}
+MUTATIONS: dict[Mutation, int] = {words_that_stay: 21, old_words: 0, inherited_blocks: 0}
 """Each with the seed to begin with: while programs are drawn as they are, those of the first job from there
 on find it; else later ones do."""
 

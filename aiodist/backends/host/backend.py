@@ -11,7 +11,6 @@ import numpy as np
 
 from aiodist.backends.base import Array, FastPath, HostEngine, Numbers, Operation, Reports, Sent
 from aiodist.backends.buffers import bounds_of
-from aiodist.backends.host.alone import Alone
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
 from aiodist.backends.host.fast_messages import FastMessages
@@ -21,6 +20,7 @@ from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.level import Groups
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
+from aiodist.backends.host.prepare import starter
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.host.wired import Collective
 from aiodist.backends.schedules.select import UNKNOWN, heard, select
@@ -279,7 +279,7 @@ class HostBackend(HostEngine):
     ) -> FastPath | None:
         """A way around `submit` for what is issued again and again, where there is one."""
         if self.size == 1:
-            return Alone(self.resources.limits, issuer, numbers)
+            return starter(issuer, numbers, 0, 1, None, self.resources.limits.inline)
         return None if self.local is None else self.local.fast_path(issuer, numbers, note)
 
     def fast_messages(

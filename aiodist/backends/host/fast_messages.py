@@ -1,11 +1,11 @@
 """The fast path of messages: small contiguous tensors, without anything that they do not need.
 
-As `local.fast` is for collectives. What checks a call's arguments, makes a request, and enters the operation
-in flight takes longer than the message itself. What loops do again and again is the same call on contiguous
-arrays of one shape, so what follows from dtype, shape, rank and tag is kept, with the header of its frame.
-All checks are on. A receive that waits matches no message until it comes (`next_messages`), if it is the only
-one with its tag; another one is posted, and entered in flight if it is still pending when the loop turns.
-The other side may take the general path.
+As the engine's `starter` is for collectives. To check a call's arguments, make a request, and enter the
+operation in flight takes longer than the message itself. What loops do again and again is the same call on
+contiguous arrays of one shape, so what follows from dtype, shape, rank and tag is kept, with the header of
+its frame. All checks are on. A receive that waits matches no message until it comes (`next_messages`), if it
+is the only one with its tag; another one is posted, and entered in flight if it is still pending when the
+loop turns. The other side may take the general path.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from aiodist.observe.frames import FrameCall
 MOST_TASKS = 200  # that are shown; the rest is counted
 MOST_CALLS = 40  # of one task
 _TRIES = 20  # to list the tasks, while the loop makes others
-_AWAITS = ("__await__", "_as_step")  # of a Work
+_AWAITS = ("_await_on", "_as_step")  # of a Work
 _FAR = 8  # futures between a task and one that awaits it, such as a gather in a gather
 
 

@@ -32,7 +32,7 @@ SEGMENT_BYTES = USABLE_LIMIT
 _SHARE = 64  # of a limited address space a segment takes this part: those of all local peers are mapped, too
 _SMALLEST = 16 << 20
 
-_LOOP, _BULK = 1, 1 << 32  # what is added to a bell
+_RING_LOOP, RING_BULK = 1, 1 << 32  # what is added to a bell: for the loop, for the thread
 
 
 class Holder(Protocol):
@@ -100,7 +100,7 @@ class Segment:
             rung = os.eventfd_read(self.bell)
         except BlockingIOError:
             return False, False
-        return rung % _BULK > 0, rung >= _BULK
+        return rung % RING_BULK > 0, rung >= RING_BULK
 
     def wake_thread(self) -> None:
         """Wake the thread for bulk work."""
@@ -157,11 +157,11 @@ class PeerSegment:
 
     def ring_loop(self) -> None:
         """Wake its event loop. Ringing a bell that rings already, or after `close`, does nothing."""
-        _ring(self.bell, _LOOP)
+        _ring(self.bell, _RING_LOOP)
 
     def ring_bulk(self) -> None:
         """Wake its thread for bulk work."""
-        _ring(self.bell, _BULK)
+        _ring(self.bell, RING_BULK)
 
     def close(self) -> None:
         """Unmap, as soon as no piece is in use. May be called twice. No thread may ring any more."""

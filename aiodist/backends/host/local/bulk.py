@@ -1,13 +1,9 @@
 """The thread that runs large operations, so that the loop need not (law 7).
 
 It resumes the operations of all groups in turn, each as far as its peers let it, and never waits for one
-alone: ranks may run the operations of different groups in different order. Where none can go on it polls
-for a short while, letting other threads have the GIL and other processes the core at every look, and then
-sleeps until a bell rings.
-
-Python code on the loop makes a thread wait for the GIL up to the interpreter's switch interval after every
-block. While bulk work runs the interval is shortened (`SWITCH`): beside pure bytecode a prototype took 47 ms
-a block with the usual 5 ms, and 3.5 ms with 0.2 ms.
+alone: ranks may run the operations of different groups in different order. It needs the interpreter only
+where an operation begins, has something to copy that is strided, or ends. Where none can go on it polls for a
+short while, letting other processes have the core at every look, and then sleeps until a bell rings.
 """
 
 from __future__ import annotations
@@ -15,25 +11,23 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import threading
-import time
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from aiodist.backends.host.local.exchange import Exchange
-from aiodist.backends.host.local.hub import ASLEEP_BULK, Hub
+from aiodist.backends.host.local.hub import ASLEEP_BULK, Hub, engine
 from aiodist.backends.threads import post
 
-SWITCH = 0.0005
-"""Seconds of the interpreter's switch interval while bulk work runs."""
+if TYPE_CHECKING:
+    from aiodist._engine.exchange import Exchange
 
 POLL = 0.0002
 """Seconds without progress, or without work, until the thread sleeps. Waking it takes about 100 µs where its
 core has gone idle meanwhile; in a loop of large operations the next one comes sooner than that."""
 
-Ended = Callable[[Exchange, Exception | None], None]
+Ended = Callable[["Exchange", Exception | None], None]
 
 
 class Bulk:
@@ -51,6 +45,7 @@ class Bulk:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._sleeps = 0
+        self._news = engine().Signal()
 
     def submit(self, exchange: Exchange, ended: Ended) -> None:
         """Run an operation's steps. `ended(exchange, error)` is called on the loop when they are over, or
@@ -63,6 +58,7 @@ class Bulk:
 
     def wake(self) -> None:
         """Have the thread look around: something is new, or dead."""
+        self._news.set()
         self._hub.segment.wake_thread()
 
     def close(self) -> None:
@@ -81,63 +77,43 @@ class Bulk:
         any_bell.register(self._hub.segment.thread_bell, select.POLLIN)
         any_bell.register(self._hub.segment.bell, select.POLLIN)
         active: list[tuple[Exchange, Ended]] = []
-        switch = sys.getswitchinterval()
-        idle_since: float | None = None
         while not self._closing:
-            if self._inbox:
-                if not active:
-                    switch = sys.getswitchinterval()
-                    if switch > SWITCH:
-                        sys.setswitchinterval(SWITCH)
-                while self._inbox:
-                    active.append(self._inbox.popleft())
-            moved = bool(active) and self._go_on(active)
-            if not active and sys.getswitchinterval() == SWITCH:
-                sys.setswitchinterval(switch)
-            if moved:
-                idle_since = None
-                continue
-            now = time.monotonic()
-            if idle_since is None or now - idle_since < POLL:
-                idle_since = idle_since or now
-                os.sched_yield()
+            self._news.clear()
+            while self._inbox:
+                active.append(self._inbox.popleft())
+            if self._go_on(active, POLL) or self._inbox or self._closing:
                 continue
             if active:
                 self._sleep(any_bell, active)
-            elif not (self._inbox or self._closing):
+            else:
                 own.poll()
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._hub.segment.thread_bell)
-            idle_since = None
-        if sys.getswitchinterval() == SWITCH:
-            sys.setswitchinterval(switch)
 
-    def _go_on(self, active: list[tuple[Exchange, Ended]]) -> bool:
-        """Resume all → whether anything happened."""
-        moved = False
-        for entry in list(active):
+    def _go_on(self, active: list[tuple[Exchange, Ended]], seconds: float) -> bool:
+        """Resume all, until one of them stops or nothing moves for so long → whether one has stopped."""
+        stopped = False
+        outcomes = engine().drive([exchange for exchange, _ in active], seconds, self._news)
+        for entry, outcome in zip(list(active), outcomes, strict=False):
             exchange, ended = entry
-            moves = exchange.moves
             error: Exception | None = None
             try:
-                over = exchange.ended or exchange.advance()
+                over = exchange.ended or (outcome != 0 and exchange.settle(outcome))
             except Exception as caught:
                 over, error = True, caught
+            stopped = stopped or outcome != 0 or over
             if over:
                 active.remove(entry)
-                if exchange.generator is not None:
-                    exchange.generator.close()
                 post(self._loop, ended, exchange, error)
-            moved = moved or over or exchange.moves != moves
-        return moved
+        return stopped
 
     def _sleep(self, bells: select.poll, active: list[tuple[Exchange, Ended]]) -> None:
         """Sleep until a peer has gone on, or something is new."""
         hub = self._hub
         self._sleeps += 1
         hub.words[ASLEEP_BULK] = self._sleeps
-        hub.fence_bulk()
-        if not (self._inbox or self._closing or self._go_on(active)):
+        engine().fence()
+        if not (self._inbox or self._closing or self._go_on(active, 0.0)):
             meant = False
             while not meant:
                 rung = bells.poll()

@@ -7,18 +7,15 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.backends.base import Array, Numbers, Operation
 from aiodist.backends.buffers import buffers
-from aiodist.backends.host.local.board import MASK, SLOTS, Board, Peer, span_bytes
+from aiodist.backends.host.local.board import MASK, SLOTS, Board, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
-from aiodist.backends.host.local.exchange import NOTHING, TAKE, Exchange
-from aiodist.backends.host.local.fast import Fast
 from aiodist.backends.host.local.hub import Hub
-from aiodist.backends.host.local.kinds import exchange_for
-from aiodist.backends.host.local.plan import Path, Plan, fitting, most_staged, path_of
-from aiodist.backends.host.local.wired import Wired
+from aiodist.backends.host.local.plan import Path, digest_of, fitting, most_staged, path_of, plan_of
+from aiodist.backends.host.prepare import starter
 from aiodist.backends.release import BuffersInUse
 from aiodist.backends.work import GroupState, Work
 from aiodist.base.environment.thresholds import Thresholds
@@ -26,10 +23,13 @@ from aiodist.base.errors import GroupBroken
 from aiodist.base.types import Call
 from aiodist.observe.recorder.layout import ARRIVED
 
+if TYPE_CHECKING:
+    from aiodist._engine.exchange import Exchange, Plan
+    from aiodist._engine.starter import Starter
+
 logger = logging.getLogger("aiodist.backends.host.local")
 
 _PLANS = 1024  # calls that differ, of one group, that are remembered
-_KEPT = 4096  # exchanges of one group that are kept for their next use
 
 
 class Owner(Protocol):
@@ -85,15 +85,14 @@ class LocalGroup:
         self._owner = owner
         self._limits = limits
         self._plans: dict[tuple[object, ...], Plan] = {}
-        self._kept = 0  # exchanges, by plans
         self._waiting: dict[int, Exchange] = {}  # for their slot, or for room
         self._queue: list[int] = []  # their numbers, in order
         self._told = False  # that one waits for room
-        self._running: dict[int, Exchange] = {}  # on the loop
+        self._slots = self.board.slots
         self._in_thread: set[Exchange] = set()
         self._skipped: dict[int, list[int]] = {}  # numbers of others, by slot: the least first
         self._dead = False
-        self._fast: Fast | None = None
+        self._starter: Starter | None = None
         self._note: Callable[[Work[Any]], Operation] | None = None
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────
@@ -115,33 +114,16 @@ class LocalGroup:
                 self._forget_plans()
             path = Path.wired if wired else path_of(call, self.board.size, nbytes, self._limits, uneven)
             plain = call if not call.detail else replace(call, detail="", offer=0)
-            plan = self._plans[key] = Plan(self.board, plain, path, self._limits, self, uneven)
-            plan.makes = exchange_for(call.kind, path)
+            plan = self._plans[key] = plan_of(self.board, plain, path, self._limits, self, uneven)
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug("%s, %d bytes: %s", call.describe(), nbytes, path.value)
         return plan
 
     def _forget_plans(self) -> None:
-        """Forget all plans, and the exchanges that they keep. Each knows the other: a collector would have to
-        find them."""
-        for plan in self._plans.values():
-            plan.forget()
+        """Forget all plans. What runs goes on."""
         self._plans.clear()
-        self._kept = 0
-        if self._fast is not None:
-            self._fast.forget()
-
-    def exchange(self, plan: Plan, seq: int) -> Exchange:
-        """An exchange for an operation whose slot is free."""
-        exchange: Exchange | None = plan.kept[seq & MASK]
-        if exchange is None:
-            if self._kept >= _KEPT:
-                self._kept = 0
-                for other in self._plans.values():
-                    other.kept = [None] * SLOTS
-            self._kept += 1
-            exchange = plan.kept[seq & MASK] = plan.makes(plan, seq)
-        return exchange
+        if self._starter is not None:
+            self._starter.forget()
 
     def begin(self, operation: Operation, nbytes: int, wired: Callable[[], None] | None = None) -> None:
         """Start an operation, or have it wait for its slot and for room.
@@ -161,19 +143,17 @@ class LocalGroup:
             made = buffers(operation, board.rank, board.size, joined=False)
             send, recv = made.send, made.recv
         free = self.board.free(call.seq)
-        exchange = self.exchange(plan, call.seq) if free else plan.makes(plan, call.seq)
-        exchange.reset(call.seq, send, recv)
-        exchange.amend(made, call)
-        exchange.operation, exchange.work = operation, operation.work
-        if isinstance(exchange, Wired):
-            assert wired is not None
-            exchange.start = wired
-        if free and self.has_room(exchange):
+        if call.detail:
+            exchange = plan.begin(call.seq, send, recv, made, call.signature, digest_of(call))
+        else:
+            exchange = plan.begin(call.seq, send, recv, made)
+        exchange.operation, exchange.work, exchange.start = operation, operation.work, wired
+        if free and self._publish(exchange):
             self.run(exchange)
             return
         self._waiting[call.seq] = exchange
         insort(self._queue, call.seq)
-        self.hub.watch(self)
+        self.watch()
         if exchange.needs and free and not self._told:
             self._told = True
             text = (
@@ -181,17 +161,34 @@ class LocalGroup:
             )
             logger.warning(text, call.describe(), call.seq, self.hub.room)
 
-    def has_room(self, exchange: Exchange) -> bool:
-        """Whether an operation has the staging that it needs; taken, if there is room now."""
-        if not exchange.needs or exchange.take_room():
-            return True
-        if span_bytes(exchange.needs) > self.hub.room:
+    def _publish(self, exchange: Exchange) -> bool:
+        """Publish an operation whose slot is free, if there is room now for the staging that it needs."""
+        staging = self._room(exchange) if exchange.needs else 0
+        if exchange.needs and not staging:
+            return False
+        exchange.publish(staging)
+        return True
+
+    def _room(self, exchange: Exchange) -> int:
+        """The place of the staging that an operation needs; 0 where there is no room now."""
+        needs, seq = exchange.needs, exchange.seq
+        staging = self.board.span(needs, seq)
+        if staging:
+            return staging
+        if span_bytes(needs) > self.hub.room:
             raise GroupBroken(
-                f"an operation of {self.board.size} ranks needs {span_bytes(exchange.needs)} bytes of shared"
+                f"an operation of {self.board.size} ranks needs {span_bytes(needs)} bytes of shared"
                 f" memory, and this process has {self.hub.room}",
                 hint="Raise its limit of address space (ulimit -v), or set AIODIST_TRANSPORT=tcp everywhere",
             )
-        return self._is_first(exchange.seq) and exchange.take_room(spare=True)
+        return self.board.spare(needs, seq) if self._is_first(seq) else 0
+
+    def staging(self, exchange: Exchange) -> int:
+        """The same; 0 also where there never will be: the general way says so by the Work, under a number."""
+        try:
+            return self._room(exchange)
+        except GroupBroken:
+            return 0
 
     def _is_first(self, seq: int) -> bool:
         """Whether no operation before this one needs room, or may when it comes."""
@@ -199,20 +196,21 @@ class LocalGroup:
         return not any(self._waiting[other].needs for other in before) and not self._owner.awaits(seq)
 
     def run(self, exchange: Exchange) -> None:
-        """Publish it, and go on with it as peers let it."""
-        exchange.begin()
+        """Go on with what is published, as peers let it."""
         if exchange.plan.in_thread:
-            exchange.ring = self.board.ring_bulks
             self._in_thread.add(exchange)
             self._owner.release.hold()
             self._bulk.submit(exchange, self._let_go)
             return
-        self._running[exchange.seq] = exchange
-        hub = self.hub
-        if not hub.end_of_turn_due or self not in hub.waiting:
-            hub.watch(self)
-        if exchange.operation is not None and not self.step(exchange) and not exchange.ended:
+        self._slots.add(exchange)
+        self.watch()
+        if exchange.operation is not None and not exchange.step() and not exchange.ended:
             exchange.work._driven_by(exchange)
+
+    def watch(self) -> None:
+        """Have the loop look around at the end of this turn, and go on with what waits here."""
+        self._slots.watched = True
+        self.hub.watch(self)
 
     def skip(self, seq: int) -> None:
         """Pass over the slot of a number, once it is free: no rank publishes anything under that number."""
@@ -220,26 +218,31 @@ class LocalGroup:
             heappush(self._skipped.setdefault(seq & MASK, []), seq)
             self._pass_over(seq & MASK)
             if self._skipped:
-                self.hub.watch(self)
+                self.watch()
 
     def _pass_over(self, slot: int) -> None:
         numbers, board = self._skipped[slot], self.board
         while numbers and board.free(numbers[0]):
-            self.reuse(slot)
-            board.pass_over(heappop(numbers))
+            self.reuse(numbers[0])
+            self._slots.pass_over(heappop(numbers))
             self.hub.end_of_turn_soon()  # it rings peers that wait for the slot
         if not numbers:
             del self._skipped[slot]
 
-    def fast_path(self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]) -> Fast:
+    def fast_path(
+        self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+    ) -> Starter | None:
         """The fast path: see `Backend.fast_path`."""
         self._note = note
-        self._fast = Fast(self, self._running, issuer, numbers, self.board.rank, self.board.size)
-        return self._fast
+        board = self.board
+        self._starter = starter(
+            issuer, numbers, board.rank, board.size, self.plan, owner=self, slots=self._slots
+        )
+        return self._starter
 
     def note_all(self) -> None:
         """Enter in flight what took the fast path and is pending."""
-        for exchange in list(self._running.values()):
+        for exchange in self._slots.exchanges():
             self._enter(exchange)
 
     def _enter(self, exchange: Exchange) -> None:
@@ -251,8 +254,7 @@ class LocalGroup:
         """Counts of it as of now: see `ProcessGroup.statistics`."""
         return {
             "plans": len(self._plans),
-            "kept_exchanges": self._kept,
-            "running": len(self._running),
+            "running": self._slots.count,
             "waiting": len(self._waiting),
             "in_thread": len(self._in_thread),
         }
@@ -269,13 +271,14 @@ class LocalGroup:
             self._start_waiting()
         except Exception as error:
             self._owner.failed(error)
-        for exchange in list(self._running.values()):
-            if not self.step(exchange) and not exchange.ended:  # it may have broken the group
+        for exchange in self._slots.exchanges():
+            if not exchange.step() and not exchange.ended:  # it may have broken the group
                 if exchange.seen or exchange.operation is not None:
                     self._enter(exchange)
                     exchange.compare()
                 exchange.seen = True  # an await may poll for it: it is entered the next time
-        return not self._dead and bool(self._running or self._waiting or self._skipped)
+        self._slots.watched = not self._dead and bool(self._slots.count or self._waiting or self._skipped)
+        return self._slots.watched
 
     def _start_waiting(self) -> None:
         """Start operations that have their slot, and room. There are too few slots for those far behind the
@@ -283,46 +286,17 @@ class LocalGroup:
         queue = self._queue
         for seq in queue[: bisect_left(queue, queue[0] + SLOTS)] if queue else ():
             # What an earlier one began may have broken the group.
-            if not self._dead and self.board.free(seq) and self.has_room(self._waiting[seq]):
+            if not self._dead and self.board.free(seq) and self._publish(self._waiting[seq]):
                 del queue[bisect_left(queue, seq)]
                 self.run(self._waiting.pop(seq))
 
     def take_in(self) -> bool:
         """End what peers have done their part of already → whether one disagrees about what has ended here
         without a look at it."""
-        for exchange in list(self._running.values()):
-            if exchange.plan.path is not Path.wired and not exchange.at_work:
-                self.step(exchange)
-        return bool(self.board.unseen) and self.look_back(list(self.board.unseen))
-
-    def step(self, exchange: Exchange) -> bool:
-        """Have an operation advance, and end it if it is over → whether it is, or can never be."""
-        if exchange.ended:
-            return True
-        try:
-            if not exchange.advance() or exchange.ended:  # that itself may have broken the group
-                if exchange.phase != TAKE and exchange.operation is not None:
-                    exchange.operation.happened(ARRIVED)
-                return False
-        except Exception as error:
-            self._owner.failed(error)
-            return True
-        if self.board.unseen and self._disagreed_before(exchange):
-            return True
-        del self._running[exchange.seq]
-        self._over(exchange)
-        return True
-
-    def _disagreed_before(self, exchange: Exchange) -> bool:
-        """Whether an operation of all, which is over, shows that an earlier one was not the same on all
-        ranks. Then it never ends well: it fails with the group."""
-        if not exchange.plan.sees_all:
-            return False
-        if not self.look_back([slot for slot, (seq, _) in self.board.unseen.items() if seq < exchange.seq]):
-            return False
-        exchange.ended = True
-        self._running[exchange.seq] = exchange
-        return True
+        for exchange in self._slots.exchanges():
+            if exchange.plan.path is not Path.wired:
+                exchange.step()
+        return self.look_back(self._slots.unseen)
 
     def _let_go(self, exchange: Exchange, error: Exception | None) -> None:
         """End an operation that the thread has let go of."""
@@ -331,52 +305,58 @@ class LocalGroup:
         self._in_thread.discard(exchange)
         if exchange.ended:
             exchange.drop()
-        elif error is None and not (self.board.unseen and self._disagreed_before(exchange)):
-            self._over(exchange)
+        elif error is None and not self.disagreed_before(exchange):
+            self.over(exchange)
         self._owner.release.let_go()
 
-    def _over(self, exchange: Exchange) -> None:
-        seq, operation, work = exchange.seq, exchange.operation, exchange.work
-        exchange.ended = True
-        exchange.send = exchange.recv = NOTHING
-        exchange.work = None
-        board, hub = self.board, self.hub
-        board.words[board.base + (seq & MASK)] = seq + 1  # as `Board.finished`, written out
-        if not hub.end_of_turn_due:
-            hub.end_of_turn_soon()  # it rings peers that wait for the slot
-        if not exchange.plan.sees_all:
-            if board.unseen:
-                self.look_back((next(iter(board.unseen)),))
-            board.unseen[seq & MASK] = seq, exchange.code
-        if operation is None:
-            work._finish(work._result)
-            return
+    # ── for the engine (`plan.Owner`) ────────────────────────────────────────────────────────────────
+
+    def arrived(self, exchange: Exchange) -> None:
+        """Write down that all that an operation waits for has come."""
+        exchange.operation.happened(ARRIVED)
+
+    def over(self, exchange: Exchange) -> None:
+        """End an operation that is in flight."""
+        operation, wired = exchange.operation, exchange.start is not None
+        exchange.note_over()
+        self._slots.discard(exchange)
         exchange.drop()
-        if exchange.plan.path is not Path.wired:
+        if not wired:
             operation.happened(ARRIVED)
             self._owner.finished(operation)
+
+    def disagreed_before(self, exchange: Exchange) -> bool:
+        """Whether an operation of all, which is over, shows that an earlier one was not the same on all
+        ranks. Then it never ends well: it fails with the group."""
+        if not exchange.plan.sees_all:
+            return False
+        if not self.look_back([seq for seq in self._slots.unseen if seq < exchange.seq]):
+            return False
+        exchange.end()
+        if not exchange.plan.in_thread:
+            self._slots.add(exchange)
+        return True
 
     def failed(self, error: Exception) -> None:
         """Break the group: something raised that must not."""
         self._owner.failed(error)
 
-    def reuse(self, slot: int) -> None:
-        """Look back at a slot, before anything else is written there."""
-        if slot in self.board.unseen:
-            self.look_back((slot,))
-            self.board.unseen.pop(slot, None)
+    def reuse(self, seq: int) -> None:
+        """Look back at a number's slot, before anything else is written there."""
+        self.look_back([earlier for earlier in self._slots.unseen if not (earlier - seq) & MASK])
+        self._slots.forget_unseen(seq)
 
-    def look_back(self, slots: Sequence[int]) -> bool:
-        """Report a peer that published something else in one of these slots → whether one did."""
-        found = self.board.look_back(slots)
+    def look_back(self, numbers: Sequence[int]) -> bool:
+        """Report a peer that published something else under one of these numbers → whether one did."""
+        found = self.board.look_back(numbers) if numbers else None
         if found is not None:
             self.disagrees(*found)
         return found is not None
 
-    def disagrees(self, seq: int, peer: Peer) -> None:
-        """Report that a peer has published something else. Called from the loop or from the thread."""
-        theirs = self.board.signature_of(peer, seq)
-        self.hub.call(self._owner.disagreed, seq, peer.member, theirs)
+    def disagrees(self, seq: int, member: int) -> None:
+        """Report that a peer has published something else. From the loop or from the thread."""
+        theirs = self.board.signature_of(member, seq)
+        self.hub.call(self._owner.disagreed, seq, member, theirs)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -384,24 +364,24 @@ class LocalGroup:
         """Go no further; the thread lets go of what it has."""
         self._withdraw()
         self._dead = True
-        if self._fast is not None:
-            self._fast.closed = True
-        for exchange in (*self._waiting.values(), *self._running.values(), *self._in_thread):
-            exchange.ended = True
+        if self._starter is not None:
+            self._starter.stop()
+        for exchange in (*self._waiting.values(), *self._slots.exchanges(), *self._in_thread):
+            exchange.end()
         if self._in_thread:
             self._bulk.wake()
 
     def _withdraw(self) -> None:
         """Take back what is published and not finished: users will write to their arrays again once the Works
         have failed, and what is dropped here may be given to others."""
-        self.board.withdraw(exchange.head for exchange in (*self._running.values(), *self._in_thread))
+        self._slots.withdraw([exchange.seq for exchange in (*self._slots.exchanges(), *self._in_thread)])
 
     def forget(self) -> None:
         """Let go of what was in flight: it was withdrawn, and the thread has let go of it, or will."""
         self.note_all()  # in flight they fail, too
-        for exchange in (*self._running.values(), *self._waiting.values()):
-            exchange.drop()  # plans keep exchanges, and those must not keep users' arrays
-        self._running.clear()
+        for exchange in (*self._slots.exchanges(), *self._waiting.values()):
+            exchange.drop()
+        self._slots.clear()
         self._waiting.clear()
         self._queue.clear()
 
@@ -409,10 +389,8 @@ class LocalGroup:
         """Forget the group. What peers may read stays until they have left it, too."""
         self.halt()
         self.forget()
-        if self._fast is not None:
-            self._fast.close()
-        for plan in self._plans.values():
-            plan.close()
+        if self._starter is not None:
+            self._starter.close()
         self._plans.clear()
         board, thread = self.board, self._in_thread  # which may still write to staging
         self.hub.leave(board.context, lambda: not thread and board.abandoned(), board.release)

@@ -21,17 +21,16 @@ The loop sleeps in `_end_of_turn`, which runs at most once a turn, and is woken 
 #
 # If each looks before the other's store is visible, one sleeps for ever: Dekker's pattern, the one
 # reordering that x86-64 does (a load may pass an older store to another place). So a fence stands
-# between the store and the load on both sides. Python has none; taking and releasing a lock that nobody
-# else holds is a locked instruction, which is one.
+# between the store and the load on both sides (`_engine.fence`).
 #
-# The fence and the loads are a good part of what a small operation costs, and it writes several words.
-# So words are rung without a fence at once (`Board.ring_loops`), which finds nearly every sleeper, and
-# with the fence once when the turn ends (`_end_of_turn`), which finds the others. A loop that does not come
-# to its end of turn cannot ring; that is the loop's user's doing, and peers wait for its next operation
-# anyway.
+# The engine rings with a fence whenever it writes a word that peers wait for, but for the note that an
+# operation is finished: peers that wait for its slot are rung when the turn ends (`_end_of_turn`). Rings of
+# messages ring without a fence at once (`wake`), which finds nearly every sleeper, and with one then. A loop
+# that does not come to its end of turn cannot ring; that is the loop's user's doing, and peers wait for its
+# next operation anyway.
 #
 # `_end_of_turn` is a callback of the loop (call_soon) and not a timer or a selector hook, so that it works on
-# every loop: asyncio's and uvloop's. It is queued by whoever writes or waits (`end_of_turn_due`), runs after
+# every loop: asyncio's and uvloop's. It is queued by whoever writes or waits (`turns.due`), runs after
 # the callbacks that were ready before it, and queues itself again only while awaits poll. A process in
 # which nothing waits runs no code of the hub at all; one that was sent a message by a ring always waits for
 # the next.
@@ -60,20 +59,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiodist import _engine
 from aiodist.backends.threads import post
 from aiodist.base.environment.cores import cores
 from aiodist.base.errors import UsageError
 from aiodist.net.turn import Turn
 from aiodist.transport.link import Waiting
 from aiodist.transport.shm.heap import PAGE
-from aiodist.transport.shm.segment import HEAD, Holder, PeerSegment, Segment
+from aiodist.transport.shm.segment import HEAD, RING_BULK, Holder, PeerSegment, Segment
 
 ASLEEP_LOOP, ASLEEP_BULK = 512, 520
 """Words of a segment: its loop sleeps, its bulk thread sleeps. 0, or which sleep it is, counted from 1. Each
@@ -95,28 +94,27 @@ _NOTHING, _NO_BYTES, _NO_WORDS = memoryview(b""), np.empty(0, np.uint8), np.empt
 
 
 def supported() -> bool:
-    """Whether a flag that Python writes to shared memory is ordered by the hardware: on x86-64."""
-    return platform.machine().lower() in ("x86_64", "amd64")
+    """Whether ranks of one host can share memory: with the compiled engine, and on x86-64, where the hardware
+    orders the flags that Python writes for the rings of messages."""
+    return _engine.compiled is not None and platform.machine().lower() in ("x86_64", "amd64")
+
+
+def engine() -> _engine.Compiled:
+    """The compiled engine, without which no memory is shared."""
+    assert _engine.compiled is not None
+    return _engine.compiled
 
 
 class PeerMemory:
     """A peer's segment, as words and bytes.
 
     Attributes:
+        shared: all of it, for the engine.
         words: all of it as 64-bit words, read-only.
         bytes: all of it as an array.
     """
 
-    __slots__ = (
-        "_bulk_rung",
-        "_contexts",
-        "_loop_rung",
-        "_offsets",
-        "bytes",
-        "peer_segment",
-        "view",
-        "words",
-    )
+    __slots__ = ("_contexts", "_offsets", "bytes", "peer_segment", "shared", "view", "words")
 
     def __init__(self, peer_segment: PeerSegment) -> None:
         self.peer_segment = peer_segment
@@ -126,24 +124,11 @@ class PeerMemory:
         self.bytes: Array = np.frombuffer(self.view, np.uint8)
         table = self.bytes[_DIRECTORY:HEAD].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
-        self._loop_rung = self._bulk_rung = 0  # for which sleep it was rung last
-
-    def wake_loop(self) -> None:
-        """Ring its loop, if that sleeps and was not rung yet."""
-        asleep = self.words[ASLEEP_LOOP]
-        if asleep and asleep != self._loop_rung:
-            self._loop_rung = asleep
-            self.peer_segment.ring_loop()
-
-    def wake_bulk(self) -> None:
-        """Ring its bulk thread, likewise."""
-        asleep = self.words[ASLEEP_BULK]
-        if asleep and asleep != self._bulk_rung:
-            self._bulk_rung = asleep
-            self.peer_segment.ring_bulk()
+        self.shared = engine().Memory(self.view, peer_segment.bell, RING_BULK)
 
     def close(self) -> None:
         """Let go of the memory."""
+        self.shared.release()
         self.view, self.words, self.bytes = _NOTHING, _NOTHING, _NO_BYTES
         self._contexts = self._offsets = _NO_WORDS
 
@@ -172,7 +157,8 @@ class _Left(NamedTuple):
 
 
 class Hub:
-    """The hub of one process; see the module. It runs in the loop's thread, but for `fence_bulk`.
+    """The hub of one process; see the module. It runs in the loop's thread, but for `free`
+    and `call`.
 
     Args:
         segment: this process's memory and bells.
@@ -184,8 +170,9 @@ class Hub:
     Attributes:
         room: bytes of the segment that there are to give out.
         turn: the present turn of the loop.
+        turns: the same, for the engine: whether it ends with a look around.
+        shared: all of the segment, for the engine.
         looks: how often a poller looks before it offers the core to others; 0 where polling is off.
-        wrote: something was written for peers to see, and they were rung without a fence.
         boards: groups' memory; asked for what is idle where there is no room, as the segment's holders are.
     """
 
@@ -203,7 +190,9 @@ class Hub:
         self.words = self.view[:whole].cast("Q")
         self.bytes: Array = np.frombuffer(self.view, np.uint8)
         self.address = self.bytes.__array_interface__["data"][0]
+        self.shared = engine().Memory(self.view, writable=True)
         self.memories = {rank: PeerMemory(peer_segment) for rank, peer_segment in peer_segments.items()}
+        self.turns = engine().Turns()
         self._poll = poll
         self.turn = Turn.of(loop)
         self.looks = 0 if not poll else 1 if local_ranks > cores() else _SPINS
@@ -219,11 +208,7 @@ class Hub:
         self._entries: dict[int, int] = {}
         self.leases = 0  # arrays in the segment that are held
         self._reusable: deque[int] = deque()  # entries of groups that are gone, the longest gone first
-        self._aside = [_NO_BYTES, _NO_BYTES]  # of the loop, of the bulk thread
-        self._gate = threading.Lock()
-        self._bulk_gate = threading.Lock()
-        self.end_of_turn_due = False
-        self.wrote = False
+        self._fence = engine().fence
         self._polled = False
         self._sleeps = 0
         self._left_groups: deque[_Left] = deque()  # perhaps still read
@@ -301,11 +286,6 @@ class Hub:
         while self._returned:
             self._heap.free(self._returned.pop())
 
-    def offset_of(self, array: Array) -> int:
-        """The offset of an array in the segment; 0 if it lies elsewhere."""
-        at = int(array.__array_interface__["data"][0]) - self.address
-        return at if at > 0 and at + array.nbytes <= len(self.view) else 0
-
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array in the segment, freed with its last view.
 
@@ -326,14 +306,6 @@ class Hub:
             ) from None
         lease = _Lease(self, at, nbytes)
         return np.asarray(lease).view(dtype)[:count].reshape(shape)
-
-    def aside(self, nbytes: int, in_thread: bool) -> Array:
-        """Ordinary memory for what is put aside for the length of one step: one piece for all that the loop
-        carries out, and one for the bulk thread."""
-        memory = self._aside[in_thread]
-        if memory.size < nbytes:
-            memory = self._aside[in_thread] = np.empty(nbytes, np.uint8)
-        return memory[:nbytes]
 
     # ── the directory ────────────────────────────────────────────────────────────────────────────────
 
@@ -398,11 +370,9 @@ class Hub:
 
     def ring(self, memories: Any) -> None:
         """Wake peers whose loop sleeps: a word was written that they may wait for."""
-        self._gate.acquire()  # a fence: the store before it, the loads after it
-        self._gate.release()
+        self._fence()
         for memory in memories:
-            if memory.words[ASLEEP_LOOP]:
-                memory.wake_loop()
+            memory.shared.wake_loop()
 
     def knows(self, rank: int) -> bool:
         """Whether a rank is a local peer (`link.Waking`)."""
@@ -411,15 +381,9 @@ class Hub:
     def wake(self, rank: int) -> None:
         """Wake a peer if its loop sleeps: something was written that it may wait for (`link.Waking`)."""
         memory = self.memories.get(rank)
-        if memory is not None and memory.words[ASLEEP_LOOP]:
-            memory.wake_loop()
-        if not self.end_of_turn_due:
-            self.end_of_turn_soon()  # which looks again, with a fence
-
-    def fence_bulk(self) -> None:
-        """Make a fence for the bulk thread."""
-        self._bulk_gate.acquire()
-        self._bulk_gate.release()
+        if memory is not None:
+            memory.shared.wake_loop()
+        self.end_of_turn_soon()  # which looks again, with a fence
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         """Have the loop call something; from any thread. A closed loop is told nothing."""
@@ -428,14 +392,12 @@ class Hub:
     def watch(self, waiting: Waiting) -> None:
         """Drive a group, or a link, in which something waits."""
         self.waiting.add(waiting)
-        if not self.end_of_turn_due:
-            self.end_of_turn_due = True
-            self._loop.call_soon(self._end_of_turn)
+        self.end_of_turn_soon()
 
     def end_of_turn_soon(self) -> None:
         """Make sure that this turn ends with a look around."""
-        if not self.end_of_turn_due:
-            self.end_of_turn_due = True
+        if not self.turns.due:
+            self.turns.due = True
             self._loop.call_soon(self._end_of_turn)
 
     def start_polling(self) -> float:
@@ -453,7 +415,7 @@ class Hub:
 
     def _end_of_turn(self) -> None:
         """Stop polling, once a turn, and sleep if nothing more comes."""
-        self.end_of_turn_due = False
+        self.turns.due = False
         polled, self._polled = self._polled, False
         if not self.words:
             return  # closed meanwhile
@@ -466,8 +428,8 @@ class Hub:
         self._fall_asleep()
         if not self._progress():
             self.words[ASLEEP_LOOP] = 0
-        # What was written meanwhile was told without a fence (`Board.ring_loops`). A peer that fell asleep
-        # then may have missed it, and nobody else would wake it.
+        # What rings wrote meanwhile was rung without a fence (`wake`). A peer that fell asleep then may have
+        # missed it, and nobody else would wake it.
         self.ring(self.memories.values())
 
     def _rung(self) -> None:
@@ -482,25 +444,17 @@ class Hub:
         if not self.words:
             return  # closed meanwhile
         self.words[ASLEEP_LOOP] = 0
-        self.wrote = False
-        if self._progress() and not self._moved():
+        if self._progress() and not self.turns.due:
             # Nothing was there for it. Had it rung in turn, two who wait would never sleep.
             self._fall_asleep()
             if not self._progress():
                 self.words[ASLEEP_LOOP] = 0
-        if self._moved():
-            self.end_of_turn_soon()
-
-    def _moved(self) -> bool:
-        """Whether anything was written since `wrote` was cleared that peers may wait for."""
-        return self.wrote or self.end_of_turn_due
 
     def _fall_asleep(self) -> None:
         """Say that this loop is about to sleep. A look around has to follow."""
         self._sleeps += 1
         self.words[ASLEEP_LOOP] = self._sleeps
-        self._gate.acquire()
-        self._gate.release()
+        self._fence()
 
     def _progress(self) -> bool:
         """Go on with all → whether anything still waits."""
@@ -527,9 +481,9 @@ class Hub:
         for memory in self.memories.values():
             memory.close()
         self.memories.clear()
+        self.shared.release()
         self.view, self.words, self.bytes = _NOTHING, _NOTHING, _NO_BYTES
         self._contexts = self._offsets = _NO_WORDS
-        self._aside = [_NO_BYTES, _NO_BYTES]
 
 
 class _Lease:

@@ -10,16 +10,19 @@ import enum
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from aiodist.backends.arrays.kernels import INLINE_NS, combiner, cost_ns, finish
-from aiodist.backends.base import Array
-from aiodist.backends.host.local.board import PAYLOAD, SLOTS, Board, Peer, theirs, view
+from aiodist.backends.arrays.kernels import INLINE_NS, cost_ns
+from aiodist.backends.buffers import bounds_of
+from aiodist.backends.host.local.board import PAYLOAD, Board
+from aiodist.backends.host.local.hub import Hub, engine
 from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.operations import ROLES, Parts
-from aiodist.base.types import Call, Kind, ReduceOp
+from aiodist.base.types import DTYPE_CODES, NO_ROOT, Call, Kind
+
+if TYPE_CHECKING:
+    from aiodist._engine.exchange import Exchange, Plan
 
 
 class Path(enum.Enum):
@@ -33,24 +36,47 @@ class Path(enum.Enum):
     wired = "over the channels"
 
 
-_VIEWS = 8 * SLOTS  # arrays on segments that a plan remembers: some for each slot, or place in staging
+INLINE_BLOCK = 256 * 1024
+"""Bytes of a block on the loop: peers take the first while the others are filled."""
 
 
 class Owner(Protocol):
-    """The group, as far as exchanges need it."""
+    """The group, as far as its operations need it. Members are group ranks."""
 
-    def disagrees(self, seq: int, peer: Peer) -> None:
+    hub: Hub
+    board: Board
+
+    def disagrees(self, seq: int, member: int) -> None:
         """Report that a peer has published something else under a number. From the loop or the thread."""
 
-    def reuse(self, slot: int) -> None:
-        """Look back at a slot, before anything else is written there (`Board.unseen`)."""
+    def reuse(self, seq: int) -> None:
+        """Look back at a slot, before anything else is written there (`Slots.unseen`)."""
 
-    def step(self, exchange: Any) -> bool:
-        """Have an exchange advance, and end it if it is over → whether it is, or can never be."""
+    def look_back(self, numbers: Sequence[int]) -> bool:
+        """Report a peer that published something else under one of these numbers → whether one did."""
+
+    def disagreed_before(self, exchange: Exchange) -> bool:
+        """Whether an operation of all, which is over, shows that ranks differed in an earlier one."""
+
+    def arrived(self, exchange: Exchange) -> None:
+        """Write down that all that an operation waits for has come."""
+
+    def over(self, exchange: Exchange) -> None:
+        """End an operation that is in flight."""
+
+    def failed(self, error: Exception) -> None:
+        """Break the group: something raised that must not."""
 
 
-class Plan:
-    """One kind of call of a group.
+def plan_of(
+    board: Board,
+    call: Call,
+    path: Path,
+    limits: Thresholds,
+    owner: Owner,
+    sizes: Sequence[int] | None = None,
+) -> Plan:
+    """The plan of one kind of call of a group: all that its operations share.
 
     Args:
         board: the group's memory.
@@ -59,120 +85,49 @@ class Plan:
         limits: thresholds.
         owner: the group.
         sizes: elements of the parts, where they differ: of the source's, or of the target's.
-
-    Attributes:
-        digest: 48 bits that stand for everything that ranks agree on, the number aside, at their place in the
-            word that publishes an operation.
-        signature: of the call.
-        sources: peers that give this rank something.
-        readers: peers that this rank gives something.
-        alike: all that take from a rank take the same; else there is a part for each.
-        sorts: what comes has a place for each member.
-        reduce: combines two arrays into a third; None where nothing is reduced.
-        finishes: `finish` does something.
-        several: there are more than two members.
-        sees_all: an exchange ends only when it has seen what all peers published; else see `Board.unseen`.
-        in_thread: the bulk thread carries it out; else the loop.
-        in_blocks: the data goes in several blocks. The exchange says so when it lays itself out.
-        layout: what the exchange's kind computes once.
-        makes: the kind of exchange.
-        kept: for each slot, the exchange that this plan had there last, to be used again.
-        ring: wakes peers that may wait for its publication.
     """
-
-    __slots__ = (
-        *("_views", "alike", "board", "call", "digest", "divisor", "dtype", "finishes", "in_blocks"),
-        *("in_thread", "itemsize", "kept", "layout", "limits", "makes", "nbytes", "one_nan", "owner", "path"),
-        *("readers", "reduce", "ring", "root", "sees_all", "several", "signature", "sizes", "sorts"),
-        "sources",
+    roles, root, size, rank = ROLES[call.kind], call.root, board.size, board.rank
+    gives, gets = roles.gives(rank, root), roles.gets(rank, root)
+    sources = [gets and roles.gives(member, root) for member in range(size)]
+    readers = [gives and roles.gets(member, root) for member in range(size)]
+    alike, itemsize = roles.source is Parts.ONE, call.dtype.itemsize
+    bulk, block, larger, depth, lanes = path is Path.bulk, 0, 0, 1, 1 if alike else size - 1
+    if path in (Path.meet, Path.wired):
+        kind, starts = "meet", [0] * (size + 1)
+    elif path is Path.direct:
+        kind, starts = "each", [call.count * member for member in range(size + 1)]
+    elif roles.reduces and not roles.cut and path is not Path.slot:
+        kind, starts = "reduce", part_bounds(call.count, size, itemsize)
+        block = larger = longest = starts[1]
+        if bulk:
+            block, depth = blocks(longest * itemsize, size, size - 1, limits)
+            larger, _ = blocks(longest * itemsize, size, 0, limits)
+            block, larger = block // itemsize, larger // itemsize
+    else:
+        total = call.count if roles.cut and not roles.agrees_on_part else call.count * size
+        kind, starts = "share", bounds_of(total, sizes, size)
+        block = longest = max(high - low for low, high in pairwise(starts))
+        if bulk:
+            block, depth = blocks(longest * itemsize, size, lanes, limits, phases=1)
+            block //= itemsize
+        elif longest * itemsize > INLINE_BLOCK:
+            block = INLINE_BLOCK // itemsize
+            depth = -(-longest // block)
+    return engine().Plan(
+        *(board.slots, owner, call, path, digest_of(call), call.signature, engine().KINDS[kind]),
+        *(sources, readers, [high - low for low, high in pairwise(starts)], starts[:-1]),
+        in_thread=bulk,
+        in_slot=path is Path.slot or (path is Path.direct and call.nbytes <= PAYLOAD),
+        alike=alike,
+        sorts=roles.target is Parts.EACH,
+        collects=root in (NO_ROOT, rank),
+        dtype=DTYPE_CODES[call.dtype],
+        op=call.combine or 0,
+        block=block,
+        larger=larger,
+        depth=depth,
+        lanes=lanes,
     )
-
-    def __init__(
-        self,
-        board: Board,
-        call: Call,
-        path: Path,
-        limits: Thresholds,
-        owner: Owner,
-        sizes: Sequence[int] | None = None,
-    ) -> None:
-        roles, root = ROLES[call.kind], call.root
-        self.board = board
-        self.call = call
-        self.path = path
-        self.limits = limits
-        self.owner = owner
-        self.sizes = sizes
-        self.signature = call.signature
-        self.digest = digest_of(call) << 16
-        self.dtype, self.itemsize, self.nbytes = call.dtype, call.dtype.itemsize, call.nbytes
-        self.root = root
-        self.alike = roles.source is Parts.ONE
-        self.sorts = roles.target is Parts.EACH
-        gives, gets = roles.gives(board.rank, root), roles.gets(board.rank, root)
-        if roles.rooted:
-            self.sources = [peer for peer in board.peers if gets and roles.gives(peer.member, root)]
-            self.readers = [peer for peer in board.peers if gives and roles.gets(peer.member, root)]
-        else:  # also where nobody gives anything: a barrier
-            self.sources = board.peers if gets else []
-            self.readers = board.peers if gives else []
-        op = call.combine
-        self.in_thread = path is Path.bulk
-        self.reduce: Any = None if op is None else combiner(call.dtype, op, in_this_thread=not self.in_thread)
-        self.divisor = board.size if op is ReduceOp.AVG else 0
-        self.one_nan = False
-        self.finishes = self.divisor != 0
-        self.several = board.size > 2
-        self.sees_all = True
-        self.in_blocks = self.in_thread
-        self.layout: Any = None
-        self.makes: Any = None
-        self.kept: list[Any] = [None] * SLOTS
-        self.ring = board.ring_all if self.in_thread else board.ring_loops
-        self._views: dict[tuple[int, int, int], Array] = {}
-
-    def theirs(self, peer: Peer, at: int, count: int) -> Array:
-        """Some elements on a peer's segment. What is read again and again in one place is remembered."""
-        if self.in_blocks:
-            return theirs(peer.memory, at, count, self.dtype)
-        found = self._views.get((peer.member, at, count))
-        if found is None:
-            found = self._keep(peer.member, at, count, theirs(peer.memory, at, count, self.dtype))
-        return found
-
-    def mine(self, at: int, count: int) -> Array:
-        """Some elements on this process's segment; remembered likewise."""
-        if self.in_blocks:
-            return view(self.board.bytes, at, count, self.dtype)
-        found = self._views.get((-1, at, count))
-        if found is None:
-            found = self._keep(-1, at, count, view(self.board.bytes, at, count, self.dtype))
-        return found
-
-    def aside(self, count: int) -> Array:
-        """Memory for some elements that are put aside while they are reduced."""
-        return self.board.hub.aside(count * self.itemsize, self.in_thread).view(self.dtype)
-
-    def _keep(self, member: int, at: int, count: int, made: Array) -> Array:
-        if len(self._views) >= _VIEWS:
-            self._views.clear()
-        self._views[member, at, count] = made
-        return made
-
-    def finish(self, out: Array) -> None:
-        """Apply the last step once all ranks' values are combined."""
-        if self.finishes:
-            finish(out, ReduceOp.AVG, self.divisor, one_nan=self.one_nan)
-
-    def forget(self) -> None:
-        """Let go of what is kept for the next use. What runs goes on."""
-        self._views.clear()
-        self.kept = [None] * SLOTS
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self.forget()
-        self.layout = None
 
 
 _LINE = 64  # bytes of a cache line: parts of one buffer meet at its edges
@@ -183,13 +138,6 @@ def part_bounds(count: int, size: int, itemsize: int) -> list[int]:
     line = max(1, _LINE // itemsize)
     part = -(-count // (size * line)) * line
     return [min(rank * part, count) for rank in range(size + 1)]
-
-
-def aligned(count: int, dtype: np.dtype[np.generic]) -> Array:
-    """New memory that begins on a cache line."""
-    raw = np.empty(count * dtype.itemsize + _LINE, np.uint8)
-    skip = -raw.__array_interface__["data"][0] % _LINE
-    return raw[skip : skip + count * dtype.itemsize].view(dtype)
 
 
 def digest_of(call: Call) -> int:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from aiodist._engine.exchange import Exchange
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.buffers import buffers
-from aiodist.backends.host.local.board import Board, Peer
-from aiodist.backends.host.local.exchange import Exchange
+from aiodist.backends.host.local.board import CODE, SLOTS, STRIDE, Board
 from aiodist.backends.host.local.hub import Hub
-from aiodist.backends.host.local.plan import Path, Plan
+from aiodist.backends.host.local.plan import Path, digest_of, plan_of
 from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
@@ -30,19 +30,20 @@ class Member:
     """One rank's side.
 
     Attributes:
+        limits: thresholds.
         disagreed: (number, group rank) of every peer that was seen to do something else.
     """
 
     def __init__(self, hub: Hub, context: int, size: int, rank: int) -> None:
         self.hub = hub
         self.rank = rank
+        self.limits = SMALL
         self.board = Board(hub, context, range(size), rank)
         self.disagreed: list[tuple[int, int]] = []
         self._begun: list[Exchange] = []
 
     def begin(
         self,
-        kind: type[Exchange],
         call: Call,
         source: Any = None,
         target: Any = None,
@@ -57,32 +58,44 @@ class Member:
         operation.source_sizes, operation.target_sizes = source_sizes, target_sizes
         made = buffers(operation, self.rank, self.board.size, joined=False)
         parts = source_sizes if target_sizes is None else target_sizes
-        plan = Plan(self.board, replace(call, detail=""), path, SMALL, self, parts)
+        plan = plan_of(self.board, replace(call, detail=""), path, self.limits, self, parts)
         assert self.board.free(call.seq)
-        exchange = kind(plan, call.seq)
-        exchange.reset(call.seq, made.send, made.recv)
-        exchange.amend(made, call)
+        send, recv = ([], []) if path is Path.meet else (made.send, made.recv)
+        exchange = plan.begin(call.seq, send, recv, made, call.signature, digest_of(call))
         exchange.operation = operation
         self._begun.append(exchange)
-        assert not exchange.needs or exchange.take_room()
-        exchange.begin()
+        self.publish(exchange)
         return exchange
+
+    def publish(self, exchange: Exchange) -> None:
+        """Publish what was laid out, with the staging that it needs."""
+        needs = exchange.needs
+        staging = self.board.span(needs, exchange.seq) if needs else 0
+        assert not needs or staging
+        exchange.publish(staging)
 
     def step(self, exchange: Exchange) -> bool:
         """Resume an operation; whether it is over."""
         if exchange.ended:
             return False
         if not exchange.advance():
-            if exchange.generator is None:
-                exchange.compare()
+            exchange.compare()
             return False
-        self.board.finished(exchange.seq)
+        self.board.slots.finished(exchange.seq)
         return True
 
     def withdraw(self, exchange: Exchange) -> None:
         """Its operation has failed here: it is resumed no more, and its memory is the user's."""
-        exchange.ended = True
-        self.board.withdraw([exchange.head])
+        exchange.end()
+        self.board.slots.withdraw([exchange.seq])
+
+    def word(self, seq: int, word: int = CODE) -> int:
+        """A word of its own slot."""
+        return self.board.slots.word(self.rank, seq, word)
+
+    def write(self, seq: int, word: int, value: int) -> None:
+        """Write it, as a process that writes nonsense may."""
+        self.hub.words[self.board.at // 8 + SLOTS + seq % SLOTS * (STRIDE // 8) + word] = value
 
     def leave(self) -> None:
         """Leave the group: what peers may read stays until they have left it, too."""
@@ -91,13 +104,10 @@ class Member:
     def close(self) -> None:
         """Let go of the memory, whatever is still under way."""
         for exchange in self._begun:
-            if exchange.generator is not None:
-                exchange.generator.close()
-                exchange.generator = None  # Python 3.13.0 keeps the frame's memory until then
-            exchange.plan.close()
-            exchange.made, exchange.send, exchange.recv = None, [], []
             if exchange.operation is not None:
                 exchange.operation.source = exchange.operation.target = None
+            exchange.end()
+            exchange.drop()
         self._begun.clear()
         self.board.close()
 
@@ -114,13 +124,20 @@ class Member:
         there[...] = array
         return there
 
-    def disagrees(self, seq: int, peer: Peer) -> None:
-        self.disagreed.append((seq, peer.member))
+    # ── for the engine ──
 
-    def reuse(self, slot: int) -> None:
-        if (found := self.board.look_back((slot,))) is not None:
+    def disagrees(self, seq: int, member: int) -> None:
+        self.disagreed.append((seq, member))
+
+    def reuse(self, seq: int) -> None:
+        self.look_back([seq])
+        self.board.slots.forget_unseen(seq)
+
+    def look_back(self, numbers: Sequence[int]) -> bool:
+        found = self.board.look_back(numbers)
+        if found is not None:
             self.disagrees(*found)
-        self.board.unseen.pop(slot, None)
+        return found is not None
 
 
 def call_of(

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from aiodist.backends.host.local.board import CODE, REGION, SLOTS, Board, place_of, place_word
-from aiodist.backends.host.local.hub import Hub
+from aiodist.backends.host.local import board as numbers
+from aiodist.backends.host.local import hub as words
+from aiodist.backends.host.local.board import CODE, NUMBER_BITS, REGION, SLOTS, Board
+from aiodist.backends.host.local.hub import Hub, engine
+from aiodist.base.types import Call, Kind
 
+CALL = Call(Kind.broadcast, 0, np.dtype(np.uint8), (0,))
 CONTEXT = 0xFEED_F00D_0123_4567
+
+
+def test_the_engine_has_the_same_numbers() -> None:
+    mine = (numbers.SLOTS, numbers.PAYLOAD, numbers.HEADER, numbers.STRIDE, numbers.REGION, *range(7))
+    assert (*mine, words.ASLEEP_LOOP, words.ASLEEP_BULK) == engine().LAYOUT
 
 
 def boards(hubs: list[Hub]) -> list[Board]:
@@ -19,32 +27,56 @@ def boards(hubs: list[Hub]) -> list[Board]:
     return [Board(hub, CONTEXT, ranks, rank) for rank, hub in enumerate(hubs)]
 
 
-@given(at=st.integers(0, 1 << 40), exposed=st.booleans())
-def test_a_place_is_any_byte_and_whether_all_lies_there(at: int, exposed: bool) -> None:
-    word = place_word(at, exposed)
-    assert 0 <= word < 1 << 64
-    assert place_of(word) == (at, exposed)
-
-
-def code(board: Board, digest: int, seq: int) -> int:
+def code(digest: int, seq: int) -> int:
     """The word that publishes an operation."""
-    return digest << 16 | (seq + 1) & board.low
+    return digest << 16 | (seq + 1) & (1 << NUMBER_BITS) - 1
+
+
+def publish(board: Board, digest: int, seq: int) -> None:
+    """Publish an operation."""
+    plan = engine().Plan(
+        *(board.slots, Owner(board), CALL, None, digest, bytes(range(32)), engine().KINDS["share"]),
+        *([False] * board.size, [True] * board.size, [0] * board.size, [0] * board.size),
+    )
+    plan.begin(seq, [], []).publish()
+
+
+def end_unseen(board: Board, digest: int, seq: int) -> None:
+    """Publish one that ends without a look at others."""
+    plan = engine().Plan(
+        *(board.slots, Owner(board), CALL, None, digest, bytes(range(32)), engine().KINDS["share"]),
+        *([False] * board.size, [True] * board.size, [0] * board.size, [0] * board.size),
+    )
+    exchange = plan.begin(seq, [], [])
+    exchange.publish()
+    exchange.note_over()
+
+
+class Owner:
+    """In the place of the group."""
+
+    def __init__(self, board: Board) -> None:
+        self.board, self.hub = board, board.hub
+
+    def reuse(self, seq: int) -> None:
+        self.board.slots.forget_unseen(seq)
+
+    def look_back(self, numbers: list[int]) -> None:
+        self.board.look_back(numbers)
 
 
 async def test_a_region_is_found_once_its_owner_has_made_the_group(hubs: Any) -> None:
     first, second = hubs(2)
     mine = Board(first, CONTEXT, [0, 1], 0)
     peer = mine.peers[0]
-    assert not mine.found(peer)
+    assert not mine.found(peer) and not mine.complete()
     theirs = Board(second, CONTEXT, [0, 1], 1)
-    assert mine.found(peer)
-    assert peer.base == theirs.base
-    word = theirs.base + theirs.head(5) + CODE
-    assert peer.words[word] == 0
-    theirs.words[word] = code(theirs, 77, 5)
-    assert peer.words[word] == code(mine, 77, 5)
+    assert mine.found(peer) and mine.complete()
+    assert mine.slots.word(1, 5, CODE) == 0
+    publish(theirs, 77, 5)
+    assert mine.slots.word(1, 5, CODE) == theirs.slots.word(1, 5, CODE) == code(77, 5)
     with pytest.raises(TypeError):
-        peer.words[word] = 1  # only its owner writes it
+        peer.memory.words[theirs.at // 8] = 1  # only its owner writes it
 
 
 async def test_a_slot_is_free_when_all_have_finished_what_it_held(hubs: Any) -> None:
@@ -57,7 +89,7 @@ async def test_a_slot_is_free_when_all_have_finished_what_it_held(hubs: Any) -> 
         for board in group:
             assert not mine.free(seq + SLOTS)
             assert not mine.all_finished(seq)
-            board.finished(seq)
+            board.slots.finished(seq)
         assert mine.free(seq + SLOTS)
         assert not mine.free(seq + 2 * SLOTS)
     assert not mine.free(1 + SLOTS)
@@ -66,29 +98,26 @@ async def test_a_slot_is_free_when_all_have_finished_what_it_held(hubs: Any) -> 
 async def test_what_ended_unseen_is_compared_when_peers_have_published(hubs: Any) -> None:
     local = hubs(3)
     mine = Board(local[0], CONTEXT, range(3), 0)
-    mine.unseen[5] = (5, code(mine, 77, 5))
+    end_unseen(mine, 77, 5)
     assert mine.look_back([5]) is None  # nobody has made the group yet
     first, second = (Board(local[rank], CONTEXT, range(3), rank) for rank in (1, 2))
-    at = first.head(5) + CODE
-    first.words[first.base + at] = code(first, 77, 5)
+    publish(first, 77, 5)
     assert mine.look_back([5]) is None  # one has yet to publish
-    assert 5 in mine.unseen
-    second.words[second.base + at] = code(second, 78, 5)
-    found = mine.look_back([5])
-    assert found is not None
-    assert (found[0], found[1].member) == (5, 2)
-    second.words[second.base + at] = code(second, 77, 5)
+    assert mine.slots.unseen == [5]
+    publish(second, 78, 5)
+    assert mine.look_back([5]) == (5, 2)
+    publish(second, 77, 5)
     assert mine.look_back([5]) is None
-    assert not mine.unseen
+    assert mine.slots.unseen == []
 
 
 async def test_who_has_written_there_again_has_looked_itself(hubs: Any) -> None:
     mine, theirs = boards(hubs(2))
-    mine.unseen[5] = (5, code(mine, 77, 5))
-    theirs.finished(5)
-    theirs.words[theirs.base + theirs.head(5) + CODE] = code(theirs, 78, 5 + SLOTS)
+    end_unseen(mine, 77, 5)
+    theirs.slots.finished(5)
+    publish(theirs, 78, 5 + SLOTS)
     assert mine.look_back([5]) is None
-    assert not mine.unseen
+    assert mine.slots.unseen == []
 
 
 async def test_spans_come_back_when_nobody_reads_them(hubs: Any) -> None:
@@ -99,9 +128,9 @@ async def test_spans_come_back_when_nobody_reads_them(hubs: Any) -> None:
     assert first != second
     assert mine.span(100_000, 2) not in (first, second)
     for board in group:
-        board.finished(0)
+        board.slots.finished(0)
     assert mine.span(90_000, 3) == first  # of the same power of two
-    mine.finished(1)
+    mine.slots.finished(1)
     assert mine.span(90_000, 4) not in (first, second)  # a peer may still read the second
 
 
@@ -116,23 +145,21 @@ async def test_idle_spans_of_one_group_serve_another(hubs: Any) -> None:
     assert all(spans)
     assert more.span(4 << 20, 0) == 0  # a peer may still read those
     for board in group:
-        board.finished(1)
+        board.slots.finished(1)
     assert more.span(4 << 20, 0) == spans[1]
     assert mine.span(4 << 20, 3) == 0
     for board in group:
-        board.finished(0)
+        board.slots.finished(0)
     assert mine.span(4 << 20, 3) == spans[0]
 
 
 async def test_a_signature_has_the_number_of_its_operation(hubs: Any) -> None:
     group = boards(hubs(2))
     mine, theirs = group
-    peer = mine.peers[0]
-    mine.found(peer)
-    signature = bytes(range(16)) + (9).to_bytes(8, "little") + bytes(8)
-    theirs.sign(9, signature)
-    assert mine.signature_of(peer, 9) == signature
-    assert mine.signature_of(peer, 9 + SLOTS)[16:24] == (9 + SLOTS).to_bytes(8, "little")
+    assert mine.complete()
+    publish(theirs, 77, 9)
+    assert mine.signature_of(1, 9) == bytes(range(16)) + (9).to_bytes(8, "little") + bytes(range(24, 32))
+    assert mine.signature_of(1, 9 + SLOTS)[16:24] == (9 + SLOTS).to_bytes(8, "little")
 
 
 async def test_what_is_left_behind_is_kept_for_who_comes_late(hubs: Any) -> None:
@@ -140,7 +167,7 @@ async def test_what_is_left_behind_is_kept_for_who_comes_late(hubs: Any) -> None
     mine = Board(first, CONTEXT, [0, 1], 0)
     assert not mine.abandoned()  # the other one has yet to make the group, and then reads
     theirs = Board(second, CONTEXT, [0, 1], 1)
-    theirs.finished(0)
+    theirs.slots.finished(0)
     assert not mine.abandoned()  # it may look for what comes next
     second.leave(CONTEXT, lambda: True, theirs.release)
     assert mine.abandoned()  # who has left reads nothing
@@ -155,12 +182,12 @@ async def test_a_region_serves_no_other_group_while_a_member_stays(hubs: Any) ->
     mine, theirs = Board(first, CONTEXT, [0, 1], 0), Board(second, CONTEXT, [0, 1], 1)
     assert theirs.found(theirs.peers[0])
     for board in (mine, theirs):
-        board.finished(0)
-    at, word = mine.at, theirs.peers[0].base + theirs.head(1) + CODE
+        board.slots.finished(0)
+    at = mine.at
     first.leave(CONTEXT, mine.abandoned, mine.release)
     other = Board(first, CONTEXT + 1, [0, 2], 0)
-    other.words[other.base + other.head(1) + CODE] = code(other, 77, 1)
-    assert theirs.peers[0].words[word] == 0
+    publish(other, 77, 1)
+    assert theirs.slots.word(0, 1, CODE) == 0
     second.leave(CONTEXT, theirs.abandoned, theirs.release)
     assert Board(first, CONTEXT + 2, [0, 2], 0).at == at
     assert Board(third, CONTEXT + 1, [0, 2], 1).found(Board(third, CONTEXT + 2, [0, 2], 1).peers[0])
@@ -197,7 +224,7 @@ async def test_the_next_group_in_an_entry_is_not_taken_for_one_that_was_never_ma
     second._contexts[second._contexts == 0] = 1  # all others are in use
     other = Board(second, CONTEXT + 1, [0, 1], 1)
     assert second._entries[CONTEXT + 1] == peer.entry
-    assert other.base
+    assert other.at
     assert not mine.found(peer)
     assert mine.abandoned()
 
@@ -207,7 +234,8 @@ async def test_a_group_that_was_made_cannot_be_renounced_any_more(hubs: Any) -> 
     mine, theirs = Board(first, CONTEXT, [0, 1], 0), Board(second, CONTEXT, [0, 1], 1)
     second.will_not_join(CONTEXT)
     assert mine.found(mine.peers[0])
-    assert mine.peers[0].base == theirs.base
+    publish(theirs, 77, 0)
+    assert mine.slots.word(1, 0, CODE) == code(77, 0)
     assert not mine.abandoned()
 
 
@@ -222,14 +250,14 @@ async def test_memory_of_groups_that_are_gone_is_used_again(hubs: Any) -> None:
 async def test_who_has_begun_an_operation_is_seen_in_its_slot_whatever_its_loop_does(hubs: Any) -> None:
     mine, second, third = boards(hubs(3))
     assert mine.begun(5) == set()
-    second.words[second.base + second.head(5) + CODE] = code(second, 77, 5)
+    publish(second, 77, 5)
     assert mine.begun(5) == {1}
     assert third.begun(5) == {1}
-    second.finished(5)
-    third.finished(5)  # skipped, say
+    second.slots.finished(5)
+    third.slots.finished(5)  # skipped, say
     assert mine.begun(5) == {1, 2}
     assert mine.begun(5 + SLOTS) == set()
-    second.words[second.base + second.head(5) + CODE] = code(second, 78, 5 + SLOTS)
+    publish(second, 78, 5 + SLOTS)
     assert mine.begun(5) == {1, 2}
     assert mine.begun(5 + SLOTS) == {1}
 

@@ -10,51 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist._engine.exchange import Exchange
 from aiodist.backends.host.local import board
-from aiodist.backends.host.local.board import (
-    CODE,
-    FILL,
-    OUT,
-    RESULT,
-    SLOTS,
-    SOURCE,
-    TOOK,
-    TOOK_OUT,
-)
-from aiodist.backends.host.local.direct import Meet
-from aiodist.backends.host.local.exchange import Exchange, Steps
-from aiodist.backends.host.local.plan import Path, Plan, digest_of
+from aiodist.backends.host.local.board import FILL, OUT, RESULT, SLOTS, SOURCE, TOOK, TOOK_OUT
+from aiodist.backends.host.local.hub import ASLEEP_BULK, ASLEEP_LOOP
+from aiodist.backends.host.local.plan import Path, digest_of, plan_of
 from aiodist.base.environment.thresholds import Thresholds
-from aiodist.base.types import Kind
+from aiodist.base.types import Kind, ReduceOp
 from tests.backends.host.local.members import Member, call_of, run
 
 BYTE = np.zeros(1, np.uint8)
 
 
-class Pass(Exchange):
-    """Every rank hands its number on, some block at a time, and waits until all have seen it."""
-
-    __slots__ = ("said",)
-
-    def begin(self) -> None:
-        self.said: dict[int, int] = {}
-        rank = self.plan.board.rank
-        self.publish(100 + rank, 200 + rank, 1)
-
-    def steps(self) -> Steps:
-        peers = self.plan.board.peers
-        yield from self.arrivals(peers)
-        self.said = {peer.member: self.word(peer, SOURCE) + self.word(peer, RESULT) for peer in peers}
-        self.put(TOOK, 3)
-        yield from self.reached(peers, TOOK, 3)
-
-
 def meet(member: Member, seq: int = 0, detail: str = "") -> Exchange:
-    return member.begin(Meet, call_of(Kind.barrier, BYTE, seq, detail=detail), path=Path.meet)
+    return member.begin(call_of(Kind.barrier, BYTE, seq, detail=detail), path=Path.meet)
 
 
-def passing(member: Member, seq: int = 0) -> Exchange:
-    return member.begin(Pass, call_of(Kind.barrier, BYTE, seq), path=Path.bulk)
+def reducing(member: Member, seq: int = 0, path: Path = Path.inline) -> Exchange:
+    """An all_reduce in two phases, of an array that peers read where it lies."""
+    array = member.put(np.arange(100) + member.rank, "segment")
+    return member.begin(call_of(Kind.all_reduce, array, seq, ReduceOp.SUM), array, array, path)
 
 
 async def test_nobody_passes_before_the_last_has_come(hubs: Any, join: Any) -> None:
@@ -80,55 +55,41 @@ async def test_who_makes_the_group_later_is_waited_for(hubs: Any, join: Any) -> 
 async def test_publishing_wipes_what_the_slot_held_and_says_where_data_lies(hubs: Any, join: Any) -> None:
     group = join(hubs(2))
     for seq in (5, 5 + SLOTS):
-        running = [(member, passing(member, seq)) for member in group]
+        running = [(member, reducing(member, seq)) for member in group]
         for member, exchange in running:
-            words = [member.board.words[exchange.base + word] for word in range(RESULT + 1)]
-            found = dict(zip((CODE, FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT), words, strict=True))
-            assert found == {
-                CODE: exchange.plan.digest | seq + 1,
-                FILL: 1,
-                TOOK: 0,
-                OUT: 0,
-                TOOK_OUT: 0,
-                SOURCE: 100 + member.rank,
-                RESULT: 200 + member.rank,
-            }
-            peer = group[1 - member.rank].board.peers[0]
-            assert group[1 - member.rank].board.found(peer)
-            signed = group[1 - member.rank].board.signature_of(peer, seq)
             assert exchange.operation is not None
-            assert signed == exchange.operation.call.signature
+            array = exchange.operation.source
+            at = array.__array_interface__["data"][0] - member.hub.bytes.__array_interface__["data"][0]
+            words = {word: member.word(seq, word) for word in (FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT)}
+            place = at << 1 | 1  # any byte, and that all of it lies there
+            assert words == {FILL: 1, TOOK: 0, OUT: 0, TOOK_OUT: 0, SOURCE: place, RESULT: place}
+            assert member.word(seq) == exchange.code == exchange.plan.digest << 16 | seq + 1
+            assert exchange.moves == 1
+            peer = group[1 - member.rank]
+            assert peer.board.complete()
+            assert peer.board.signature_of(member.rank, seq) == exchange.operation.call.signature
         assert run(running) == []
-        for member, exchange in running:
-            assert isinstance(exchange, Pass)
-            assert exchange.said == {1 - member.rank: 300 + 2 * (1 - member.rank)}
-            assert exchange.moves == 2
 
 
-async def test_waits_for_a_word_of_every_peer(hubs: Any, join: Any) -> None:
-    group = join(hubs(3))
-    running = [(member, passing(member)) for member in group]
-    for member, exchange in running[:2]:
-        assert not member.step(exchange)
-        assert not member.step(exchange)
-    late = running[2][1]
-    late.put(TOOK, 2)
-    assert not group[0].step(running[0][1])
-    late.put(TOOK, 3)
-    assert group[0].step(running[0][1])
-
-
-async def test_words_ring_whoever_waits_for_them(hubs: Any, join: Any) -> None:
+@pytest.mark.parametrize("path", [Path.inline, Path.bulk])
+async def test_words_ring_whoever_waits_for_them(hubs: Any, join: Any, path: Path) -> None:
+    """Loops wait for what loops carry out, threads for what threads do; publishing rings both."""
     first, second = join(hubs(2))
-    exchange = passing(first)
-    rung: list[int] = []
-    exchange.ring = lambda: rung.append(first.board.words[exchange.base + FILL])
-    exchange.put(FILL, 9)
-    assert rung == [9]  # after the word was written
-    assert exchange.moves == 2
-    passing(second)
-    exchange.put(FILL, 10)
-    assert rung == [9, 10]
+    bell = second.hub.segment
+
+    def sleeps(number: int) -> None:
+        second.hub.words[ASLEEP_LOOP] = second.hub.words[ASLEEP_BULK] = number
+
+    sleeps(1)
+    mine = reducing(first, 0, path)
+    assert bell.hear() == (True, path is Path.bulk)
+    theirs = reducing(second, 0, path)
+    sleeps(2)
+    assert not first.step(mine)  # it has reduced its part, and says so
+    assert bell.hear() == (path is Path.inline, path is Path.bulk)
+    sleeps(0)
+    assert run([(first, mine), (second, theirs)]) == []
+    assert bell.hear() == (False, False)  # nobody rings a process that is awake
 
 
 @pytest.mark.parametrize("detail", ["something else", ""])
@@ -175,10 +136,10 @@ async def test_member_that_leaves_has_met_who_comes_later(hubs: Any, join: Any) 
     first.hub.take(64)  # clears away what nobody reads
     assert run([(second, theirs)]) == []
     first.hub.take(64)
-    assert first.board.bytes.size  # the other one may look for more, until it leaves
+    assert not first.board.slots.closed  # the other one may look for more, until it leaves
     second.leave()
     first.hub.take(64)
-    assert not first.board.bytes.size
+    assert first.board.slots.closed
 
 
 async def test_member_that_left_before_is_waited_for_in_vain(hubs: Any, join: Any) -> None:
@@ -198,21 +159,23 @@ async def test_the_word_that_publishes_is_never_zero_and_holds_both(
     (hub,) = hubs(1)
     member = Member(hub, 7, 1, 0)
 
-    def code(plan: Plan, seq: int) -> int:
-        exchange = Meet(plan, seq)
-        exchange.reset(seq, [], [])
-        return exchange.code
-
     @given(st.integers(0, 1 << 30), st.integers(0, 1 << 40))
     def check(count: int, seq: int) -> None:
         like = SimpleNamespace(dtype=BYTE.dtype, shape=(count,))
-        plan = Plan(member.board, call_of(Kind.barrier, like), Path.meet, Thresholds(), member)
-        word = code(plan, seq)
+        plan = plan_of(member.board, call_of(Kind.barrier, like), Path.meet, Thresholds(), member)
+
+        def code(seq: int) -> int:
+            exchange = plan.begin(seq, [], [])
+            word = exchange.code
+            exchange.drop()
+            return word
+
+        word = code(seq)
         assert 0 < word < 1 << 64
         assert word >> 16 == digest_of(plan.call)
         assert word & 0xFFFF == (seq + 1) % (1 << bits)
         for later in range(1, SLOTS + 1):  # what a slot held before is no later operation
-            assert word != code(plan, seq + later)
+            assert word != code(seq + later)
 
     check()
     member.close()

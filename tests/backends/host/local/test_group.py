@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist._engine.exchange import Exchange, Plan
+from aiodist._engine.starter import Starter
 from aiodist.backends.base import Operation
 from aiodist.backends.host.local import group
-from aiodist.backends.host.local.board import CODE, SLOTS, SOURCE, place_word
-from aiodist.backends.host.local.exchange import Exchange
-from aiodist.backends.host.local.fast import Fast
+from aiodist.backends.host.local.board import CODE, SLOTS, SOURCE
 from aiodist.backends.host.local.group import LocalGroup
-from aiodist.backends.host.local.plan import Plan
 from aiodist.backends.release import BuffersInUse
 from aiodist.backends.schedules.select import UNKNOWN
 from aiodist.backends.work import GroupState
@@ -95,23 +94,13 @@ class Member:
 
     def word(self, seq: int) -> int:
         """What it says in a number's slot."""
-        board = self.group.board
-        return board.words[board.base + board.head(seq) + CODE]
+        return self.group.board.slots.word(self.group.board.rank, seq, CODE)
 
     def retire(self) -> None:
         """The group is gone, and nothing of it holds memory of the segments."""
-        exchanges = [exchange for exchange, _ in self.thread.given]
-        exchanges += [*self.group._running.values(), *self.group._waiting.values()]
-        peers = self.group.board.peers
         self.group.retire()
-        for peer in peers:
-            peer.words = memoryview(b"")
-        for exchange in exchanges:
-            if exchange.generator is not None:
-                exchange.generator.close()
-                exchange.generator = None  # Python 3.13.0 keeps the frame's memory until then
-            exchange.plan.close()
-            exchange.made, exchange.send, exchange.recv = None, [], []
+        for exchange, _ in self.thread.given:
+            exchange.drop()
         for operation in self.begun:
             operation.source = operation.target = None
             operation.work._driver = None  # as in a Work that has ended
@@ -137,14 +126,16 @@ class Member:
         self.release.when_free(lambda: self.calls.append("released"))
 
 
-def fast_path_of(member: Member) -> Fast:
+def fast_path_of(member: Member, numbers: Numbers | None = None) -> Starter:
     """Its fast path."""
     issuer = GroupState(asyncio.get_running_loop(), a_track())
 
     def note(work: Any) -> Operation:
         return Operation(work.call, work, work._result, work._result, None, print)
 
-    return member.group.fast_path(issuer, Numbers(), note)
+    path = member.group.fast_path(issuer, numbers or Numbers(), note)
+    assert path is not None
+    return path
 
 
 def put(hub: Any, count: int) -> Any:
@@ -193,7 +184,8 @@ async def test_nothing_is_published_after_what_broke_the_group(hubs: Any) -> Non
     await turns(first)
     assert first.calls == ["finished 0", "finished 1", "failed no room"]
     assert [first.word(seq) for seq in range(2)] == [0, before[1]]
-    assert first.group.board.words[first.group.board.base] == 1  # not finished: it failed
+    assert not first.group.board.all_finished(SLOTS)
+    assert first.group.board.hub.words[first.group.board.at // 8] == 1  # not finished: it failed
     for member in (first, second):
         member.retire()
 
@@ -262,7 +254,8 @@ async def test_data_that_lies_nowhere_is_the_fault_of_who_says_so(hubs: Any, sho
         assert path.start(Kind.all_reduce, np.arange(count), None, True, ReduceOp.SUM)
     second.reduce(0, count)
     board = second.group.board
-    board.words[board.base + board.head(0) + SOURCE] = place_word(len(local[1].view) - 8, exposed=False)
+    at = len(local[1].view) - 8
+    local[1].words[board.at // 8 + SLOTS + SOURCE] = at << 1
     await turns(first)
     (said,) = first.calls
     assert said.startswith("failed rank 1 says that its data lies where it has no memory to share")
@@ -364,10 +357,11 @@ async def test_operation_that_can_never_have_room_breaks_the_group_and_says_what
 async def test_the_fast_path_leaves_to_the_general_one_what_can_never_have_room(hubs: Any) -> None:
     limits = Thresholds(direct=0, inline=1 << 30)
     first, second = (Member(hub, rank, limits) for rank, hub in enumerate(hubs(2, nbytes=1 << 20)))
-    path = fast_path_of(first)
+    numbers = Numbers()
+    path = fast_path_of(first, numbers)
     assert path.start(Kind.all_reduce, np.arange(1000), None, True, ReduceOp.SUM) is not None
     assert path.start(Kind.all_reduce, np.arange(COUNT), None, True, ReduceOp.SUM) is None
-    assert path._numbers.issued == 1  # it has not raised, and has taken no number
+    assert numbers.issued == 1  # it has not raised, and has taken no number
     for member in (first, second):
         member.retire()
 
@@ -381,11 +375,11 @@ async def test_slots_that_are_passed_over_are_compared_before(hubs: Any, roots: 
         member.broadcast(3, np.arange(4), root)
     await turns(first, second)
     assert first.calls == second.calls == ["finished 3"]
-    assert set(first.group.board.unseen) == {3}
+    assert first.group.board.slots.unseen == [3]
     for member in (first, second):
         member.group.skip(3 + SLOTS)
     await turns(first, second)
-    assert not first.group.board.unseen and not second.group.board.unseen
+    assert not first.group.board.slots.unseen and not second.group.board.slots.unseen
     assert set(told) == ({3} if roots == (0, 1) else set())
     for member in (first, second):
         member.retire()

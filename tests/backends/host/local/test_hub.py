@@ -91,7 +91,7 @@ async def test_who_is_woken_and_writes_rings_the_others_with_a_fence(hubs: Any) 
 
     class Writer:
         def progress(self) -> bool:
-            mine.wrote = True  # as `Board.ring_loops` does, which may have missed one that falls asleep
+            mine.wake(1)  # as rings do, which may miss one that falls asleep
             return False
 
         def failed(self, error: Exception) -> None:
@@ -132,33 +132,51 @@ async def test_a_group_that_raises_costs_the_others_no_look(hubs: Any) -> None:
     assert not hub.waiting
 
 
+def heard(hub: Any) -> tuple[bool, bool]:
+    """Whether its loop, and its thread, were rung since it was asked last."""
+    return hub.segment.hear()  # type: ignore[no-any-return]
+
+
 async def test_nobody_is_rung_who_is_awake(hubs: Any) -> None:
     mine, theirs = hubs(2)
-    rung = []
-    for memory in mine.memories.values():
-        memory.peer_segment.ring_loop = lambda: rung.append(1)
+    asyncio.get_running_loop().remove_reader(theirs.segment.bell)
     mine.ring(mine.memories.values())
-    assert rung == []
+    assert heard(theirs) == (False, False)
     theirs.words[ASLEEP_LOOP] = 1
     mine.ring(mine.memories.values())
-    assert rung == [1]
+    assert heard(theirs) == (True, False)
 
 
 async def test_a_sleeper_is_rung_once_for_each_sleep(hubs: Any) -> None:
     mine, theirs = hubs(2)
+    asyncio.get_running_loop().remove_reader(theirs.segment.bell)
     (memory,) = mine.memories.values()
-    rung: list[str] = []
-    memory.peer_segment.ring_loop = lambda: rung.append("loop")
-    memory.peer_segment.ring_bulk = lambda: rung.append("thread")
     for sleep in (1, 2):
         theirs.words[ASLEEP_LOOP] = theirs.words[ASLEEP_BULK] = sleep
+        mine.ring([memory])
+        assert heard(theirs) == (True, False)
+        memory.shared.wake_bulk()
+        assert heard(theirs) == (False, True)
         for _ in range(3):
             mine.ring([memory])
             mine.wake(1)
-            memory.wake_bulk()
-        assert rung == ["loop", "thread"] * sleep
+            memory.shared.wake_bulk()
+        assert heard(theirs) == (False, False)
         theirs.words[ASLEEP_LOOP] = theirs.words[ASLEEP_BULK] = 0
         mine.ring([memory])
+        assert heard(theirs) == (False, False)
+
+
+async def test_memory_that_was_let_go_of_is_not_touched(hubs: Any) -> None:
+    mine, theirs = hubs(2)
+    theirs.words[ASLEEP_LOOP] = theirs.words[ASLEEP_BULK] = 5
+    (memory,) = mine.memories.values()
+    asyncio.get_running_loop().remove_reader(theirs.segment.bell)
+    memory.shared.release()
+    memory.shared.release()
+    memory.shared.wake_loop()
+    memory.shared.wake_bulk()
+    assert heard(theirs) == (False, False)
 
 
 async def test_every_sleep_has_a_number_of_its_own(hubs: Any) -> None:
@@ -178,50 +196,50 @@ async def test_every_sleep_has_a_number_of_its_own(hubs: Any) -> None:
 async def test_who_falls_asleep_while_a_word_is_written_is_rung_before_the_loop_sleeps(hubs: Any) -> None:
     """A word that is written while the loop goes on is told without a fence: that look may come too early."""
     mine, theirs = hubs(2)
-    rung: list[int] = []
+    asyncio.get_running_loop().remove_reader(theirs.segment.bell)
     asked: list[int] = []
 
     def ready() -> bool:
+        heard(theirs)
         asked.append(1)
         theirs.words[ASLEEP_LOOP] = len(asked)  # again and again
         return False
 
-    for memory in mine.memories.values():
-        memory.peer_segment.ring_loop = lambda: rung.append(len(asked))
     mine.watch(Waiter(ready))
     while not mine.words[ASLEEP_LOOP]:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert rung[-1] == len(asked)
+    assert asked
+    assert heard(theirs) == (True, False)  # after the last look
 
 
 @pytest.mark.parametrize("how", ["rung", "its turn ends"])
 async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(hubs: Any, how: str) -> None:
     mine, theirs = hubs(2)
+    asyncio.get_running_loop().remove_reader(theirs.segment.bell)
     asked: list[int] = []
-    rung: list[int] = []
     armed = False
 
     def ready() -> bool:
         if armed:
+            heard(theirs)
+            if not asked:
+                mine.wake(1)  # which looks without a fence
             asked.append(1)
-            mine.wrote = True
             theirs.words[ASLEEP_LOOP] = len(asked)  # just after the word was written here
         return False
 
     mine.watch(Waiter(ready))
-    while not mine.words[ASLEEP_LOOP] or mine.end_of_turn_due:  # noqa: ASYNC110
+    while not mine.words[ASLEEP_LOOP] or mine.turns.due:  # noqa: ASYNC110
         await asyncio.sleep(0)
     theirs.words[ASLEEP_LOOP] = 0
-    for memory in mine.memories.values():
-        memory.peer_segment.ring_loop = lambda: rung.append(len(asked))
     armed = True
     if how == "rung":
         os.eventfd_write(mine.segment.bell, 1)
     else:
         mine.end_of_turn_soon()
-    while not asked or mine.end_of_turn_due:  # noqa: ASYNC110
+    while not asked or mine.turns.due:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert rung and rung[-1] == len(asked)
+    assert heard(theirs) == (True, False)  # after the last look
     assert mine.words[ASLEEP_LOOP]
 
 
@@ -237,14 +255,12 @@ async def test_polling_has_one_budget_a_turn(hubs: Any) -> None:
     assert mine.start_polling() > time.monotonic()
 
 
-async def test_arrays_in_the_home_are_known_by_their_address(hubs: Any) -> None:
+async def test_arrays_in_the_home_are_seen_by_peers(hubs: Any) -> None:
     mine, theirs = hubs(2)
     array = mine.empty((100, 3), np.dtype(np.float32))
     array[...] = np.arange(300).reshape(100, 3)
-    at = mine.offset_of(array)
-    assert at
-    assert mine.offset_of(array[1:]) == at + 12
-    assert mine.offset_of(np.empty(3)) == 0
+    at = array.__array_interface__["data"][0] - mine.address
+    assert 0 < at < len(mine.view)
     seen = theirs.memories[0].bytes[at : at + array.nbytes].view(np.float32)
     assert (seen == np.arange(300)).all()
     with pytest.raises(ValueError, match="read-only"):
@@ -347,13 +363,11 @@ async def test_groups_that_others_have_not_left_cost_little(hubs: Any) -> None:
 async def test_who_leaves_wakes_the_others(hubs: Any) -> None:
     """One of them may wait for room that it can free now."""
     first, second = hubs(2)
-    rung: list[str] = []
+    asyncio.get_running_loop().remove_reader(second.segment.bell)
     first.announce(7, first.take(64))
-    memory = first.memories[1]
-    memory.peer_segment.ring_loop = lambda: rung.append("loop")
     second.words[ASLEEP_LOOP] = 1
     first.leave(7, lambda: False, lambda: None)
-    assert rung == ["loop"]
+    assert heard(second) == (True, False)
 
 
 async def test_more_groups_than_the_directory_has_room_for(hubs: Any) -> None:

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from aiodist import _engine
 from aiodist.backends.base import Operation
 from aiodist.backends.buffers import buffers
-from aiodist.backends.host.local.kinds import exchange_for
+from aiodist.backends.host.local.hub import engine, supported
 from aiodist.backends.host.local.plan import (
     Path,
-    Plan,
     blocks,
     digest_of,
     fitting,
     most_staged,
     part_bounds,
     path_of,
+    plan_of,
 )
 from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.base.operations import ROLES
@@ -106,24 +106,13 @@ def test_blocks_are_whole_pages_and_staging_is_bounded(part: int, size: int, ali
     assert block <= mapped <= DEFAULTS.block * (2 if size == 2 else 8)
 
 
+@pytest.mark.skipif(not supported(), reason="without the engine no memory is shared")
 @pytest.mark.parametrize("size", [2, 3, 8, 32])
 @pytest.mark.parametrize("limits", [DEFAULTS, Thresholds(direct=64, inline=512, block=4096, staging=4096)])
 def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) -> None:
-    peers = [SimpleNamespace(member=member) for member in range(1, size)]
-    board: Any = SimpleNamespace(
-        size=size,
-        rank=0,
-        peers=peers,
-        base=0,
-        words=None,
-        ring_loops=None,
-        ring_all=None,
-        step=None,
-        hub=SimpleNamespace(leases=0),
-        low=0,
-        head=lambda seq: 0,
-        payload_at=lambda seq: 64,
-    )
+    memories = [engine().Memory(bytearray(8192), writable=True) for _ in range(size)]
+    slots = engine().Slots(memories, 0, 0xFFFF, engine().Turns())
+    board: Any = SimpleNamespace(size=size, rank=0, slots=slots)
     said, found = most_staged(size, limits), 0
     for nbytes in (1, 64, 512, limits.direct, limits.inline, limits.inline + 1, 16 * MIB):
         for kind in (kind for kind, roles in ROLES.items() if roles.gives(0, 0) and not roles.message):
@@ -134,15 +123,18 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
             if whole:
                 source = np.empty(-(-source.size // size) * size, np.uint8)
             target = np.empty(count * size if kind in (Kind.all_gather, Kind.gather) else count, np.uint8)
+            if kind in (Kind.all_to_all, Kind.reduce_scatter):
+                target = np.empty(source.size // (1 if kind is Kind.all_to_all else size), np.uint8)
             reduce = ReduceOp.SUM if "reduce" in kind.name else None
-            call = Call(kind, 0, source.dtype, (count,), reduce, 0)
-            path = path_of(call, size, count * size if of_each else count, limits)
+            shape = (source.size,) if whole and kind is not Kind.scatter else (count,)
+            call = Call(kind, 0, source.dtype, shape, reduce, 0)
+            path = path_of(call, size, count * size if of_each else call.nbytes, limits)
             work: Any = None
             operation = Operation(call, work, source, target, None, print)
             made = buffers(operation, 0, size, joined=False)
-            plan = Plan(board, call, path, limits, board)
-            begun = exchange_for(kind, path)(plan, 0)
-            begun.reset(0, made.send, made.recv)
+            meets = path is Path.meet
+            plan = plan_of(board, call, path, limits, board)
+            begun = plan.begin(0, [] if meets else made.send, [] if meets else made.recv, made)
             found = max(found, begun.needs)
             assert begun.needs <= said
     assert found > said // 8  # and not much less

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import SLOTS
 from aiodist.backends.host.local.plan import Path
-from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from tests.backends.host.local.members import PLACES, Member, call_of, run
 from tests.levels import COSTLY
@@ -54,7 +53,7 @@ def start(
     given = target if root in (NO_ROOT, member.rank) else None
     factor = FACTORS[member.rank] if op is ReduceOp.PREMUL_SUM else None
     call = call_of(kind, source, seq, op, root)
-    return member.begin(ReduceAll, call, source, given, path, factor=factor), source, given
+    return member.begin(call, source, given, path, factor=factor), source, given
 
 
 @pytest.mark.slow(COSTLY)

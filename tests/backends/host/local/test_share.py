@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.local import share
+from aiodist.backends.host.local import plan
 from aiodist.backends.host.local.board import SLOTS
-from aiodist.backends.host.local.direct import ReduceEach
 from aiodist.backends.host.local.plan import Path
-from aiodist.backends.host.local.share import Share
 from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from tests.backends.host.local.members import PLACES, Member, call_of, run
 
@@ -61,12 +59,13 @@ def start(
     source, target, expected = buffers(kind, member.rank, member.board.size, count, root, seq)
     source, target = (None if array is None else member.put(array, place) for array in (source, target))
     reduce = ReduceOp.SUM if kind is Kind.reduce_scatter else None
-    call = call_of(kind, np.zeros(count, np.int64), seq, reduce, root if kind in ROOTED else NO_ROOT)
-    return member.begin(Share, call, source, target, path), target, expected
+    whole = count * member.board.size if kind in (Kind.all_to_all, Kind.reduce_scatter) else count
+    call = call_of(kind, np.zeros(whole, np.int64), seq, reduce, root if kind in ROOTED else NO_ROOT)
+    return member.begin(call, source, target, path), target, expected
 
 
 async def test_every_rank_gets_what_is_its_own(hubs: Any, join: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(share, "INLINE_BLOCK", 4096)
+    monkeypatch.setattr(plan, "INLINE_BLOCK", 4096)
     local = hubs(3)
 
     @settings(max_examples=150)
@@ -106,7 +105,7 @@ async def test_parts_of_different_sizes(hubs: Any, join: Any, path: Path, sizes:
     for member, target in zip(group, targets, strict=True):
         source = dealt if member.rank == 1 else None
         call = call_of(Kind.scatter, np.zeros(0, np.int64), 0, root=1)
-        running.append((member, member.begin(Share, call, source, target, path, source_sizes=sizes)))
+        running.append((member, member.begin(call, source, target, path, source_sizes=sizes)))
     assert run(running) == []
     for target, (low, high) in zip(targets, bounds, strict=True):
         assert np.array_equal(target, dealt[low:high])
@@ -115,7 +114,7 @@ async def test_parts_of_different_sizes(hubs: Any, join: Any, path: Path, sizes:
     for member, target in zip(group, whole, strict=True):
         call = call_of(Kind.all_gather, np.zeros(0, np.int64), 1)
         source = values(member.rank, sizes[member.rank])
-        running.append((member, member.begin(Share, call, source, target, path, target_sizes=sizes)))
+        running.append((member, member.begin(call, source, target, path, target_sizes=sizes)))
     assert run(running) == []
     expected = np.concatenate([values(rank, size) for rank, size in enumerate(sizes)])
     assert all(np.array_equal(target, expected) for target in whole)
@@ -130,8 +129,8 @@ async def test_parts_that_lie_side_by_side_in_the_home_are_read_there(hubs: Any,
     running = [(member, begun[member.rank][0]) for member in group]
     targets = [[np.full(500, -1), np.full(500, -1)] for _ in group]
     for member, segment, target in zip(group, segments, targets, strict=True):
-        call = call_of(Kind.all_to_all, np.zeros(500, np.int64), 1)
-        running.append((member, member.begin(Share, call, [segment[:500], segment[600:]], target)))
+        call = call_of(Kind.all_to_all, np.zeros(1000, np.int64), 1)
+        running.append((member, member.begin(call, [segment[:500], segment[600:]], target)))
     assert not any(exchange.exposed for _, exchange in running[2:])
     assert run(running) == []
     for rank, target in enumerate(targets):
@@ -152,9 +151,9 @@ async def test_root_runs_ahead_and_leaves_and_all_is_there_for_who_comes_later(h
     assert run([(second, exchange) for exchange, _, _ in begun], seed=3) == []
     assert all(np.array_equal(target, expected) for _, target, expected in begun)
     second.leave()
-    assert first.board.bytes.size
+    assert not first.board.slots.closed
     first.hub.take(64)
-    assert not first.board.bytes.size
+    assert first.board.slots.closed
 
 
 async def test_slots_are_used_again(hubs: Any, join: Any) -> None:
@@ -203,7 +202,7 @@ async def test_factor_multiplies_what_is_given_and_not_the_source(hubs: Any, joi
         for member, source, target in zip(group, sources, targets, strict=True):
             call = call_of(Kind.reduce_scatter, source, seq, ReduceOp.PREMUL_SUM)
             factor = 2.0 + member.rank
-            running.append((member, member.begin(Share, call, source, target, path, factor=factor)))
+            running.append((member, member.begin(call, source, target, path, factor=factor)))
         assert run(running) == []
         total = np.arange(8.0) * 2 + (np.arange(8.0) + 10) * 3
         assert np.array_equal(np.concatenate(targets), total)
@@ -222,7 +221,7 @@ async def test_reduce_each_in_rank_order(hubs: Any, join: Any, op: ReduceOp, cou
     for member, tensor in zip(group, tensors, strict=True):
         call = call_of(Kind.all_reduce, tensor, 0, op)
         factor = factors[member.rank] if op is ReduceOp.PREMUL_SUM else None
-        running.append((member, member.begin(ReduceEach, call, tensor, tensor, Path.direct, factor=factor)))
+        running.append((member, member.begin(call, tensor, tensor, Path.direct, factor=factor)))
     assert run(running) == []
     if op is ReduceOp.PREMUL_SUM:
         sources = [source * factor for source, factor in zip(sources, factors, strict=True)]

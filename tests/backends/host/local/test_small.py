@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import SLOTS
-from aiodist.backends.host.local.plan import Path
-from aiodist.backends.host.local.small import Small
+from aiodist.backends.host.local.plan import Path, plan_of
 from aiodist.base.operations import ROLES, Parts
 from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
-from tests.backends.host.local.members import PLACES, Member, run
+from tests.backends.host.local.members import PLACES, SMALL, Member, run
 from tests.levels import COSTLY
 
 KINDS = [kind for kind, roles in ROLES.items() if roles.source is not Parts.NONE and not roles.message]
@@ -73,7 +72,7 @@ class Case:
         if self.uneven:
             more["source_sizes" if roles.source is Parts.EACH else "target_sizes"] = self.sizes
         passed = target if roles.one_tensor and source is None else source
-        exchange = member.begin(Small, self.call, passed, target, Path.slot, **more)
+        exchange = member.begin(self.call, passed, target, Path.slot, **more)
         return exchange, target, expected
 
 
@@ -110,24 +109,15 @@ async def test_every_rank_gets_what_is_its_own(hubs: Any, join: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_exchange_is_used_again_with_other_arrays(hubs: Any, join: Any, kind: Kind) -> None:
+async def test_slots_are_used_again_with_other_arrays(hubs: Any, join: Any, kind: Kind) -> None:
     group = join(hubs(SIZE))
-    kept: dict[int, Any] = {}
     for seq in (0, SLOTS, 2 * SLOTS):
         case = Case(kind, [5] * SIZE, 1, seq, False)
-        running, targets = [], []
-        for member in group:
-            exchange, target, expected = case.begin(member, "own")
-            if member.rank in kept:  # the same again, by the one that was kept for the slot
-                old = kept[member.rank]
-                old.reset(seq, exchange.send, exchange.recv)
-                old.begin()
-                exchange = old
-            kept[member.rank] = exchange
-            running.append((member, exchange))
-            targets.append((target, expected))
-        assert run(running) == []
-        assert all(expected is None or np.array_equal(target, expected) for target, expected in targets)
+        begun = [(member, *case.begin(member, "own")) for member in group]
+        assert run([(member, exchange) for member, exchange, _, _ in begun]) == []
+        assert all(expected is None or np.array_equal(target, expected) for _, _, target, expected in begun)
+        for _, exchange, _, _ in begun:
+            exchange.drop()  # which is used again
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -136,14 +126,36 @@ async def test_parts_may_lie_in_one_array(hubs: Any, join: Any, kind: Kind) -> N
     case = Case(kind, [4] * SIZE, 2, 0, False)
     running, targets = [], []
     for member in group:
-        exchange, target, expected = case.begin(member, "own")
-        source = case.given(member.rank)
-        exchange.reset(0, [] if source is None else [source], [] if target is None else [target])
-        exchange.begin()
+        source, expected = case.given(member.rank), case.got(member.rank)
+        target = None if expected is None else np.full(expected.size, -1)
+        plan = plan_of(member.board, case.call, Path.slot, SMALL, member)
+        exchange = plan.begin(0, [] if source is None else [source], [] if target is None else [target])
+        exchange.publish()
         running.append((member, exchange))
         targets.append((target, expected))
     assert run(running) == []
     assert all(expected is None or np.array_equal(target, expected) for target, expected in targets)
+    for _, exchange in running:
+        exchange.drop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_arrays_that_do_not_fit_are_refused(hubs: Any, join: Any, kind: Kind) -> None:
+    """What C reads later has to be there."""
+    (member, *_) = join(hubs(SIZE))
+    case = Case(kind, [4] * SIZE, 0, 0, False)
+    plan = plan_of(member.board, case.call, Path.slot, SMALL, member)
+    source, expected = case.given(0), case.got(0)
+    for side, array in (("send", source), ("recv", expected)):
+        if array is None:
+            continue
+        for wrong in (array[:-1], array.astype(np.int32), np.repeat(array, 2)[::2]):
+            with pytest.raises(ValueError, match=r"in the place of|no contiguous array"):
+                plan.begin(0, *(([wrong], []) if side == "send" else ([], [wrong])))
+        if ROLES[kind].source is Parts.EACH and side == "send":
+            with pytest.raises(ValueError, match="parts for 3 members"):
+                plan.begin(0, [array[:4], array[4:8]], [])
+    assert member.word(0) == 0
 
 
 async def test_who_only_gives_waits_for_nobody(hubs: Any, join: Any) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aiodist._engine.exchange import Exchange, before_reads
 from aiodist.backends.base import Array
-from aiodist.backends.host.local.board import CODE, OUT, SLOTS
-from aiodist.backends.host.local.direct import ReduceEach
-from aiodist.backends.host.local.exchange import Exchange
-from aiodist.backends.host.local.plan import Path, Plan
-from aiodist.backends.host.local.reduce_all import ReduceAll
-from aiodist.backends.host.local.share import Share
+from aiodist.backends.host.local.board import OUT, SLOTS
+from aiodist.backends.host.local.hub import ASLEEP_LOOP
+from aiodist.backends.host.local.plan import Path
 from aiodist.base.types import NO_ROOT, Kind, ReduceOp
 from tests.backends.host.local.members import Member, call_of, run
 
@@ -23,16 +21,9 @@ COUNT = 9000
 
 PLACES = [("segment", "own"), ("odd", "own"), ("segment", "segment")]
 """Of rank 0's arrays, which are exposed, and of the others'."""
-CASES: list[tuple[type[Exchange], Kind]] = [
-    (Share, Kind.broadcast),
-    (Share, Kind.all_gather),
-    (Share, Kind.gather),
-    (Share, Kind.scatter),
-    (Share, Kind.all_to_all),
-    (Share, Kind.reduce_scatter),
-    (ReduceAll, Kind.all_reduce),
-    (ReduceAll, Kind.reduce),
-    (ReduceEach, Kind.all_reduce),
+CASES = [
+    *(Kind.broadcast, Kind.all_gather, Kind.gather, Kind.scatter, Kind.all_to_all, Kind.reduce_scatter),
+    *(Kind.all_reduce, Kind.reduce),
 ]
 ROOTED = (Kind.broadcast, Kind.scatter, Kind.gather, Kind.reduce)
 WHOLE = (Kind.scatter, Kind.all_to_all, Kind.reduce_scatter)  # each member's source has a part for each
@@ -46,9 +37,7 @@ def values(rank: int, count: int) -> Array:
 class Case:
     """One collective of three members; rank 0, whose operation will fail, is the root of what has one."""
 
-    def __init__(
-        self, group: list[Member], made: type[Exchange], kind: Kind, path: Path, places: tuple[str, str]
-    ) -> None:
+    def __init__(self, group: list[Member], kind: Kind, path: Path, places: tuple[str, str]) -> None:
         size = len(group)
         self.kind = kind
         self.root = (1 if kind in (Kind.gather, Kind.reduce) else 0) if kind in ROOTED else NO_ROOT
@@ -70,9 +59,9 @@ class Case:
             else:
                 parts = size if kind in (Kind.gather, Kind.all_gather, Kind.all_to_all) else 1
                 target = member.put(np.full(COUNT * parts, -1), place)
-            shape = np.zeros(whole if made is not Share else COUNT, np.int64)
+            shape = np.zeros(COUNT if kind is Kind.scatter else whole, np.int64)
             call = call_of(kind, shape, 0, reduce, self.root)
-            self.running.append((member, member.begin(made, call, source, target, path)))
+            self.running.append((member, member.begin(call, source, target, path)))
             self.arrays.append(source if source is not None else target)
             self.targets.append(target)
 
@@ -103,42 +92,36 @@ class Case:
         array[...] = -7
 
 
+@pytest.fixture
+def stop_readers() -> Iterator[Callable[[Callable[[], object] | None], None]]:
+    """Called with what happens before each read of a peer's memory."""
+    yield before_reads
+    before_reads(None)
+
+
 @pytest.mark.parametrize("places", PLACES, ids="-".join)
 @pytest.mark.parametrize("path", [Path.inline, Path.bulk])
-@pytest.mark.parametrize(
-    ("made", "kind"), CASES, ids=[f"{made.__name__}-{kind.name}" for made, kind in CASES]
-)
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.name)
 async def test_what_is_read_after_the_failure_is_no_result(
-    hubs: Any,
-    join: Any,
-    monkeypatch: Any,
-    made: type[Exchange],
-    kind: Kind,
-    path: Path,
-    places: tuple[str, str],
+    hubs: Any, join: Any, stop_readers: Any, kind: Kind, path: Path, places: tuple[str, str]
 ) -> None:
     """A reader stops between its look at the words and its copy, at each of its reads in turn."""
     local = hubs(3)
     stop: list[Callable[[], None]] = []
     reads = 0
 
-    def at(self: Plan, peer: Any, offset: int, count: int) -> Array:
+    def read() -> None:
         nonlocal reads
-        if self.board.rank == 0:
-            return read(self, peer, offset, count)
-        found = read(self, peer, offset, count)
         reads += 1
         if reads == number and stop:
             stop.pop()()
-        return found
 
-    read = Plan.theirs
-    monkeypatch.setattr(Plan, "theirs", at)
+    stop_readers(read)
     number, ended = 0, 0
     while True:
         number, reads = number + 1, 0
         group = join(local)
-        case = Case(group, made, kind, path, places)
+        case = Case(group, kind, path, places)
         stop[:] = [case.fail_first]
         left = run(case.running, seed=number)
         for member, exchange in case.running:
@@ -158,35 +141,29 @@ async def test_what_is_read_after_the_failure_is_no_result(
 
 
 @pytest.mark.parametrize("path", [Path.inline, Path.bulk])
-async def test_nothing_derived_is_handed_on(hubs: Any, join: Any, monkeypatch: Any, path: Path) -> None:
+async def test_nothing_derived_is_handed_on(hubs: Any, join: Any, stop_readers: Any, path: Path) -> None:
     """Rank 1 reduces its part from what rank 0 wrote too late: rank 2 is not told that it may have it."""
     group = join(hubs(3))
-    case = Case(group, ReduceAll, Kind.all_reduce, path, ("segment", "segment"))
-    reduce = ReduceAll._reduce
-
-    def late(self: ReduceAll, *block: int) -> np.ndarray[Any, Any]:
-        if self.plan.board.rank == 1 and not case.running[0][1].ended:
-            case.fail_first()
-        return reduce(self, *block)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ReduceAll, "_reduce", late)
-        left = run(case.running)
+    case = Case(group, Kind.all_reduce, path, ("segment", "segment"))
+    late: list[int] = []
+    stop_readers(lambda: late.append(1) or case.fail_first() if not late else None)
+    assert not case.running[1][0].step(case.running[1][1])
+    assert late
+    stop_readers(None)
+    left = run(case.running)
     assert left == case.running
-    told = [member.board.words[exchange.base + OUT] for member, exchange in case.running]
-    assert told[1] == 0
+    assert group[1].word(0, OUT) == 0
 
 
 async def test_slot_keeps_its_word_until_somebody_fails(hubs: Any, join: Any) -> None:
     group = join(hubs(3))
-    case = Case(group, Share, Kind.all_gather, Path.inline, ("segment", "segment"))
+    case = Case(group, Kind.all_gather, Path.inline, ("segment", "segment"))
     member, exchange = case.running[0]
-    slot = member.board.base + exchange.head + CODE
-    assert member.board.words[slot] == exchange.code
-    rung: list[int] = []
-    member.board.ring_all = lambda: rung.append(member.board.words[slot])  # type: ignore[method-assign]
+    assert member.word(0) == exchange.code
+    for other in group[1:]:
+        other.hub.words[ASLEEP_LOOP] = 7
     member.withdraw(exchange)
-    assert rung == [0]  # who sleeps is woken after the word is gone
-    assert [
-        member.board.words[member.board.base + member.board.head(seq) + CODE] for seq in range(SLOTS)
-    ] == [0] * SLOTS
+    assert [member.word(seq) for seq in range(SLOTS)] == [0] * SLOTS
+    for other in group[1:]:
+        assert other.hub.segment.hear() == (True, False)  # whoever sleeps is woken
+        other.hub.words[ASLEEP_LOOP] = 0

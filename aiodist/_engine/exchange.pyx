@@ -1,0 +1,538 @@
+# cython: auto_pickle=False, autotestdict=False, boundscheck=False, wraparound=False
+"""Running operations between ranks of one host: see `exchange.pyi`."""
+
+cimport cython
+cimport numpy as np
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from aiodist._engine.handle cimport Driver, Handle
+from aiodist._engine.slots cimport SLOTS, Slots, note_finished, own_slot, relax, slot_of
+from aiodist._engine.slots cimport PAYLOAD, all_made, look_back, slot_is_free
+
+np.import_array()
+
+cdef extern from "exchange.h" nogil:
+    combine_loop combine_loop_for(int type, int op)
+    finish_loop finish_loop_for(int type, int op)
+    size_t size_of(int type)
+    void (*before_read)() noexcept nogil
+    int exchange_advance(exchange* x)
+    void exchange_begin(exchange* x, const unsigned char* signature)
+    int exchange_differs(exchange* x)
+    bint has_ended(const exchange* x)
+    void end_exchange(exchange* x)
+
+cdef extern from "sched.h" nogil:
+    int sched_yield()
+
+cdef extern from "numpy/arrayobject.h":
+    int PyArray_IS_C_CONTIGUOUS(np.ndarray array)
+
+cdef extern from *:
+    """
+    #ifndef AIODIST_FINGERPRINT
+    #define AIODIST_FINGERPRINT ""
+    #endif
+    """
+    const char* AIODIST_FINGERPRINT
+
+cdef extern from *:
+    """
+    static inline int load_flag(const int *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
+    """
+    int load_flag(const int* flag) noexcept nogil
+
+FINGERPRINT = AIODIST_FINGERPRINT.decode()
+KINDS = {"meet": MEET, "each": EACH, "share": SHARE, "reduce": REDUCE}
+
+cdef list NOTHING = []
+
+cdef enum:
+    FIRST_LOOKS = 32  # of an await before it asks for the time: what peers do alike they do at the same time
+    RELEASED_FROM = 32 * 1024  # bytes: other threads may run Python code meanwhile
+    POOL = 256  # exchanges of a group that are kept for their next use
+
+
+cdef inline double now() noexcept nogil:
+    cdef timespec at
+    clock_gettime(CLOCK_MONOTONIC, &at)
+    return at.tv_sec + at.tv_nsec * 1e-9
+
+
+@cython.final
+cdef class Plan:
+    def __cinit__(self, Slots slots not None, owner, call, path, uint64_t digest, bytes signature not None, int kind,
+                  gives, gets, sizes, starts, *, bint in_thread=False, bint in_slot=False, bint alike=True,
+                  bint sorts=False, bint collects=True, int dtype=1, int op=0, size_t block=0, size_t larger=0,
+                  size_t depth=1, size_t lanes=1):
+        cdef int size = slots.c.size, index
+        cdef plan* c = &self.c
+        cdef size_t itemsize = size_of(dtype)
+        if not (len(gives) == len(gets) == len(sizes) == len(starts) == size and len(signature) == 32 and itemsize):
+            raise ValueError("a plan for another group")
+        self.slots, self.owner, self.call, self.path = slots, owner, call, path
+        self.digest, self.signature, self.in_thread = digest, signature, in_thread
+        c.all, c.kind, c.in_thread, c.in_slot = &slots.c, kind, in_thread, in_slot
+        c.alike, c.sorts, c.collects = alike, sorts, collects
+        c.itemsize = itemsize
+        c.alignment = 8 if itemsize == 16 else 4 if call.dtype.kind == "c" else itemsize
+        if op:
+            c.combine, c.finish = combine_loop_for(dtype, op), finish_loop_for(dtype, op)
+            if c.combine == NULL:
+                raise ValueError(f"operation {op} has no meaning for {call.dtype}")
+        c.gives = <unsigned char*>calloc(2 * size, 1)
+        c.sizes = <size_t*>calloc(2 * size, sizeof(size_t))
+        if c.gives == NULL or c.sizes == NULL:
+            raise MemoryError
+        c.gets, c.starts = c.gives + size, c.sizes + size
+        givers = 0
+        for index in range(size):
+            c.gives[index], c.gets[index] = bool(gives[index]), bool(gets[index])
+            c.sizes[index], c.starts[index] = sizes[index], starts[index]
+            c.longest = max(c.longest, c.sizes[index])
+            self.total += c.sizes[index]
+            givers += bool(gives[index]) and index != slots.c.rank
+        if kind == EACH:
+            c.longest = self.total = sizes[0]
+        self.is_long = in_thread or self.total * itemsize >= RELEASED_FROM
+        self.sees_all = kind != SHARE or givers == size - 1
+        c.block = max(block, <size_t>1)
+        c.count = (c.longest + c.block - 1) // c.block
+        c.larger = max(larger, <size_t>1)
+        c.fewer = (c.longest + c.larger - 1) // c.larger
+        c.depth = depth
+        c.lane = (c.block * itemsize + 63) // 64 * 64
+        c.lanes = lanes
+
+    def __dealloc__(self):
+        free(self.c.gives)
+        free(self.c.sizes)
+
+    cdef Exchange exchange(self, uint64_t seq):
+        cdef Exchange made
+        if self.slots.pool:
+            made = self.slots.pool.pop()
+        else:
+            made = Exchange.__new__(Exchange, self.slots)
+        made.plan = self
+        made.c.of = &self.c
+        made.c.seq = seq
+        made.c.code = self.digest << 16 | (seq + 1) & self.slots.c.low
+        made.c.own = own_slot(&self.slots.c, seq)
+        made.c.stage = ARRIVE
+        made.c.ended = False
+        made.seen = made.busy = made.idle = False
+        made.signature = self.signature
+        return made
+
+    def begin(self, uint64_t seq, list send not None, list recv not None, made=None, signature=None,
+              uint64_t digest=0):
+        cdef Exchange one
+        if not self.slots.is_open():
+            raise ValueError("the segment is gone")
+        one = self.exchange(seq)
+        one.send, one.recv, one.made = send, recv, made
+        if signature is not None:
+            one.signature = signature
+            one.c.code = digest << 16 | (seq + 1) & self.slots.c.low
+        one.lay_out()
+        return one
+
+
+@cython.final
+cdef class Exchange(Driver):
+    def __cinit__(self, Slots slots not None):
+        cdef int size = slots.c.size
+        self.slots = slots
+        self.parts = <char**>calloc(2 * size, sizeof(char*))
+        self.c.sources = <uint64_t*>calloc(2 * size, sizeof(uint64_t))
+        if self.parts == NULL or self.c.sources == NULL:
+            raise MemoryError
+        self.c.results = self.c.sources + size
+
+    def __dealloc__(self):
+        free(self.parts)
+        free(self.c.sources)
+
+    # ── what it is ──
+
+    @property
+    def seq(self):
+        return self.c.seq
+
+    @property
+    def code(self):
+        return self.c.code
+
+    @property
+    def moves(self):
+        return self.c.moves
+
+    @property
+    def exposed(self):
+        return self.c.exposed != 0
+
+    @property
+    def has_arrived(self):
+        return self.c.stage not in (ARRIVE, GONE)
+
+    @property
+    def ended(self):
+        return has_ended(&self.c)
+
+    def end(self):
+        end_exchange(&self.c)
+
+    # ── its arrays ──
+
+    cdef int point(self, list arrays, char** parts, bint each, const size_t* sizes, size_t one) except -1:
+        """Note where parts lie: one array for all, or of all, or one for each member. They are checked: what C
+        reads later has to be there."""
+        cdef const plan* of = self.c.of
+        cdef np.ndarray array
+        cdef Py_ssize_t index, count = len(arrays)
+        cdef size_t size
+        for index in range(count):
+            array = arrays[index]
+            if not PyArray_IS_C_CONTIGUOUS(array) or <size_t>np.PyArray_ITEMSIZE(array) != of.itemsize:
+                raise ValueError("no contiguous array of the plan's dtype")
+            size = one if not each else self.plan.total if count == 1 else sizes[index]
+            if <size_t>np.PyArray_SIZE(array) != size:
+                raise ValueError(f"an array of {np.PyArray_SIZE(array)} elements in the place of {size}")
+            parts[index] = <char*>np.PyArray_DATA(array)
+        if each and count == 1:
+            spread(of, parts, parts[0], True)
+        elif each and count != of.all.size:
+            raise ValueError(f"{count} parts for {of.all.size} members")
+        return 0
+
+    cdef int lay_out(self) except -1:
+        """Find where the data of this operation lies. No data is touched."""
+        cdef exchange* x = &self.c
+        cdef const plan* of = x.of
+        cdef int size = of.all.size
+        cdef bint whole = of.kind == EACH or of.kind == REDUCE
+        x.send = x.recv = NULL
+        if of.kind == MEET:
+            self.needs = 0
+            return 0
+        if self.send:
+            self.point(self.send, self.parts, not whole and not of.alike, of.sizes,
+                       self.plan.total if whole else of.sizes[of.all.rank])
+            x.send = self.parts
+        if self.recv:
+            self.point(self.recv, self.parts + size, of.sorts, of.sizes,
+                       self.plan.total if whole else of.longest if of.alike else of.sizes[of.all.rank])
+            x.recv = self.parts + size
+        x.fills = self.made is not None and bool(self.made.before or self.made.factor is not None)
+        self.place()
+        return 0
+
+    cdef int lay_plain(self, np.ndarray send, np.ndarray recv) noexcept:
+        """`lay_out` for arrays that fit: contiguous, with the parts of all members side by side."""
+        cdef exchange* x = &self.c
+        cdef const plan* of = x.of
+        cdef int size = of.all.size
+        x.send = x.recv = NULL
+        self.given, self.got = send, recv
+        if send is not None:
+            spread(of, self.parts, <char*>np.PyArray_DATA(send), of.kind == SHARE and not of.alike)
+            x.send = self.parts
+        if recv is not None:
+            spread(of, self.parts + size, <char*>np.PyArray_DATA(recv), of.sorts)
+            x.recv = self.parts + size
+        x.fills = False
+        self.place()
+        return 0
+
+    cdef void place(self) noexcept:
+        """Find where source and result lie in the segment, and how much staging is needed."""
+        cdef exchange* x = &self.c
+        cdef const plan* of = x.of
+        cdef int size = of.all.size
+        cdef size_t parts
+        x.source = x.result = 0
+        x.exposed = x.shown = False
+        self.needs = 0
+        if of.in_slot or of.kind == MEET:
+            return
+        if of.kind == EACH:
+            self.needs = of.longest * of.itemsize
+        elif of.kind == SHARE:
+            if x.send == NULL or not any_other(of.gets, size, of.all.rank):
+                return
+            x.source = self.side_by_side()
+            x.exposed = x.source != 0
+            self.needs = 0 if x.exposed else of.depth * of.lanes * of.lane
+        else:
+            x.source = self.offset_of(x.send[0], self.plan.total * of.itemsize)
+            if x.recv != NULL:
+                x.result = self.offset_of(x.recv[0], self.plan.total * of.itemsize)
+            x.exposed, x.shown = x.source != 0, x.result != 0
+            parts = (0 if x.exposed else <size_t>(size - 1)) + (0 if x.shown else 1)
+            self.needs = of.depth * parts * of.lane
+
+    cdef uint64_t offset_of(self, const char* at, size_t nbytes) noexcept:
+        """The offset of memory in this process's segment; 0 where it lies elsewhere."""
+        cdef const plan* of = self.c.of
+        cdef const char* first = <const char*>of.all.members[of.all.rank].segment.words
+        cdef size_t size = of.all.members[of.all.rank].segment.nbytes
+        return <uint64_t>(at - first) if at > first and at + nbytes <= first + size else 0
+
+    cdef uint64_t side_by_side(self) noexcept:
+        """The place of the source if peers can read it in the segment, its parts side by side; else 0."""
+        cdef const plan* of = self.c.of
+        cdef char** send = self.c.send
+        cdef int index
+        if of.alike:
+            return self.offset_of(send[0], of.sizes[of.all.rank] * of.itemsize)
+        for index in range(of.all.size):
+            if of.sizes[index] and send[index] != send[0] + of.starts[index] * of.itemsize:
+                return 0
+        return self.offset_of(send[0], self.plan.total * of.itemsize)
+
+    cpdef publish(self, uint64_t staging=0):
+        cdef exchange* x = &self.c
+        cdef const plan* of = x.of
+        if not self.slots.is_open() or (self.needs and not staging):
+            raise ValueError("the segment is gone, or there is no staging")
+        if of.kind == EACH and not of.in_slot:
+            x.source = staging
+        elif of.kind == SHARE and self.needs:
+            x.source = staging
+        elif of.kind == REDUCE:
+            if not x.exposed:
+                x.source = staging
+                staging += of.depth * (of.all.size - 1) * of.lane
+            if not x.shown:
+                x.result = staging
+        if self.made is not None and not of.in_thread:
+            self.made.fill()
+        if self.slots.c.unseen >> slot_of(x.seq) & 1:
+            self.plan.owner.reuse(x.seq)
+        exchange_begin(x, self.signature)
+
+    # ── going on ──
+
+    cdef int look(self):
+        """Go as far as peers let it; no Python code runs."""
+        if not self.slots.is_open():
+            return WAIT
+        if not self.slots.made:
+            self.slots.made = all_made(&self.slots.c) or self.plan.owner.board.complete()
+        if self.plan.is_long:
+            with nogil:
+                return exchange_advance(&self.c)
+        return exchange_advance(&self.c)
+
+    cpdef bint settle(self, int outcome) except? -1:
+        """Do what an outcome asks for → whether the operation is over."""
+        while outcome == FILL_NOW:
+            self.made.fill()
+            outcome = self.look()
+        if outcome == OVER:
+            if self.made is not None:
+                self.made.empty()
+            if self.start is not None:
+                self.start()  # which may break the group, and then this is withdrawn, too
+            return True
+        if outcome == DIFFERS:
+            self.plan.owner.disagrees(self.c.seq, self.c.trouble)
+        elif outcome == OUTSIDE:
+            raise self.plan.owner.board.outside(self.c.trouble)
+        return False
+
+    def advance(self):
+        return self.settle(self.look())
+
+    def compare(self):
+        if self.slots.is_open() and exchange_differs(&self.c):
+            self.plan.owner.disagrees(self.c.seq, self.c.trouble)
+
+    cpdef bint step(self):
+        if has_ended(&self.c):
+            return True
+        return False if self.busy else self.act(self.look())
+
+    cdef bint act(self, int what):
+        """Do what an outcome asks for, and end the operation if it is over → whether it is, or can never be."""
+        if what == WAIT and (self.operation is None or self.c.stage == ARRIVE):
+            return has_ended(&self.c)
+        self.busy = True
+        try:
+            over = self.settle(what)
+        except Exception as error:
+            self.plan.owner.failed(error)
+            return True
+        finally:
+            self.busy = False
+        if not over or has_ended(&self.c):  # that itself may have broken the group
+            if self.c.stage not in (ARRIVE, GONE) and self.operation is not None:
+                self.plan.owner.arrived(self)
+            return has_ended(&self.c)
+        if self.slots.c.unseen and self.plan.sees_all and self.plan.owner.disagreed_before(self):
+            return True
+        if self.operation is None:
+            self.finish_plain()
+        else:
+            self.plan.owner.over(self)
+        return True
+
+    cdef int finish_plain(self) except -1:
+        """End an operation that is not in flight."""
+        cdef Handle work = self.work
+        self.note_over()
+        self.slots.remove(self.c.seq)
+        self.drop()
+        work.finish(work._result)
+        return 0
+
+    cpdef note_over(self):
+        """Note that this rank reads nothing of the operation any more, and what it ended without a look at."""
+        cdef Slots slots = self.slots
+        cdef unsigned slot = slot_of(self.c.seq)
+        end_exchange(&self.c)
+        if not slots.is_open():
+            return
+        note_finished(&slots.c, self.c.seq)
+        if not slots.turns.due:
+            self.plan.owner.hub.end_of_turn_soon()  # it rings peers that wait for the slot
+        if not self.plan.sees_all:
+            if slots.c.unseen:
+                self.plan.owner.look_back(slots.unseen[:1])
+            slots.c.unseen |= <uint64_t>1 << slot
+            slots.c.unseen_seq[slot] = self.c.seq
+            slots.c.unseen_code[slot] = self.c.code
+
+    cpdef drop(self):
+        if self.idle:
+            return
+        self.idle = True
+        self.send = self.recv = NOTHING
+        self.c.send = self.c.recv = NULL
+        self.operation = self.work = self.made = self.start = self.given = self.got = None
+        if len(self.slots.pool) < POOL:
+            self.slots.pool.append(self)
+
+    def poll(self):
+        self.bring_on()
+
+    cdef int bring_on(self) except -1:
+        cdef int what, looks, index
+        cdef double ends
+        if self.step():
+            return 0
+        hub = self.plan.owner.hub
+        looks = hub.looks
+        if not looks or self.busy:
+            hub.end_of_turn_soon()  # which rings with a fence for what was written here
+            return 0
+        for index in range(FIRST_LOOKS if looks > 1 else 1):
+            relax()
+            what = self.look()
+            if what != WAIT:
+                if self.act(what):
+                    return 0
+                break
+        ends = hub.start_polling()
+        what = WAIT
+        if self.slots.made and not has_ended(&self.c):
+            with nogil:
+                while what == WAIT and now() < ends:
+                    sched_yield()  # the peer may wait for this very core
+                    for index in range(looks):
+                        what = exchange_advance(&self.c)
+                        if what != WAIT:
+                            break
+                        relax()
+        hub.turn.stop_polling()
+        if what != WAIT:
+            self.act(what)
+        return 0
+
+
+cdef inline bint any_other(const unsigned char* which, int size, int rank) noexcept:
+    cdef int index
+    for index in range(size):
+        if which[index] and index != rank:
+            return True
+    return False
+
+
+cdef inline void spread(const plan* of, char** parts, char* at, bint each) noexcept:
+    """Note the parts of an array: all of it, or one for each member."""
+    cdef int index
+    parts[0] = at
+    if each:
+        for index in range(of.all.size):
+            parts[index] = at + of.starts[index] * of.itemsize
+
+
+@cython.final
+cdef class Signal:
+    cdef int c
+
+    def set(self):
+        self.c = 1
+
+    def clear(self):
+        self.c = 0
+
+
+def drive(list active not None, double seconds, Signal stop not None):
+    cdef int count = <int>len(active), index, found = 0
+    cdef exchange** xs = <exchange**>malloc((count + 1) * (sizeof(exchange*) + sizeof(int)))
+    cdef int* outcomes = <int*>(xs + count + 1)
+    cdef uint64_t before, after
+    cdef double idle_since
+    cdef Exchange one
+    if xs == NULL:
+        raise MemoryError
+    try:
+        for index in range(count):
+            one = active[index]
+            if not one.slots.made:
+                one.slots.made = one.slots.complete or one.plan.owner.board.complete()
+            # The segment is there: its owner ends this thread before it lets go of it.
+            xs[index], outcomes[index] = &one.c, WAIT
+        with nogil:
+            idle_since = now()
+            while not found:
+                before = after = 0
+                for index in range(count):
+                    before += xs[index].moves
+                    if has_ended(xs[index]):
+                        found = 1
+                    else:
+                        outcomes[index] = exchange_advance(xs[index])
+                        found |= outcomes[index] != WAIT
+                    after += xs[index].moves
+                if found or load_flag(&stop.c):
+                    break
+                if after != before:
+                    idle_since = now()
+                elif now() - idle_since >= seconds:
+                    break
+                else:
+                    sched_yield()
+        return [outcomes[index] for index in range(count)]
+    finally:
+        free(xs)
+
+
+cdef object reader_hook = None
+
+cdef void call_hook() noexcept with gil:
+    if reader_hook is not None:
+        reader_hook()
+
+
+def before_reads(hook):
+    global reader_hook, before_read
+    reader_hook = hook
+    if hook is None:
+        before_read = NULL
+    else:
+        before_read = call_hook

@@ -1,0 +1,24 @@
+# The handle's fields, for the compiled callers.
+
+cdef class Driver:
+    cdef int bring_on(self) except -1
+
+cdef class Handle:
+    cdef public object _issuer, _call, _seq, _noted, _driver, _result, _error, _waiters, _callbacks, _completion
+    cdef public object _take_back, _limit, _steps, _convert
+    cdef public int _state
+    cdef public bint _held_back, _unheld, _awaited, _followed, _untold
+    cdef bint is_done_at_once(self) except -1
+    cdef int finish(self, object result) except -1
+
+cdef extern from "handle.h":
+    object bare_new(object kind)
+
+cdef inline Handle new_handle(object kind, object issuer, object call, bint held, object driver, object result,
+                              object seq, object noted):
+    """A handle of a class; its `__init__` is not called."""
+    cdef Handle made = bare_new(kind)
+    made._issuer, made._call, made._driver, made._result = issuer, call, driver, result
+    made._seq, made._noted = seq, noted
+    made._unheld, made._awaited = not held, held
+    return made

@@ -1,0 +1,144 @@
+# cython: auto_pickle=False, autotestdict=False
+"""What a Work does in the usual case: see `handle.pyi`."""
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident()
+    int PYGEN_RETURN
+    int PyIter_Send(object iterator, object value, PyObject** result) except -1
+
+cdef extern from *:
+    """
+    #ifndef AIODIST_FINGERPRINT
+    #define AIODIST_FINGERPRINT ""
+    #endif
+    """
+    const char* AIODIST_FINGERPRINT
+
+cdef extern from "handle.h":
+    ctypedef void* sender
+    void set_sender(object kind, sender send)
+
+FINGERPRINT = AIODIST_FINGERPRINT.decode()
+
+cdef enum:
+    PENDING = 0
+    DONE = 1
+
+cdef double PULSE = 0.001  # as `backends/work.py` has it
+
+
+cdef class Driver:
+    cdef int bring_on(self) except -1:
+        """Try to end the operation, for no longer than this turn of the loop may take."""
+        return 0
+
+
+cdef class Handle:
+    def __init__(self, issuer, call, bint held, driver=None, result=None, seq=None, noted=None):
+        self._issuer, self._call, self._driver, self._result = issuer, call, driver, result
+        self._seq, self._noted = seq, noted
+        self._unheld, self._awaited = not held, held
+
+    def __await__(self):
+        cdef Awaiting made = Awaiting.__new__(Awaiting)
+        made.work = self
+        return made
+
+    cdef bint is_done_at_once(self) except -1:
+        """Whether the await ends at once, and well; else nothing has happened, and `_await_on` does all of it."""
+        cdef timespec at
+        cdef bint held = self._awaited
+        if self._held_back:
+            return False
+        self._awaited = True
+        if self._state == PENDING and isinstance(self._driver, Driver):
+            if PyThread_get_thread_ident() == self._issuer.thread and self._issuer.running():
+                (<Driver>self._driver).bring_on()
+        if self._state == DONE:
+            since = self._issuer.turn.since
+            if since is not None:
+                clock_gettime(CLOCK_MONOTONIC, &at)
+                if at.tv_sec + at.tv_nsec * 1e-9 - <double>since <= PULSE:
+                    self._take_back = None
+                    self._unheld = self._unheld and not held
+                    return True
+        self._awaited = held
+        return False
+
+    def _finish(self, result):
+        self.finish(result)
+
+    cdef int finish(self, object result) except -1:
+        if self._state == PENDING:
+            self._result = result if self._convert is None else self._convert(result)
+            self._state = DONE
+            self._driver = None  # users keep handles: they must not keep the group's memory
+            if self._waiters is not None or self._callbacks is not None:
+                self._wake()
+        return 0
+
+    def __del__(self):
+        if not (self._awaited or self._followed) or self._untold:
+            self._is_dropped()
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Awaiting:
+    """The iterator of one await."""
+
+    cdef Handle work
+    cdef object rest  # what goes on where the result is not there at once
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.send(None)
+
+    def send(self, value):
+        cdef PyObject* found = NULL
+        cdef bint over = send_to(<PyObject*>self, <PyObject*>value, &found) == PYGEN_RETURN
+        result = <object>found
+        Py_DECREF(result)  # the reference that came
+        if over:
+            raise StopIteration(result)
+        return result
+
+    def throw(self, *error):
+        return self.begun().throw(*error)
+
+    def close(self):
+        self.begun().close()
+
+    cdef begun(self):
+        if self.rest is None:
+            self.rest = self.work._await_on()
+        return self.rest
+
+    @property
+    def gi_frame(self):
+        return None
+
+    @property
+    def gi_yieldfrom(self):
+        return self.rest
+
+
+cdef int send_to(PyObject* awaiting, PyObject* value, PyObject** result) except -1:
+    cdef Awaiting one = <Awaiting>awaiting
+    if one.rest is None:
+        if one.work.is_done_at_once():
+            Py_INCREF(one.work._result)
+            result[0] = <PyObject*>one.work._result
+            return PYGEN_RETURN
+        one.rest = one.work._await_on()
+    return PyIter_Send(one.rest, <object>value, result)
+
+
+set_sender(Awaiting, <sender>send_to)

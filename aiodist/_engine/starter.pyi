@@ -1,0 +1,124 @@
+"""The way into a collective on plain arrays: a prepared call is looked up, takes its number, and begins.
+
+What is always the same of calls that are alike is checked and computed once, in Python (`prepare`): a
+`Prepared`. A call that has one is started here, on numbers and strided arrays by copies. All else is no case
+for this, and nothing has happened: the general way checks it and says what is wrong.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
+
+import numpy as np
+
+from aiodist._engine.exchange import Plan
+from aiodist._engine.slots import Slots
+
+FINGERPRINT: str
+"""Stands for the sources of which the extension was made."""
+
+@final
+class Prepared:
+    """What calls that are alike share.
+
+    Args:
+        plan: of their exchanges; None: of a group of one, where each is a copy.
+        call: what ranks agree on; its number does not matter.
+        sort: of such calls, in the recorder.
+        op, root: what callers pass.
+        other_shapes: that the second array may have, two at most; a new one has the first.
+        one_tensor: one array is read on the root and written elsewhere.
+        deals: what ranks agree on is got, and the second array is given, on the root.
+        gives, gets: what this rank does.
+        in_place: without a second array, the first is overwritten; else a new one is made.
+
+    Attributes:
+        call: as given.
+    """
+
+    call: Any
+    def __new__(
+        cls,
+        plan: Plan | None,
+        call: Any,
+        sort: Any,
+        op: Any,
+        root: Any,
+        other_shapes: Sequence[tuple[int, ...]],
+        *,
+        one_tensor: bool,
+        deals: bool,
+        gives: bool,
+        gets: bool,
+        in_place: bool,
+    ) -> Self: ...
+
+@final
+class Starter:
+    """The starter of one group. It runs in the loop's thread.
+
+    Args:
+        prepare: given kind, dtype, shape, op and root, the prepared call; None where there is no case.
+        issuer: what the group's Works have in common.
+        numbers: of its operations.
+        owner: the group: `board`, `staging`, `watch`, `note_all`.
+        slots: its slots; None: of a group of one.
+        work: makes the handle.
+        op_type: of ops.
+        of_torch: gives the memory of a tensor as an array, or None.
+        of_number: gives an array of a number, and what makes a number of one again; None of anything else.
+        staged: given an array that is strided, and whether it is written, a contiguous copy and what copies
+            that back and gives the array; None: it is refused.
+        seconds: makes seconds of a timeout, or refuses it.
+    """
+
+    def __new__(
+        cls,
+        prepare: Callable[[int, np.dtype[Any] | None, tuple[int, ...], Any, int], Prepared | None],
+        issuer: Any,
+        numbers: Any,
+        owner: Any,
+        slots: Slots | None,
+        work: Any,
+        op_type: type,
+        of_torch: Callable[[Any], Any],
+        of_number: Callable[[Any], tuple[Any, Callable[[Any], Any]] | None],
+        staged: Callable[[Any, bool], tuple[Any, Callable[[Any], Any] | None] | None],
+        seconds: Callable[[Any], float],
+    ) -> Self: ...
+    def start(
+        self,
+        kind: int,
+        lead: Any,
+        other: Any,
+        held: bool,
+        op: Any = 0,
+        root: Any = -1,
+        timeout: Any = None,
+        depth: int = 1,
+    ) -> Any:
+        """Take a number and start, if this is a case for it, and give the Work; else None.
+
+        Args:
+            kind: a collective.
+            lead: the tensor whose dtype and shape are agreed on, unchecked: the source, but for scatter.
+            other: the other tensor or None, unchecked.
+            held: the caller passed `async_op=True`.
+            op, root: what the caller passed, unchecked.
+            timeout: what the caller passed, unchecked: one that is none is refused here.
+            depth: how many calls the program's line is above the caller.
+        """
+
+    def note_all(self) -> None:
+        """Enter in flight what is pending."""
+
+    def call(self, seq: int) -> Any:
+        """The call that was started here under a number, unless that is long ago."""
+
+    def stop(self) -> None:
+        """Start nothing any more."""
+
+    def close(self) -> None:
+        """Let go of the group's memory, also where users still hold works."""
+
+    def forget(self) -> None:
+        """Forget which calls are prepared: their plans are gone."""
