@@ -22,7 +22,8 @@
 #endif
 
 /* On x86-64 each loop is compiled twice, and the loader chooses: the second form has registers of 256 bits. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
+#if defined(FOR_EACH_PROCESSOR) /* a test has chosen */
+#elif defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_EACH_PROCESSOR

@@ -3,8 +3,8 @@
 Each protocol is a function that makes its programs; `left_out` names one of its orders or fences. Whole it
 never goes wrong. Without any one of them it does, so none of them is there for nothing.
 
-The words are those of `backends/host/local/board.py` (CODE, the payload, finished), `hub.py` (ASLEEP, the
-bell) and `transport/shm/ring.py` (tail, head).
+The words are those of `_engine/slots.h` (CODE, the payload, finished, ASLEEP, the bell), of
+`_engine/exchange.h`, which withdraws and confirms, and of `transport/shm/ring.py` (tail, head).
 """
 
 from __future__ import annotations

@@ -1,0 +1,124 @@
+/* Ranks as threads over one mapping, for the thread sanitizer, which sees nothing between processes.
+ *
+ * Three ranks run operations of every kind, each with distinct values by rank and element, and compare what they get.
+ * With -DPLANTED the store that publishes has no order: the sanitizer has to find that. */
+#include "words.h"
+#ifdef PLANTED
+static inline void planted_store(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+#define word_store planted_store
+#endif
+#define FOR_EACH_PROCESSOR /* the loader would choose a loop before the sanitizer is there */
+#include "exchange.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { RANKS = 3, SEGMENT = 4 << 20, BASE = 64 * 1024, STAGING = 1 << 20, ROUNDS = 6000, COUNT = 900 };
+enum { CASES = 6 };
+
+static uint64_t segments[RANKS][SEGMENT / 8] __attribute__((aligned(4096)));
+static pthread_barrier_t made;
+
+static void fail(const char *what, int rank, uint64_t seq) {
+    fprintf(stderr, "%s: rank %d, operation %llu\n", what, rank, (unsigned long long)seq);
+    exit(1);
+}
+
+static int64_t value(int rank, uint64_t seq, int index) { return rank * 1000000 + (int64_t)seq * 1000 + index; }
+
+/* The plan of one of the cases: in the slot, staged in one block, in several, lying in the segment. */
+static void make_plan(plan *of, group *all, int which) {
+    static unsigned char everybody[RANKS] = {1, 1, 1};
+    memset(of, 0, sizeof *of);
+    of->all = all;
+    of->kind = which == 0 ? EACH : which < 3 ? SHARE : which < 6 ? REDUCE : MEET;
+    of->in_slot = which == 0 || which == 1;
+    of->in_thread = which == 2 || which == 4;
+    of->alike = of->collects = 1;
+    of->sorts = of->kind == SHARE;
+    of->itemsize = of->alignment = 8;
+    of->combine = of->kind == SHARE ? NULL : combine_loop_for(I64, SUM);
+    of->gives = of->gets = everybody;
+    of->sizes = calloc(2 * RANKS, sizeof(size_t));
+    of->starts = of->sizes + RANKS;
+    for (int m = 0; m < RANKS; m++) {
+        of->sizes[m] = of->kind == EACH ? COUNT : COUNT / RANKS;
+        of->starts[m] = (size_t)m * (COUNT / RANKS);
+    }
+    of->longest = of->sizes[0];
+    of->block = of->in_thread ? 64 : of->longest;
+    of->larger = 128;
+    of->count = (of->longest + of->block - 1) / of->block;
+    of->fewer = (of->longest + of->larger - 1) / of->larger;
+    of->depth = of->in_thread ? 2 : 1;
+    of->lane = (of->block * 8 + 63) / 64 * 64;
+    of->lanes = 1;
+}
+
+static void *run(void *argument) {
+    const int rank = (int)(intptr_t)argument;
+    memory memories[RANKS];
+    member members[RANKS];
+    group all = {.rank = rank, .size = RANKS, .low = 0xffff, .members = members};
+    for (int m = 0; m < RANKS; m++) {
+        memories[m] = (memory){.words = segments[m], .nbytes = SEGMENT, .bell = -1, .ring_bulk = 2};
+        members[m] = (member){.segment = &memories[m], .base = BASE / 8};
+    }
+    plan plans[CASES];
+    for (int which = 0; which < CASES; which++) make_plan(&plans[which], &all, which);
+    int64_t own[COUNT], got[COUNT];
+    uint64_t places[2 * RANKS];
+    char *send[RANKS], *recv[RANKS];
+    pthread_barrier_wait(&made);
+    for (uint64_t seq = 0; seq < ROUNDS; seq++) {
+        const plan *of = &plans[seq % CASES];
+        unsigned char signature[SIGNATURE_BYTES] = {0};
+        exchange x = {.of = of, .seq = seq, .code = 77 << 16 | ((seq + 1) & all.low), .sources = places, .results = places + RANKS};
+        const int lies_there = seq % CASES == 5;
+        int64_t *source = lies_there ? (int64_t *)((char *)segments[rank] + 2 * STAGING) : own;
+        int64_t *target = lies_there ? source : got;
+        while (!slot_is_free(&all, seq)) sched_yield();
+        x.own = own_slot(&all, seq);
+        for (int i = 0; i < COUNT; i++) source[i] = value(rank, seq, i);
+        for (int m = 0; m < RANKS; m++) send[m] = (char *)source, recv[m] = (char *)(target + of->starts[m]);
+        recv[0] = (char *)target;
+        x.send = send;
+        x.recv = recv;
+        if (lies_there) {
+            x.source = x.result = 2 * STAGING;
+            x.exposed = x.shown = 1;
+        } else if (!of->in_slot) { /* each number has its own: what is read late is not overwritten */
+            x.source = STAGING + seq % 4 * (STAGING / 4);
+            x.result = x.source + STAGING / 8;
+        }
+        exchange_begin(&x, signature);
+        for (int what; (what = exchange_advance(&x)) != OVER;) {
+            if (what != WAIT) fail("an odd outcome", rank, seq);
+            sched_yield();
+        }
+        note_finished(&all, seq);
+        if (!lies_there && !of->in_slot)
+            while (!all_finished(&all, seq)) sched_yield(); /* as whoever gives staging out again */
+        for (int i = 0; i < COUNT; i++) {
+            int64_t right = 0;
+            if (of->kind == SHARE)
+                right = value(i / (COUNT / RANKS), seq, i % (COUNT / RANKS));
+            else
+                for (int m = 0; m < RANKS; m++) right += value(m, seq, i);
+            if (target[i] != right) fail("a wrong result", rank, seq);
+        }
+    }
+    for (int which = 0; which < CASES; which++) free(plans[which].sizes);
+    return NULL;
+}
+
+int main(void) {
+    pthread_t threads[RANKS];
+    pthread_barrier_init(&made, NULL, RANKS);
+    for (intptr_t rank = 0; rank < RANKS; rank++) pthread_create(&threads[rank], NULL, run, (void *)rank);
+    for (int rank = 0; rank < RANKS; rank++) pthread_join(threads[rank], NULL);
+    puts("all ranks agree");
+    return 0;
+}
