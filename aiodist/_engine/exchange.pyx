@@ -354,7 +354,8 @@ cdef class Exchange(Driver):
     cpdef bint step(self):
         if has_ended(&self.c):
             return True
-        return False if self.busy else self.act(self.look())
+        # What the thread carries out is the thread's alone.
+        return False if self.busy or self.plan.in_thread else self.act(self.look())
 
     cdef bint act(self, int what):
         """Do what an outcome asks for, and end the operation if it is over → whether it is, or can never be."""
