@@ -85,7 +85,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The answer to `Prepare`; `accepted` is (ballot, value), or None."""
+    """The answer to `Prepare`, told to everybody; `accepted` is (ballot, value), or None."""
 
     topic: str
     ballot: Ballot

@@ -130,6 +130,13 @@ def test_never_two_values_and_an_end_once_messages_flow(hosts: list[int], seed: 
             assert rank in world.chosen
 
 
+@pytest.mark.parametrize(("size", "seed"), [(3, 7934), (3, 13342), (4, 6827), (5, 9566)])
+def test_never_two_values_where_the_dead_had_promised_or_accepted_a_higher_ballot(
+    size: int, seed: int
+) -> None:
+    assert not _splits([0] * size, seed)
+
+
 def test_the_model_finds_a_ballot_that_forgets_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     hear = Ballots.hear
 
@@ -195,12 +202,43 @@ def test_a_later_proposer_takes_what_it_saw_accepted_by_the_dead() -> None:
 
 def test_a_promise_forbids_lower_ballots() -> None:
     member = Ballots(1, 3)
-    assert member.hear(2, Prepare(TOPIC, (5, 2)), ()) == [(2, Promise(TOPIC, (5, 2), None))]
+    assert member.hear(2, Prepare(TOPIC, (5, 2)), ()) == [(None, Promise(TOPIC, (5, 2), None))]
     assert member.hear(0, Accept(TOPIC, (4, 0), b"x"), ()) == [(0, Outbid(TOPIC, (5, 2)))]
     assert member.hear(0, Prepare(TOPIC, (4, 0)), ()) == [(0, Outbid(TOPIC, (5, 2)))]
     [(target, told)] = member.hear(2, Accept(TOPIC, (5, 2), b"y"), ())
     assert (target, told) == (None, Accepted(TOPIC, (5, 2), b"y"))
-    assert member.hear(0, Prepare(TOPIC, (6, 0)), ()) == [(0, Promise(TOPIC, (6, 0), ((5, 2), b"y")))]
+    assert member.hear(0, Prepare(TOPIC, (6, 0)), ()) == [(None, Promise(TOPIC, (6, 0), ((5, 2), b"y")))]
+
+
+def test_a_higher_ballot_that_the_dead_have_accepted_outbids_who_does_not_count_them() -> None:
+    second, dead = Ballots(1, 5), {3, 4}
+    second.propose(TOPIC, b"mine", ())
+    for rank in (2, 3):
+        second.hear(rank, Promise(TOPIC, (1, 1), None), ())
+    second.hear(2, Accepted(TOPIC, (1, 1), b"mine"), ())
+    for rank in dead:  # with rank 0, which has chosen that
+        second.hear(rank, Accepted(TOPIC, (2, 0), b"theirs"), ())
+    second.recount(TOPIC, dead)
+    assert not second.chosen
+    assert TOPIC in second.outbid
+    second.propose(TOPIC, b"mine", dead)
+    second.hear(2, Promise(TOPIC, (3, 1), ((1, 1), b"mine")), dead)
+    second.hear(2, Accepted(TOPIC, (3, 1), b"theirs"), dead)
+    assert second.chosen == {TOPIC: b"theirs"}
+
+
+def test_a_higher_ballot_that_the_dead_have_promised_outbids_who_does_not_count_them() -> None:
+    first, dead = Ballots(0, 5), {3, 4}
+    first.propose(TOPIC, b"mine", ())
+    for rank in (2, 3):
+        first.hear(rank, Promise(TOPIC, (1, 0), None), ())
+    first.hear(2, Accepted(TOPIC, (1, 0), b"mine"), ())
+    for rank in dead:  # rank 1 proposes with these two promises and its own, and knows of nothing accepted
+        first.hear(rank, Promise(TOPIC, (1, 1), None), ())
+    first.recount(TOPIC, dead)
+    assert not first.chosen
+    assert TOPIC in first.outbid
+    assert first.propose(TOPIC, b"mine", dead)[0] == (None, Prepare(TOPIC, (2, 0)))
 
 
 def test_whoever_is_outbid_by_its_own_promise_learns_it() -> None:
