@@ -127,8 +127,9 @@ def after(verdict: Verdict, *, began: int, used: int, limit: int, regroup: bool)
         # Those who died of a death for which a worker was started again begin again on that restart.
         covered = used > began and verdict.culprit is not None and all(e.symptom for e in verdict.failures)
         return After(covered or used < limit, costs=not covered)
-    # A job that ended well before the news of another node came is over.
-    return After(regroup and any(ending.stopped and ending.code != 0 for ending in verdict.endings))
+    # A job that ended well before the news of another node came is over. A worker that was asked to end has
+    # perhaps saved its state and ended with 0, in the middle of its work.
+    return After(regroup and any(ending.stopped for ending in verdict.endings))
 
 
 @dataclass

@@ -109,6 +109,18 @@ def test_a_late_node_makes_all_begin_again_where_the_script_is_not_elastic(start
 
 
 @pytest.mark.slow(COSTLY)
+def test_workers_that_end_with_0_when_a_late_node_comes_begin_again(start: Start, port: int) -> None:
+    body = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{WAIT}"  # it has saved its state
+    jobs = [start(body, *node(port, "1:2"), nproc=1)]
+    jobs[0].expect(1)
+    jobs.append(start(body, *node(port, "1:2"), nproc=1))
+    jobs[0].expect(2)
+    assert told(jobs) == ["0 1/0/1/0/0", "0 2/0/2/0/0", "1 2/1/2/0/0"]
+    ends = go(jobs)
+    assert [end[0] for end in ends] == [0, 0], ends
+
+
+@pytest.mark.slow(COSTLY)
 def test_an_elastic_job_goes_on_without_a_lost_node(start: Start, port: int) -> None:
     jobs = [start(ELASTIC, *node(port, "2:3", conf=ALL), nproc=1) for _ in range(3)]
     assert sorted(line.split()[1] for line in told(jobs)) == ["3/0/3/0/0", "3/1/3/0/0", "3/2/3/0/0"]

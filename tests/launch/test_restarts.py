@@ -91,6 +91,11 @@ def test_after() -> None:
     assert after(well, began=0, used=0, limit=3, regroup=True) == After(False), (
         "it was over before the news came"
     )
+    saved = ending(0, 0, asked=signal.SIGTERM)
+    assert after(Verdict(0, endings=(saved,)), began=0, used=0, limit=0, regroup=True) == After(True), (
+        "it had not ended its work"
+    )
+    assert after(Verdict(0, endings=(saved,)), began=0, used=0, limit=0, regroup=False) == After(False)
 
 
 def test_those_who_die_of_a_death_that_was_mended_begin_again_on_its_restart() -> None:
