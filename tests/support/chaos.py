@@ -143,6 +143,13 @@ class Chaos:
             await asyncio.gather(*self.joined, return_exceptions=True)
         return crashed
 
+    def meet_at_store_of(self, other: Chaos) -> None:
+        """Have the processes, which are yet to start, meet at the store of another run; nobody hosts it."""
+        shelf = Shelf(self, None)
+        shelf.store = other._stores[0].store
+        self._stores.append(shelf)
+        self._shelves["store"] = shelf
+
     def job(self, process: Process, settings: Settings) -> Job:
         """The job that `process` is a member of."""
         address = self._newest_store(process)

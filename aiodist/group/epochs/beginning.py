@@ -8,7 +8,7 @@ from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.regroup import Regroup
 from aiodist.group.epochs.world import Gathers, World
 from aiodist.group.membership.newcomers import OVER
-from aiodist.group.membership.presence import LATEST
+from aiodist.group.membership.presence import LATEST, begin_run, run_of
 from aiodist.group.membership.record import Number, Record
 from aiodist.group.process_group import ProcessGroup
 from aiodist.rendezvous import Store
@@ -23,12 +23,15 @@ async def first_epoch(job: Job, world: World, store: Gathers) -> ProcessGroup:
     deadline = loop.time() + job.settings.timeout
     group = await world.link(store, job.host)
     try:
+        job.run = "" if world.store_hosts else run_of(world.uids)
         Regroup(job, world, group).listener.decided = True
         if job.admitted is not None:
             await job.admitted()
         world.serve()
         job.store_host = world.uids[world.store_hosts[0]] if world.store_hosts else b""
         if group.rank == 0:
+            if job.run:
+                await begin_run(job.store, job.run)
             await _forget_the_last_run(job.store)
             number: Number = (0, 0)
             record = Record(0, number, tuple(world.uids), job.store_address, job.store_host)

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Callable, Collection
 
 from aiodist.base.backoff import pause_after
-from aiodist.base.errors import QuorumLost, RendezvousError, WireError
+from aiodist.base.errors import Evicted, QuorumLost, RendezvousError, WireError
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.world import World
 from aiodist.group.membership import newcomers
-from aiodist.group.membership.arbiter import Arbiter, MajorityArbiter
+from aiodist.group.membership.arbiter import Arbiter, MajorityArbiter, ruling_key
 from aiodist.group.membership.assembly import Assembly, Invite
 from aiodist.group.membership.messages import Decided, Draft, MemberMessage, Void, decode, encode
 from aiodist.group.membership.record import Number, Record
@@ -116,7 +116,7 @@ class Convening:
             await newcomers.invite(store, added, record)
         except (RendezvousError, OSError) as error:
             self._tell(assembly, Void(assembly.call, f"the store cannot be reached: {error}"[:300], True))
-        except QuorumLost as error:
+        except (QuorumLost, Evicted) as error:
             self._tell(assembly, Void(assembly.call, error.message[:300], True))
         except WireError as error:
             self._tell(assembly, Void(assembly.call, f"the arbiter cannot be read: {error}"[:300], True))
@@ -147,6 +147,8 @@ class Convening:
     async def _rule(self, assembly: Assembly, record: Record) -> None:
         try:
             await self._decide(assembly, Decided(assembly.call, record))
+        except Evicted as error:
+            self._tell(assembly, Void(assembly.call, error.message[:300], True))
         except (QuorumLost, WireError) as error:
             assembly.asked(record.number, str(error))
             await asyncio.sleep(_PAUSE)  # an answer that comes at once must not be asked for at once
@@ -158,6 +160,7 @@ class Convening:
 
         Raises:
             QuorumLost: the arbiter cannot say.
+            Evicted: no member of this run has a say any more.
             WireError: its answer is no decision.
         """
         epoch = assembly.epoch + 1
@@ -187,7 +190,7 @@ class Convening:
             store = self._store_of(decided.record.number) or self._job.store
             with contextlib.suppress(RendezvousError, TimeoutError):
                 async with asyncio.timeout(ASKING):
-                    await store.set(f"ruling/{topic_of(epoch)}{decided.call}", encode(decided))
+                    await store.set(ruling_key("", topic_of(epoch) + str(decided.call)), encode(decided))
 
     def _tell(self, assembly: Assembly, message: Void) -> None:
         logger.debug("call %d for epoch %d is void: %s", message.call, assembly.epoch + 1, message.why)

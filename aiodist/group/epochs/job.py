@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from aiodist.group.epochs.world import Settings
 from aiodist.group.membership.newcomers import PassedOver
+from aiodist.group.membership.presence import Presence
 from aiodist.group.membership.record import Record
 from aiodist.group.services.switchboard import Switchboard
 from aiodist.rendezvous import Store
@@ -38,6 +39,8 @@ class Job:
         host: this host's name; None: what the system says.
         background: old epochs that are being closed, and calls for the next one.
         passed_over: newcomers that could not come in.
+        run: the name of the run of the job; '' where its members decide who goes on.
+        presence: shows at the store that this process is there; None: it need not.
         hasty: a member was lost in the last epoch: wait for nobody for long.
         finished: the epoch that this process has closed with all well, and how many members it had.
     """
@@ -57,11 +60,18 @@ class Job:
     background: set[asyncio.Task[Any]] = field(default_factory=set)
     finished: tuple[int, int] | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
+    run: str = ""
+    presence: Presence | None = None
     hasty: bool = False
 
     def __post_init__(self) -> None:
         if self.settings.services is None:
             self.settings = replace(self.settings, services=Switchboard(self.uid))
+
+    async def show(self) -> None:
+        """Have the store show that this process is there, where that matters."""
+        if self.presence is not None:
+            await self.presence.show()
 
     async def store_of(self, record: Record) -> Store:
         """The store that a record's members meet at."""

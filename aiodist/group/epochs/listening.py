@@ -79,7 +79,7 @@ class Listener:
         self._gone: set[int] = set()
         self._left: set[int] = set()
         self._on_decided = on_decided
-        self.arbiter: Arbiter = StoreArbiter(job.store)
+        self.arbiter: Arbiter = StoreArbiter(job.store, job.run, job.show)
         if world.store_hosts:
             self.arbiter = MajorityArbiter(self._control.rank, len(self._uids), self.say, self._dead)
         self.agreements = Agreements(

@@ -15,9 +15,11 @@ from aiodist.group.epochs.convening import decided_in, topic_of
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.regroup import Regroup
 from aiodist.group.epochs.world import World
+from aiodist.group.membership.arbiter import ruling_key
 from aiodist.group.membership.assembly import FORMING
 from aiodist.group.membership.messages import Ready
 from aiodist.group.membership.newcomers import OVER, AdmissionRequest, invitation
+from aiodist.group.membership.presence import run_on_record
 from aiodist.group.membership.record import Record
 from aiodist.group.process_group import ProcessGroup
 from aiodist.net.within import within
@@ -71,6 +73,7 @@ class _Visit:
 
     async def admitted(self) -> tuple[Candidate[Regroup], Regroup]:
         """Wait for a candidate to become an epoch → that, and what takes its members on from there."""
+        self._job.run = await run_on_record(self._job.store)
         self._watch = await self._admission.submit()
         self._spawn(self._read(self._watch))
         self._spawn(self._until_over())
@@ -125,7 +128,7 @@ class _Visit:
 
     async def _hear(self, epoch: int) -> None:
         with contextlib.suppress(RendezvousError):
-            async with self._job.store.watch(f"ruling/{topic_of(epoch)}") as watch:
+            async with self._job.store.watch(ruling_key(self._job.run, topic_of(epoch))) as watch:
                 async for _, value in watch:
                     record = decided_in(value)
                     if record is not None and record.epoch == epoch:

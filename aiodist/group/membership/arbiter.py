@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from aiodist.base.errors import QuorumLost, RendezvousError, name_ranks
+from aiodist.base.errors import Evicted, QuorumLost, RendezvousError, name_ranks
 from aiodist.group.membership.ballot import Addressed, Ballots
 from aiodist.group.membership.messages import MemberMessage
+from aiodist.group.membership.presence import RUN
 from aiodist.rendezvous.store import Store
 
 logger = logging.getLogger("aiodist.group.membership")
@@ -39,23 +40,51 @@ class Arbiter(Protocol):
 class StoreArbiter:
     """The store as arbiter: a value holds if and only if its compare-and-set says so.
 
+    Each run of the job has topics of its own. A member of one that is not on record any more has no say: it
+    was cut off, and all ranks have begun anew. It shows itself before it asks, and looks afterwards which run
+    is on record. Who begins a run puts that on record, and looks afterwards who of the last one is there. So
+    one of the two sees the other.
+
     Args:
         store: linearizable, and not inside any member.
+        run: that the asking process is of; '': there is one only.
+        show: has the store show that the asking process is there.
+
+    Raises (when it is asked):
+        Evicted: another run is on record.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, run: str = "", show: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._store = store
+        self._run = run
+        self._show = show
 
     async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
         """Rule on a draft: give everybody the same answer; see `Arbiter`."""
         try:
             async with asyncio.timeout(timeout):
-                return await self._store.compare_set(f"ruling/{topic}", b"", value)
+                if self._show is not None:
+                    await self._show()
+                ruled = await self._store.compare_set(ruling_key(self._run, topic), b"", value)
+                on_record = await self._store.get(RUN) if self._run else b""
         except (TimeoutError, RendezvousError) as error:
             raise QuorumLost(
                 f"the store, which decides who goes on, cannot be reached: {str(error) or 'no answer'}",
                 hint=f"It was tried for {timeout:.1f} s; start the job again when the store is back",
             ) from error
+        if on_record != self._run.encode():
+            raise Evicted(
+                "the job has begun anew without this process, which was cut off from the store",
+                hint="Leave, and join again: dist.join()",
+            )
+        return ruled
+
+
+def ruling_key(run: str, topic: str) -> str:
+    """The key of a topic in the store."""
+    return f"ruling/{run}/{topic}" if run else f"ruling/{topic}"
 
 
 @dataclass(eq=False)

@@ -1,12 +1,15 @@
 """Presence of a run's members: each claims a key at the store, which ends with its connection.
 
 Needed where the store outlives a run of the job: what is on record there says who was in it, and not that
-one still lives.
+one still lives. One that was cut off from the store may come back when all ranks have begun anew. So each
+run has a name, and one at a time is on record: who is of another has no say (`StoreArbiter`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from hashlib import blake2b
 
 from aiodist.base.errors import RendezvousError, RendezvousTimeout, StoreFull
 from aiodist.group.membership.record import decode_record
@@ -18,6 +21,9 @@ MEMBERS = "member/"
 LATEST = "latest"
 """Key that holds the record of a run's last epoch."""
 
+RUN = "run"
+"""Key that holds the name of the run; none where the members decide who goes on, and not the store."""
+
 RENEWAL = 5.0
 """Seconds between a member's looks at its own key, which goes if it is cut off from the store for a while."""
 
@@ -25,6 +31,7 @@ GRACE = RENEWAL + 1
 """Seconds for which none of a run that lives may be seen."""
 
 _PAUSE = 1.0  # seconds between a newcomer's looks
+_DEAD = 3.0  # seconds in which a store finds that a process is dead
 
 
 class Presence:
@@ -41,6 +48,10 @@ class Presence:
         self._key = f"{MEMBERS}{uid.hex()}"
         self._words = words
         self._staying = asyncio.get_running_loop().create_task(self._stay())
+
+    async def show(self) -> None:
+        """Have the key there, also where it went while this process was cut off."""
+        await self._store.claim(self._key, self._words)
 
     async def leave(self) -> None:
         """Take the key away: a goodbye to the store does not."""
@@ -60,6 +71,50 @@ class Presence:
             await asyncio.sleep(RENEWAL)
 
 
+def run_of(uids: Sequence[bytes]) -> str:
+    """The name of the run that these processes begin."""
+    return blake2b(b"".join(uids), digest_size=8).hexdigest()
+
+
+async def run_on_record(store: Store) -> str:
+    """The name of the run that is on record; '' for none."""
+    return (await store.get(RUN)).decode(errors="replace") if await store.check([RUN]) else ""
+
+
+async def begin_run(store: Store, run: str) -> None:
+    """Put a run on record in the place of the last one, whose members have no say from here on.
+
+    Raises:
+        RendezvousError: one of them is there, and may have gone on by what the store had decided before.
+    """
+    name = run.encode()
+    last = await store.compare_set(RUN, b"", name)
+    if last == name or not await store.check([LATEST]):
+        await store.set(RUN, name)
+        return
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _DEAD
+    there = RendezvousError(
+        "a member of the job's last run is there again",
+        hint="Start this process again, to join it; or end that member first",
+    )
+    while await _is_there(store):
+        if loop.time() >= deadline:
+            raise there
+        await asyncio.sleep(_PAUSE)
+    await store.set(RUN, name)
+    if await _is_there(store):  # it has come since, and perhaps asked before that
+        await store.compare_set(RUN, name, last)
+        raise there
+
+
+async def _is_there(store: Store) -> bool:
+    """Whether a member of the run on record is seen."""
+    record = decode_record(await store.get(LATEST))
+    seen = await store.list_keys(MEMBERS)
+    return not {f"{MEMBERS}{uid.hex()}" for uid in record.members}.isdisjoint(seen)
+
+
 async def is_deserted(store: Store) -> bool:
     """Whether no member of the run on record is there. False as soon as one is seen, True after `GRACE`."""
     loop = asyncio.get_running_loop()
@@ -68,8 +123,7 @@ async def is_deserted(store: Store) -> bool:
         record = decode_record(await store.get(LATEST))
         if record.host:
             return False  # it hosts the store, and so it lives
-        seen = await store.list_keys(MEMBERS)
-        if not {f"{MEMBERS}{uid.hex()}" for uid in record.members}.isdisjoint(seen):
+        if await _is_there(store):
             return False
         if loop.time() >= deadline:
             return True

@@ -201,7 +201,7 @@ class Member:
         if self._tls is not None and group.rank == 0:
             warn_of_plain_traffic(group.backend)
         if outlives_jobs(self._meeting.store) and not job.store_host:
-            self._presence = Presence(job.store, job.uid, self._me)
+            self._presence = job.presence = Presence(job.store, job.uid, self._me)
 
     async def _open_endpoint(self, rank: int, _place: str) -> SocketEndpoint:
         check_open_port(self._meeting.address, self._secret, self._tuned.allow_insecure)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from aiodist.base.errors import QuorumLost, RendezvousError
+from aiodist.base.errors import Evicted, QuorumLost, RendezvousError
 from aiodist.group.membership.arbiter import MajorityArbiter, StoreArbiter
 from aiodist.group.membership.messages import MemberMessage, Prepare
+from aiodist.group.membership.presence import begin_run
 from aiodist.rendezvous import HashStore
 from aiodist.testing import run_virtual
 
@@ -88,6 +89,27 @@ def test_the_store_answers_whoever_asks_first() -> None:
             return list(await asyncio.gather(*asked))
 
     assert play(scene) == [b"by 0"] * 3
+
+
+def test_a_member_of_a_run_that_is_not_on_record_any_more_has_no_say() -> None:
+    async def scene() -> None:
+        async with HashStore() as store:
+            shown: list[bool] = []
+
+            async def show() -> None:
+                shown.append(await store.check([f"ruling/first/{TOPIC}"]))
+
+            first, second = StoreArbiter(store, "first", show), StoreArbiter(store, "second")
+            await begin_run(store, "first")
+            assert await first.rule(TOPIC, b"first", 1.0) == b"first"
+            assert shown == [False]
+            await begin_run(store, "second")
+            for topic in (TOPIC, "another"):
+                with pytest.raises(Evicted, match="begun anew"):
+                    await first.rule(topic, b"again", 1.0)
+                assert await second.rule(topic, b"second", 1.0) == b"second"
+
+    play(scene)
 
 
 class Silent(HashStore):

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
-from aiodist.group.membership.presence import GRACE, LATEST, MEMBERS, RENEWAL, Presence, is_deserted
+import pytest
+
+from aiodist.base.errors import RendezvousError
+from aiodist.group.membership.presence import (
+    GRACE,
+    LATEST,
+    MEMBERS,
+    RENEWAL,
+    RUN,
+    Presence,
+    begin_run,
+    is_deserted,
+    run_of,
+    run_on_record,
+)
 from aiodist.group.membership.record import UID_BYTES, Record
 from aiodist.rendezvous import HashStore
+from aiodist.rendezvous.shapes import Value
 from aiodist.testing import run_virtual
 
 UIDS = tuple(bytes([rank + 1]) * UID_BYTES for rank in range(3))
@@ -66,3 +81,49 @@ def test_a_store_that_a_member_hosts_shows_that_it_lives() -> None:
             assert not await is_deserted(store)
 
     run_virtual(main())
+
+
+def test_a_run_begins_only_where_no_member_of_the_last_one_is_there() -> None:
+    async def main() -> None:
+        async with HashStore() as store:
+            assert await run_on_record(store) == ""
+            await begin_run(store, "first")
+            await store.set(LATEST, Record(4, (1, 0), UIDS[:2]).encode())
+            await store.set(key_of(1), b"was cut off, and is there again")
+            await store.set(key_of(2), b"a newcomer")
+            with pytest.raises(RendezvousError, match="last run is there again"):
+                await begin_run(store, "second")
+            assert await store.get(RUN) == b"first"
+
+            beginning = asyncio.create_task(begin_run(store, "second"))
+            await asyncio.sleep(0)
+            await store.delete_key(key_of(1))  # it has died, and the store finds that
+            await beginning
+            assert await run_on_record(store) == "second"
+            await begin_run(store, "second")
+
+    run_virtual(main())
+
+
+def test_a_run_does_not_begin_where_a_member_of_the_last_one_comes_meanwhile() -> None:
+    class Late(HashStore):
+        async def set(self, key: str, value: Value, *, ttl: float | None = None) -> None:
+            if (key, value) == (RUN, b"second"):
+                await super().set(key_of(1), b"was cut off, and is there again")
+            await super().set(key, value, ttl=ttl)
+
+    async def main() -> None:
+        async with Late() as store:
+            await begin_run(store, "first")
+            await store.set(LATEST, Record(4, (1, 0), UIDS[:2]).encode())
+            with pytest.raises(RendezvousError, match="last run is there again"):
+                await begin_run(store, "second")
+            assert await store.get(RUN) == b"first"
+
+    run_virtual(main())
+
+
+def test_each_runs_name_is_another_one() -> None:
+    names = {run_of(UIDS), run_of(UIDS[:2]), run_of(UIDS[::-1])}
+    assert len(names) == 3
+    assert all(name.isascii() and "/" not in name for name in names)
