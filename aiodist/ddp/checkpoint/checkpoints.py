@@ -48,6 +48,7 @@ from aiodist.ddp.checkpoint.index import file_of
 from aiodist.ddp.checkpoint.tree import merged, nodes_of, opened, snapshot, unique
 from aiodist.group import ProcessGroup
 from aiodist.group.arguments import at_least_1, integer, one_of
+from aiodist.group.together import together
 
 logger = logging.getLogger("aiodist.ddp.checkpoint")
 
@@ -202,7 +203,9 @@ class Checkpoints:
         """Copy what is to be saved, and begin to write it. All ranks call it, as a collective.
 
         Leave what is saved as it is until this returns. Several calls at once, of `load`, too, are carried
-        out one after the other, in their order, which must be the same on all ranks.
+        out one after the other, in their order, which must be the same on all ranks. A cancelled save goes on
+        until it has copied, also where its turn has not come yet, before it is cancelled: the other ranks
+        count on it.
 
         Args:
             step: a number for it, not negative; the same on all ranks.
@@ -231,10 +234,16 @@ class Checkpoints:
         before = {name: (thing, _changes_of(thing)) for name, thing in things.items()}
         for name, tree in trees.items():
             snapshot(tree, name, lambda _, array: array)  # what cannot be saved is refused before anything
+        return await together(self._save(number, trees, before))
+
+    async def _save(
+        self, number: int, trees: Mapping[str, Any], before: Mapping[str, tuple[Any, int]]
+    ) -> Saving | None:
+        """Begin a checkpoint when it is this call's turn: see `save`."""
         async with self._turn:
             if self._last is not None and not self._skips:
                 await self._last.ended()
-            return await self._pg.together(self._begin(number, trees, before))
+            return await self._begin(number, trees, before)
 
     async def _begin(
         self, number: int, trees: Mapping[str, Any], before: Mapping[str, tuple[Any, int]]
@@ -428,7 +437,8 @@ class Checkpoints:
 
     async def load(self, step: int | None = None, /, **things: Any) -> Checkpoint | None:
         """Load a checkpoint on all ranks; all call it, as a collective. A cancelled load goes on to its end
-        before it is cancelled: a thread may be giving `things` their values.
+        before it is cancelled, also where its turn has not come yet: the other ranks count on it, and a
+        thread may be giving `things` their values.
 
         Args:
             step: that was saved; None: the last one that was written.
@@ -441,9 +451,15 @@ class Checkpoints:
         Raises:
             CheckpointError: it is damaged, is not there, or is of other things. All ranks raise it, and
                 `things` may have been loaded in part.
+            GroupBroken: a member was lost. `things` may have been loaded, on some ranks or on all: load
+                again.
         """
+        return await together(self._in_turn(step, things))
+
+    async def _in_turn(self, step: int | None, things: Mapping[str, Any]) -> Checkpoint | None:
+        """Load a checkpoint when it is this call's turn: see `load`."""
         async with self._turn:
-            return await self._pg.together(self._load(step, things))
+            return await self._load(step, things)
 
     async def _load(self, step: int | None, things: Mapping[str, Any]) -> Checkpoint | None:
         """Load a checkpoint, all of it: see `load`."""
@@ -501,6 +517,7 @@ class Checkpoints:
             CheckpointError: it failed, and nobody has awaited it.
         """
         try:
+            await asyncio.sleep(0)  # calls that were made just before it are in the queue then
             async with self._turn:
                 if self._last is not None:
                     await self._last.ended()

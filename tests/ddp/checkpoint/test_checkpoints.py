@@ -289,21 +289,42 @@ def test_saves_and_loads_at_once_are_carried_out_in_the_order_of_the_calls(tmp_p
     on_all(3, part)
 
 
-def test_a_save_that_is_cancelled_before_its_turn_is_none(
+def test_what_one_rank_cancels_before_its_turn_is_carried_out_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The others count on it: their calls met the next ones of that rank, and the group broke."""
     gate = Gate(monkeypatch)
 
     async def part(pg: ProcessGroup) -> None:
         async with Checkpoints(pg, tmp_path) as checkpoints:
             saves = [asyncio.ensure_future(checkpoints.save(step, w=np.ones(3) * step)) for step in (1, 2, 3)]
+            load = asyncio.ensure_future(checkpoints.load(2))
             assert await saves[0] is not None
-            saves[1].cancel()
-            await asyncio.wait([saves[1]])
+            if pg.rank == 1:
+                saves[1].cancel()
+                load.cancel()
             await pg.barrier()
+            assert not saves[1].done() and not load.done(), "they go on to their end"
             gate.opened.set()
-        assert saves[1].cancelled() and saves[2].done(), "it is left when those before it have been"
-        assert await checkpoints.steps() == [1, 3] and await loaded(checkpoints, 3) == (3, [3, 3, 3])
+        assert saves[2].done(), "it is left when those before it have been"
+        await asyncio.wait([*saves, load])
+        cancelled = [one.cancelled() for one in (*saves, load)]
+        assert cancelled == [False, pg.rank == 1, False, pg.rank == 1]
+        assert pg.rank == 1 or load.result() is not None
+        assert await checkpoints.steps() == [1, 2, 3]
+        assert [await loaded(checkpoints, step) for step in (2, 3)] == [(2, [2, 2, 2]), (3, [3, 3, 3])]
+
+    on_all(2, part)
+
+
+def test_leaving_comes_behind_a_save_that_was_called_in_the_same_step(tmp_path: Path) -> None:
+    async def part(pg: ProcessGroup) -> None:
+        checkpoints = Checkpoints(pg, tmp_path)
+        save = asyncio.ensure_future(checkpoints.save(1, w=np.ones(3)))
+        leave = asyncio.ensure_future(checkpoints.aclose())
+        await leave
+        assert save.done() and await checkpoints.steps() == [1]
+        await save
 
     on_all(2, part)
 
