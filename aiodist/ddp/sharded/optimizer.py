@@ -554,11 +554,15 @@ class ShardedOptimizer:
         return _Met(shares, steps, history, options, commons)
 
     async def _restored(self) -> None:
-        """Have the program load what it saved."""
+        """Have the program load what it saved. Where that fails, what was loaded does not count: the program
+        has not done all that belongs to it, and `restore` is called again."""
         assert self._restore is not None
-        self._restoring = True
+        self._restoring, lost, steps = True, self._lost, self.steps
         try:
             await self._restore(self)
+        except BaseException:
+            self._held, self._lost, self.steps = False, lost, steps
+            raise
         finally:
             self._restoring = False
 

@@ -144,3 +144,71 @@ def test_pieces_with_other_entries_are_not_joined(rule: Any, name: str, first: i
 
     results: list[Any] = run_virtual(run_cluster(3, main, processes=Chaos(1)))
     assert results == [[-1.0] * 12, [-1.0] * 12, []]
+
+
+class Shelf:
+    """What each rank saved, in place of a folder."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, Any] = {}
+
+    async def save(self, optimizer: ShardedOptimizer) -> None:
+        self.parts[optimizer.pg.rank] = copy.deepcopy(optimizer.state_dict())
+        await optimizer.pg.barrier()
+
+    def saved(self) -> dict[str, Any]:
+        return merged([copy.deepcopy(part) for part in self.parts.values()])
+
+
+async def _alone(pg: ProcessGroup, ranks: set[int], chaos: Chaos) -> None:
+    """End all other ranks at once, when all are here."""
+    await pg.barrier()
+    await asyncio.sleep(0.1)  # virtual: all have left it
+    if pg.rank not in ranks:
+        for rank in set(range(pg.size)) - ranks:
+            chaos.crash(rank)
+        await asyncio.sleep(1000)
+    await asyncio.sleep(0.1)
+
+
+def test_restore_is_called_again_where_a_death_interrupts_it() -> None:
+    """It had loaded, and not given `state` its values; training went on with the step that it had loaded and
+    with the `state` of another one."""
+    chaos, shelf = Chaos(), Shelf()
+
+    async def main(pg: ProcessGroup) -> tuple[int, float, list[bytes]]:
+        me, mine, counter = pg.rank, fresh(), np.zeros(1)
+        epochs: list[int] = []
+
+        async def restore(optimizer: ShardedOptimizer) -> None:
+            epochs.append(optimizer.pg.epoch)
+            if shelf.parts:
+                optimizer.load_state_dict(shelf.saved())
+                if me == 1:
+                    chaos.crash(1)
+                await optimizer.pg.barrier()  # as a load ends
+                counter[:] = 3
+
+        optimizer = await ShardedOptimizer(
+            pg, mine, momentum, elastic=True, redundancy=1, restore=restore, state=[counter]
+        )
+
+        async def step() -> None:
+            given = gradients(optimizer.steps, optimizer.pg.rank, optimizer.pg.size)
+            if await optimizer.step(given):
+                counter[:] = optimizer.steps
+
+        while optimizer.steps < 5:
+            await step()
+            if optimizer.steps == 3:
+                await shelf.save(optimizer)
+        await _alone(pg, {0, 1}, chaos)  # ranks 2 and 3 have a share that nobody else has
+        await step()
+        assert epochs == [0, 1, 2] and (optimizer.steps, counter[0]) == (3, 3)
+        while optimizer.steps < STEPS:
+            await step()
+        return optimizer.steps, float(counter[0]), [one.tobytes() for one in mine]
+
+    results: list[Any] = run_virtual(run_cluster(4, main, processes=chaos))
+    assert [isinstance(one, Crashed) for one in results] == [False, True, True, True]
+    assert results[0] == (STEPS, STEPS, without_deaths())
