@@ -579,6 +579,7 @@ class ShardedOptimizer:
             "plan": self._plan,
             "steps": self.steps,
             "history": self._history,
+            "loaded": self._loaded,
             # without a state this rank's arrays are all there is: one shard
             "size": held.size if self._held else 1,
             "shards": held.shards if self._held else [0],

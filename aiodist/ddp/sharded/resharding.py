@@ -19,7 +19,7 @@ from aiodist.group import ProcessGroup
 
 Array = npt.NDArray[Any]
 Row = Mapping[str, Any]
-"""One member's state: known, lost, orphan, plan, steps, history, size, shards, entries, options."""
+"""One member's state: known, lost, orphan, plan, steps, history, loaded, size, shards, entries, options."""
 
 
 def check(rows: Sequence[Row], pg: ProcessGroup, compared: Collection[str]) -> bool:
@@ -30,7 +30,7 @@ def check(rows: Sequence[Row], pg: ProcessGroup, compared: Collection[str]) -> b
 
     Raises:
         UsageError: this rank has another plan than the members that have a state; or these are at other
-            steps, or have other options.
+            steps, or have other options, or only some of them have loaded theirs.
     """
     ranks = pg.ranks
     known = [row for row in rows if row["known"]]
@@ -48,6 +48,13 @@ def check(rows: Sequence[Row], pg: ProcessGroup, compared: Collection[str]) -> b
                 "have loaded different checkpoints",
                 hint="Load the same one on all ranks",
             )
+    loaded = {row["loaded"]: ranks[member] for member, row in enumerate(rows) if row["known"]}
+    if len(loaded) > 1:
+        raise UsageError(
+            f"rank {loaded[True]} has loaded a state, and rank {loaded[False]} has not: their shares are of "
+            "two models",
+            hint="Load the same checkpoint on all ranks, also where a load was interrupted by a death",
+        )
     held = {ranks[member]: row["options"] for member, row in enumerate(rows) if row["known"]}
     if (error := differing(held, compared)) is not None:
         raise error

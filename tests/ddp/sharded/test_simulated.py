@@ -212,3 +212,37 @@ def test_restore_is_called_again_where_a_death_interrupts_it() -> None:
     results: list[Any] = run_virtual(run_cluster(4, main, processes=chaos))
     assert [isinstance(one, Crashed) for one in results] == [False, True, True, True]
     assert results[0] == (STEPS, STEPS, without_deaths())
+
+
+def minus(values: np.ndarray, gradient: np.ndarray, _state: dict[str, Any]) -> None:
+    values -= gradient
+
+
+def test_shares_that_only_some_ranks_have_loaded_are_not_joined() -> None:
+    """A death interrupts a load. Both states are of the same step, and the model was a part of each."""
+    chaos, shelf = Chaos(), Shelf()
+
+    async def main(pg: ProcessGroup) -> list[bytes]:
+        me, mine = pg.rank, fresh()
+        optimizer = await ShardedOptimizer(pg, mine, minus, elastic=True, redundancy=1)
+        await optimizer.step([one + 5 for one in fresh()])
+        await shelf.save(optimizer)
+        optimizer.load_state_dict({**shelf.saved(), "steps": 0})
+        await optimizer
+        await optimizer.step([one + 70 for one in fresh()])  # this step is another one than the saved
+        await _alone(pg, {0, 1}, chaos)
+        if me == 0:
+            optimizer.load_state_dict(shelf.saved())
+            waits: Any = optimizer.synced()
+        else:
+            waits = optimizer.step(fresh())
+        with pytest.raises(UsageError, match="rank 0 has loaded a state, and rank 1 has not"):
+            await waits
+        optimizer.load_state_dict(shelf.saved())
+        await optimizer
+        assert await optimizer.step(fresh())
+        return [one.tobytes() for one in mine]
+
+    results: list[Any] = run_virtual(run_cluster(3, main, processes=chaos))
+    assert isinstance(results[2], Crashed)
+    assert results[0] == results[1] == [(one - 5).tobytes() for one in fresh()]
