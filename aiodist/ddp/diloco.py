@@ -393,7 +393,10 @@ class DiLoCo:
         return all(plan == self._plan for _, plan, *_ in rows)
 
     async def _take_over(self, source: int, differs: bool) -> None:
-        """Send the source's common values to all. Whoever has them already gets the same bytes again."""
+        """Send the source's common values to all. Whoever has them already gets the same bytes again.
+
+        Elastic: where that fails, a rank with other ones has these as they were: it may be the next source.
+        """
         begins = not self._known and source == self.pg.rank
         if begins:  # the very beginning: rank 0's own values become the common ones
             for common, part in zip(self._commons, self._parts, strict=True):
@@ -401,12 +404,22 @@ class DiLoCo:
                 _gather([views[index] for index in part], common.values)
         counts = np.array([self.exchanges, self.steps], np.int64)
         state = [array.copy() for array in self._state]
-        arrays = [counts, *(array for one in self._commons for array in (one.values, one.velocity)), *state]
-        works = [self.pg.broadcast(array, source, async_op=True) for array in arrays]
+        kept = [array for one in self._commons for array in (one.values, one.velocity)]
+        apart = self._elastic and self.pg.rank != source and (differs or not self._known)
+        arriving = [np.empty_like(array) for array in kept] if apart else kept
+        works = [self.pg.broadcast(one, source, async_op=True) for one in (counts, *arriving, *state)]
         for work in works:
             await work
-        for common in self._commons:
-            await self.pg._core.apart(_SIGN_NS * common.values.size, common.sign)
+
+        def take() -> None:
+            if apart:
+                for array, arrived in zip(kept, arriving, strict=True):
+                    copy_into(array, arrived)
+            for common in self._commons:
+                common.sign()
+
+        elements = sum(one.values.size for one in self._commons)
+        await self.pg._core.apart(_SIGN_NS * elements, take)
         if differs or not self._known:
             if self._known:
                 self.repairs += 1

@@ -13,6 +13,7 @@ import pytest
 
 from aiodist.base.errors import PeerLost
 from aiodist.ddp import DiLoCo, LocalSGD
+from aiodist.ddp.outer import Common, Outer
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
 from tests.levels import MORE, few
@@ -83,3 +84,46 @@ def test_all_members_leave_a_step_together(seed: int) -> None:
     exact = plan.get("codec") is None and (comes is None or plan.get("fragments", 1) == 1)
     wanted = run_virtual(run_cluster(1, lambda pg: train(pg, plan)))[0] if exact else found[0]
     assert all(result == wanted for result in found)
+
+
+def state_after(exchanges: int) -> dict[str, Any]:
+    """What a rank may have saved after so many exchanges."""
+    values = [np.full(count, float(exchanges * 10 + at)) for at, count in enumerate(LARGE)]
+    more = {"values": values, "velocity": [one / 7 for one in values], "feedback": None}
+    return {"steps": 2 * exchanges, "exchanges": exchanges, **more}
+
+
+LARGE = (40_000, 30_000)  # what is sent of them takes several turns
+
+
+@pytest.mark.parametrize("step", few(range(1, 70), range(20, 50, 3), MORE))
+def test_values_of_a_member_that_dies_while_it_gives_them_are_taken_whole_or_not(step: int) -> None:
+    """Ranks 0 and 1 had an older state, and get rank 2's. Half of it was mixed with theirs, on each in its
+    own way, and they went on with that."""
+    chaos = Chaos()
+
+    async def main(pg: ProcessGroup) -> tuple[int, list[bytes]]:
+        await asyncio.sleep(0.05)  # virtual: all members are there
+        own = [np.zeros(count) for count in LARGE]
+        diloco = DiLoCo(pg, own, sync_every=2, fragments=[[0], [1]], elastic=True)
+        diloco.load_state_dict(state_after(6 if pg.rank == 2 else 5))
+        for one, values in zip(own, diloco._commons, strict=True):
+            one[:] = values.values  # nobody has moved
+        if pg.rank == 2:
+            chaos.crash_at_step(2, chaos.processes[2].steps + step)
+        await diloco.step()
+        return diloco.exchanges, [array.tobytes() for one in diloco._commons for array in _arrays(one)]
+
+    def after(exchanges: int) -> tuple[int, list[bytes]]:
+        rule, saved = Outer(), state_after(exchanges - 1)
+        for at, values in enumerate(saved["values"][:1]):
+            rule(values, np.zeros_like(values), {"velocity": saved["velocity"][at]})
+        pairs = zip(saved["values"], saved["velocity"], strict=True)
+        return exchanges, [array.tobytes() for pair in pairs for array in pair]
+
+    results: list[Any] = run_virtual(run_cluster(3, main, processes=chaos))
+    assert results[0] == results[1] and results[0] in (after(6), after(7))
+
+
+def _arrays(common: Common) -> tuple[np.ndarray, np.ndarray]:
+    return common.values, common.velocity
