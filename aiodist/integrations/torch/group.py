@@ -605,7 +605,7 @@ def _reducing(op: Any, out: Any, start: Callable[..., Any], gets: bool = True) -
     def started(pg: ProcessGroup, **more: Any) -> Any:
         work = start(pg, op=ReduceOp.SUM, **more)
         if gets:
-            work.add_done_callback(lambda done: done.exception() or out.div_(pg.size, rounding_mode="trunc"))
+            _afterwards(work, out, lambda: out.div_(pg.size, rounding_mode="trunc"))
         return work
 
     return started
@@ -618,10 +618,22 @@ def _copied(out: Any, written: Any, start: Start) -> Start:
 
     def started(pg: ProcessGroup, **more: Any) -> Any:
         work = start(pg, **more)
-        work.add_done_callback(lambda done: done.exception() or out.copy_(written))
+        _afterwards(work, out, lambda: out.copy_(written))
         return work
 
     return started
+
+
+def _afterwards(work: Any, out: Any, change: Callable[[], object]) -> None:
+    """Have a tensor changed when an operation has ended well, on the loop: also one of inference mode, which
+    is its caller's and not the loop's."""
+
+    def ended(done: Any) -> None:
+        if done.exception() is None:
+            with torch.inference_mode(out.is_inference()):
+                change()
+
+    work.add_done_callback(ended)
 
 
 def _inner(lists: Any, what: str) -> list[Any]:
