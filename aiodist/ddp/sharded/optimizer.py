@@ -174,6 +174,7 @@ class ShardedOptimizer:
         self._lost = False  # nobody has the state of some elements any more
         self._missing_elements = 0  # of how many, where that was raised
         self._late, self._orphan = self._elastic and is_newcomer(pg), False  # as in `first_holder`
+        self._came = self._late  # and has not met the members yet
         self._complete = True  # the arrays hold what the pieces hold; not within a step, and after a load
         self._loaded = False
         self._history = _new_history()
@@ -526,6 +527,9 @@ class ShardedOptimizer:
         if restored:
             await self._restored()
             rows = await self._rows()
+        rows, self._came = resharding.counted(rows), False
+        if not rows[self.pg.rank]["known"]:
+            self._held = self._loaded = False
         if not resharding.check(rows, self.pg, self._update.compared):
             return None
         known = [member for member, row in enumerate(rows) if row["known"]]
@@ -566,7 +570,7 @@ class ShardedOptimizer:
         finally:
             self._restoring = False
 
-    async def _rows(self) -> list[dict[str, Any]]:
+    async def _rows(self) -> list[resharding.Row]:
         """The row of each member (`resharding.Row`)."""
         if self._complete:
             nbytes = sum(run.nbytes for run in self._shares.values[0])
@@ -574,6 +578,7 @@ class ShardedOptimizer:
         held = self._shares
         mine = {
             "known": self._held,
+            "came": self._came,
             "lost": self._lost,
             "orphan": self._orphan,
             "plan": self._plan,

@@ -19,7 +19,16 @@ from aiodist.group import ProcessGroup
 
 Array = npt.NDArray[Any]
 Row = Mapping[str, Any]
-"""One member's state: known, lost, orphan, plan, steps, history, loaded, size, shards, entries, options."""
+"""One member's state: known, came, lost, orphan, plan, steps, history, loaded, size, shards, entries,
+options."""
+
+
+def counted(rows: Sequence[Row]) -> list[Row]:
+    """The rows, without what newcomers loaded before they met members with a state: that is the job's."""
+    if not any(row["known"] and not row["came"] for row in rows):
+        return list(rows)
+    nothing = {"known": False, "size": 1, "shards": [0], "entries": []}
+    return [{**row, **nothing} if row["came"] else row for row in rows]
 
 
 def check(rows: Sequence[Row], pg: ProcessGroup, compared: Collection[str]) -> bool:

@@ -246,3 +246,33 @@ def test_shares_that_only_some_ranks_have_loaded_are_not_joined() -> None:
     results: list[Any] = run_virtual(run_cluster(3, main, processes=chaos))
     assert isinstance(results[2], Crashed)
     assert results[0] == results[1] == [(one - 5).tobytes() for one in fresh()]
+
+
+@pytest.mark.parametrize("steps", [2, 1])
+def test_what_a_newcomer_has_loaded_itself_takes_no_part_of_the_model(steps: int) -> None:
+    """Of the members' step it became the values of a share; of another step all members were refused."""
+    chaos, shelf = Chaos(), Shelf()
+
+    async def train(pg: ProcessGroup, joins: bool) -> tuple[int, int, list[bytes]]:
+        mine = fresh()
+        optimizer = ShardedOptimizer(pg, mine, momentum, elastic=True, redundancy=1)
+        if joins:
+            for part in shelf.parts.values():
+                for told in part["arrays"].values():
+                    for _, one in told["values"].parts:
+                        one += 1000  # another model's
+            optimizer.load_state_dict({**shelf.saved(), "steps": steps})
+        await optimizer
+        while optimizer.steps < STEPS:
+            if optimizer.steps == 2 and optimizer.pg.size == 2:
+                if optimizer.pg.rank not in shelf.parts:
+                    await shelf.save(optimizer)
+                if optimizer.pg.rank == 0 and not chaos.joined:
+                    chaos.join(lambda newcomers: train(newcomers, True), 30.0)
+                await asyncio.sleep(2)  # virtual: it waits by then
+            await optimizer.step(gradients(optimizer.steps, optimizer.pg.rank, optimizer.pg.size))
+        return optimizer.steps, optimizer.pg.size, [one.tobytes() for one in mine]
+
+    results = run_virtual(run_cluster(2, lambda pg: train(pg, False), processes=chaos))
+    for found in (*results, chaos.joined[0].result()):
+        assert found == (STEPS, 3, without_deaths())
