@@ -42,6 +42,7 @@ from aiodist.group.quantized import codec_named
 logger = logging.getLogger("aiodist.ddp.diloco")
 
 Array = npt.NDArray[Any]
+_LOADED = 2  # in a row: of a newcomer that has loaded its values itself; 1: it has common values, 0: none
 _STEP_NS, _SIGN_NS = 2.0, 8.0  # of an element: of the outer step, and of its digest
 
 
@@ -139,6 +140,7 @@ class DiLoCo:
         self._plan = int.from_bytes(hashlib.blake2b(plan.encode(), digest_size=8).digest(), "little")
         self._known = self._orphan = False  # this rank has common values; as in `first_holder`
         self._late = elastic and is_newcomer(pg)
+        self._came = self._late  # and has not met the members yet
         self._moved: Array | None = None
         self._under_way: Work[Any] | None = None
         self._busy = False
@@ -162,7 +164,7 @@ class DiLoCo:
 
     async def synced(self) -> None:
         """Wait until this rank has the common values. `await diloco` does this and gives `diloco`."""
-        if not self._known:
+        if not self._known or self._came:
             self._check_idle("Await it")
             await self._alone(self._reconcile(self._admit))
 
@@ -188,7 +190,7 @@ class DiLoCo:
                 values are as before.
             GroupBroken: the group broke. Elastic: only `Evicted` and `QuorumLost`.
         """
-        if not self._known:
+        if not self._known or self._came:
             raise UsageError(
                 "this rank may not have the common values yet", hint="Write `diloco = await DiLoCo(…)` first"
             )
@@ -362,8 +364,11 @@ class DiLoCo:
         """Compare what all members have, and have it the same → False: a newcomer cannot take part, and
         leaves."""
         progress = (self.exchanges, self.steps) if self._known else (0, 0)
-        mine = (int(self._known), self._plan, *progress, self._digest(), int(self._orphan))
-        rows = [tuple(map(int, row)) for row in await self.pg.all_gather(np.array(mine, np.uint64))]
+        has = _LOADED if self._came and self._known else int(self._known)
+        row = np.array([has, self._plan, *progress, self._digest(), int(self._orphan)], np.uint64)
+        rows = _counted([tuple(map(int, one)) for one in await self.pg.all_gather(row)])
+        mine, self._came = rows[self.pg.rank], False
+        self._known = mine[0] > 0
         if not self._check_plans(rows):
             return False
         first_holder([row[0] > 0 for row in rows], [row[-1] > 0 for row in rows])  # it raises, else
@@ -486,6 +491,8 @@ class DiLoCo:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from `state_dict`, on all ranks, before the first `await diloco`.
 
+        What a newcomer loads before that counts for nothing where members have common values.
+
         Args:
             saved: 'feedback' may be None, where a group of another size saved it: nothing is left over then.
 
@@ -547,6 +554,12 @@ def source_of(rows: Sequence[tuple[int, ...]]) -> int | None:
     furthest = [row for row in known if row[2:4] == max(one[2:4] for one in known)]
     most = max(furthest, key=lambda row: (furthest.count(row), -furthest.index(row)))
     return rows.index(most)
+
+
+def _counted(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The rows, without what newcomers loaded before they met members with common values. Pure."""
+    has = int(all(row[0] != 1 for row in rows))  # of those that have loaded
+    return [(has, row[1], *row[2:]) if row[0] == _LOADED else row for row in rows]
 
 
 def _dealt(fragments: int | Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:

@@ -127,3 +127,37 @@ def test_values_of_a_member_that_dies_while_it_gives_them_are_taken_whole_or_not
 
 def _arrays(common: Common) -> tuple[np.ndarray, np.ndarray]:
     return common.values, common.velocity
+
+
+def with_a_newcomer(loaded: dict[str, Any] | None) -> list[tuple[int, list[bytes], int]]:
+    """Train with a newcomer that loads something before it meets the members → what each member has."""
+    chaos = Chaos()
+
+    async def part(pg: ProcessGroup, joins: bool) -> tuple[int, list[bytes], int]:
+        own = [np.zeros(count) for count in LARGE]
+        diloco = DiLoCo(pg, own, sync_every=2, fragments=[[0], [1]], elastic=True)
+        if joins and loaded is not None:
+            diloco.load_state_dict(loaded)
+        await diloco
+        while diloco.steps < STEPS:
+            if diloco.steps == 3 and not joins:
+                if diloco.pg.rank == 0:
+                    chaos.join(lambda newcomers: part(newcomers, True), 30.0)
+                await asyncio.sleep(1)  # virtual: it waits by then
+            for at, one in enumerate(own):
+                one += diloco.steps + at + diloco.pg.rank / 8
+            await diloco.step()
+        assert diloco.pg.size == 3
+        commons = [array.tobytes() for one in diloco._commons for array in _arrays(one)]
+        return diloco.exchanges, commons, diloco.repairs
+
+    results = run_virtual(run_cluster(2, lambda pg: part(pg, False), processes=chaos))
+    return [*results, chaos.joined[0].result()]
+
+
+@pytest.mark.parametrize("exchanges", [1, 9])
+def test_what_a_newcomer_has_loaded_itself_counts_for_nothing(exchanges: int) -> None:
+    """It took no part in the meeting that the others waited for, and all ended with CollectiveMismatch."""
+    found = with_a_newcomer(state_after(exchanges))
+    assert found == with_a_newcomer(None)
+    assert found[0] == found[1] == found[2] and found[0][0] == STEPS and found[0][2] == 0
