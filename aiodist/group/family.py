@@ -82,7 +82,7 @@ class Lineage(Generic[G]):
 
     Attributes:
         latest: the newest; closing an earlier one closes it. None between is kept.
-        began: the epoch of the first: that in which this process came.
+        began: the epoch of the first that the program was given: that in which this process came.
     """
 
     def __init__(self, first: G, began: int) -> None:

@@ -89,3 +89,37 @@ def test_it_says_so(
             said += 1
         assert reached[0] == 0 and all(steps > 0 for steps in reached[1:])
     assert said and begun
+
+
+@pytest.mark.parametrize("train", [sync, diloco, sharded])
+def test_one_that_came_over_two_epochs_says_so_too(
+    train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
+) -> None:
+    """A member dies while the newcomer comes, which is given the next epoch's group; then the other one does.
+    It was taken for one that had been there from the beginning, and trained anew from step 0."""
+    came = 0
+    for step in range(11, 21):
+        chaos, reached, epochs = Chaos(step), list[int](), list[int]()
+
+        def join(chaos: Chaos, newcomer: Callable[[ProcessGroup], Awaitable[None]], step: int = step) -> None:
+            chaos.join(newcomer, 20.0)
+            chaos.crash_at_step(1, chaos.processes[1].steps + step)
+
+        async def newcomer(
+            pg: ProcessGroup, chaos: Chaos = chaos, reached: list[int] = reached, epochs: list[int] = epochs
+        ) -> None:
+            epochs.append(pg.epoch)
+            chaos.crash_at_step(0, chaos.processes[0].steps + 2)
+            await train(pg, reached)
+
+        async def main(pg: ProcessGroup, chaos: Chaos = chaos, join: Any = join, who: Any = newcomer) -> None:
+            if pg.rank == 0:
+                asyncio.get_running_loop().call_later(0.025, join, chaos, who)
+            await train(pg, [])
+
+        run_virtual(run_cluster(2, main, processes=chaos, return_exceptions=True))
+        if epochs == [2]:
+            came += 1
+            failed = chaos.joined[0].exception()
+            assert isinstance(failed, dist.QuorumLost | dist.StateLost) or reached > [0], failed
+    assert came

@@ -49,7 +49,9 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
         if job.admitted is not None:
             await job.admitted()
         await visit.close()
-        return await regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
+        group = await regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
+        group._core.lineage.began = group.epoch  # a later one's, where a member died on the way
+        return group
     except BaseException as error:
         await visit.give_up(error)
         raise
