@@ -32,7 +32,7 @@ from aiodist.base.errors import (
 from aiodist.base.types import FLOATS, ReduceOp
 from aiodist.ddp.arguments import listed, number
 from aiodist.ddp.awaited import each_awaited
-from aiodist.ddp.holders import first_holder, is_newcomer, misfit
+from aiodist.ddp.holders import first_holder, is_newcomer, is_orphan, misfit
 from aiodist.ddp.outer import Common, Outer
 from aiodist.ddp.rhythm import Rhythm, parts
 from aiodist.group import ErrorFeedback, ProcessGroup
@@ -138,8 +138,9 @@ class DiLoCo:
         shapes = [(one.dtype.name, one.shape) for one in (*views, *self._state)]
         plan = f"{shapes} {self._parts} {self._rhythm} {outer} {mix} {self._codec} {elastic} {admit}"
         self._plan = int.from_bytes(hashlib.blake2b(plan.encode(), digest_size=8).digest(), "little")
-        self._known = self._orphan = False  # this rank has common values; as in `first_holder`
+        self._known = False  # this rank has common values
         self._late = elastic and is_newcomer(pg)
+        self._orphan = elastic and is_orphan(pg)  # as in `first_holder`
         self._came = self._late  # and has not met the members yet
         self._moved: Array | None = None
         self._under_way: Work[Any] | None = None

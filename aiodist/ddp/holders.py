@@ -14,6 +14,11 @@ def is_newcomer(pg: ProcessGroup) -> bool:
     return 0 < pg.epoch == pg._core.lineage.began
 
 
+def is_orphan(pg: ProcessGroup) -> bool:
+    """Whether this process is a newcomer, and members were lost while it came: see `first_holder`."""
+    return is_newcomer(pg) and pg._core.lineage.bereft
+
+
 def first_holder(holds: Sequence[bool], orphans: Sequence[bool]) -> int:
     """The first member that has the common values; 0 at the very beginning, when no member has.
 

@@ -16,7 +16,7 @@ from aiodist.base.types import FLOATS, ReduceOp, check_reduction
 from aiodist.ddp.arguments import listed
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import Bucket, cap_of, digest, plan
-from aiodist.ddp.holders import first_holder, is_newcomer, misfit
+from aiodist.ddp.holders import first_holder, is_newcomer, is_orphan, misfit
 from aiodist.group import ErrorFeedback, ProcessGroup
 from aiodist.group.quantized import codec_named
 
@@ -96,7 +96,7 @@ class GradientSync:
         if elastic:
             pg.check_rebuild()
         self._late = elastic and is_newcomer(pg)
-        self._holds = self._orphan = False  # this rank has had the common values; as in `first_holder`
+        self._holds, self._orphan = False, elastic and is_orphan(pg)  # has had the common values; see holders
         self._ending = Once[list[Any]]()
         self._sharing = Once[None]()
         self._finishing = False

@@ -83,8 +83,10 @@ class Lineage(Generic[G]):
     Attributes:
         latest: the newest; closing an earlier one closes it. None between is kept.
         began: the epoch of the first that the program was given: that in which this process came.
+        bereft: members died while it came, so that it was given a later one than that of its admission.
     """
 
     def __init__(self, first: G, began: int) -> None:
         self.latest = first
         self.began = began
+        self.bereft = False

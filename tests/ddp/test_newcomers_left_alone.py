@@ -123,3 +123,32 @@ def test_one_that_came_over_two_epochs_says_so_too(
             failed = chaos.joined[0].exception()
             assert isinstance(failed, dist.QuorumLost | dist.StateLost) or reached > [0], failed
     assert came
+
+
+@pytest.mark.parametrize("train", [sync, diloco, sharded])
+def test_one_whose_members_die_while_it_comes_says_so_too(
+    train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
+) -> None:
+    """They had admitted it, and the first group that it is given has no other member."""
+    alone = 0
+    for step in range(5, 12):
+        chaos, reached, sizes = Chaos(step), list[int](), list[int]()
+
+        async def newcomer(pg: ProcessGroup, reached: list[int] = reached, sizes: list[int] = sizes) -> None:
+            sizes.append(pg.size)
+            await train(pg, reached)
+
+        def join(chaos: Chaos = chaos, who: Any = newcomer, step: int = step) -> None:
+            chaos.join(who, 20.0)
+            chaos.crash_at_step(0, chaos.processes[0].steps + step)
+
+        async def main(pg: ProcessGroup, join: Any = join) -> None:
+            asyncio.get_running_loop().call_later(0.025, join)
+            await train(pg, [])
+
+        run_virtual(run_cluster(1, main, processes=chaos, return_exceptions=True))
+        if sizes == [1]:
+            alone += 1
+            failed = chaos.joined[0].exception()
+            assert isinstance(failed, dist.QuorumLost | dist.StateLost) and not reached, failed
+    assert alone

@@ -29,7 +29,7 @@ from aiodist.base.types import ReduceOp
 from aiodist.ddp.arguments import check_disjoint, number
 from aiodist.ddp.awaited import each_awaited
 from aiodist.ddp.buckets import cap_of
-from aiodist.ddp.holders import is_newcomer
+from aiodist.ddp.holders import is_newcomer, is_orphan
 from aiodist.ddp.sharded import resharding, state_dict
 from aiodist.ddp.sharded.model import Model, apart
 from aiodist.ddp.sharded.options import Options, differing, digest
@@ -173,7 +173,8 @@ class ShardedOptimizer:
         self._synced = False  # all ranks have the same values
         self._lost = False  # nobody has the state of some elements any more
         self._missing_elements = 0  # of how many, where that was raised
-        self._late, self._orphan = self._elastic and is_newcomer(pg), False  # as in `first_holder`
+        self._late = self._elastic and is_newcomer(pg)
+        self._orphan = self._elastic and is_orphan(pg)  # as in `first_holder`
         self._came = self._late  # and has not met the members yet
         self._complete = True  # the arrays hold what the pieces hold; not within a step, and after a load
         self._loaded = False

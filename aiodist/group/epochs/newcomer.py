@@ -50,7 +50,9 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
             await job.admitted()
         await visit.close()
         group = await regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
-        group._core.lineage.began = group.epoch  # a later one's, where a member died on the way
+        lineage = group._core.lineage
+        lineage.bereft = group.epoch > lineage.began
+        lineage.began = group.epoch
         return group
     except BaseException as error:
         await visit.give_up(error)

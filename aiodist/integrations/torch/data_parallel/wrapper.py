@@ -19,7 +19,7 @@ from aiodist.base.errors import Evicted, GroupBroken, QuorumLost, UsageError, sh
 from aiodist.base.types import ReduceOp
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import MIB, cap_of
-from aiodist.ddp.holders import first_holder, is_newcomer, misfit
+from aiodist.ddp.holders import first_holder, is_newcomer, is_orphan, misfit
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group
 from aiodist.integrations.torch.data_parallel.buckets import GradBucket, buckets_of
@@ -138,7 +138,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self._hook_state: Any = None
         self._synchronising = True  # not within no_sync
         self._synced = self._holds = False  # these members have the same values; this one ever had them
-        self._late, self._orphan = elastic and is_newcomer(self.pg), False
+        self._late, self._orphan = elastic and is_newcomer(self.pg), elastic and is_orphan(self.pg)
         self._times: list[int] | None = None  # how often each gradient comes in a step; static, once known
         self._passes: set[asyncio.Future[None]] = set()  # backward passes in threads
         self._ending, self._sharing = Once[bool](), Once[None]()
