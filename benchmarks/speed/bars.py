@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import NamedTuple
 
 from aiodist.cli.bench.measures import show_size, show_value
@@ -30,7 +31,7 @@ class Floor(NamedTuple):
     """The line that is the floor, and by how much a time may be above it."""
 
     line: str
-    factor: float = 1.5
+    factor: float = 1.3
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Compared:
         dtypes: which dtypes; empty: whatever was measured.
         floor: a size meets the goal, too, where our time is within a factor of this.
         best: theirs is its best sample, not its median.
+        mean: what counts is the geometric mean of all ratios, and no floor.
     """
 
     title: str
@@ -66,9 +68,16 @@ class Compared:
     dtypes: tuple[str, ...] = ()
     floor: Floor | None = None
     best: bool = False
+    mean: bool = False
 
     def figures(self, results: Results) -> Iterable[Figure]:
-        """One for everything that both have measured."""
+        """One for everything that both have measured, or for all of that."""
+        each = list(self._each(results))
+        if not self.mean or not each:
+            return each
+        return [Figure(geometric_mean([figure.value for figure in each]), "")]
+
+    def _each(self, results: Results) -> Iterable[Figure]:
         named, several = len(self.what) > 1, len(self.ranks) != 1
         theirs = {_key(record): record for record in self._records(results, self.theirs)}
         floors = {} if self.floor is None else self._floors(results, self.floor.line)

@@ -41,6 +41,15 @@ def test_the_worst_size_counts_and_is_named() -> None:
     assert (outcome.value, outcome.where, outcome.met) == (1.5, "8 B", False)
 
 
+def test_of_a_mean_all_sizes_count_alike() -> None:
+    bar = Compared("t", ("all_reduce",), "gloo", 1.6, faster=False, mean=True)
+    results = measured(("aiodist", MIB, 4.0), ("gloo", MIB, 1.0), ("aiodist", 8, 1.0), ("gloo", 8, 2.0))
+    (outcome,) = evaluate(results, [bar])
+    assert outcome.value == pytest.approx(2**0.5)
+    assert outcome.met
+    assert evaluate(Results(), [bar])[0].value is None
+
+
 def test_other_sizes_ranks_and_suites_do_not_count() -> None:
     bar = Compared("t", ("all_reduce",), "gloo", 2.0, sizes=(MIB, MIB), ranks=(4,))
     for results in (
