@@ -91,8 +91,8 @@ cdef class Slots:
         return not self.closed and self.c.members[self.c.rank].segment.words != NULL
 
     cdef int put(self, uint64_t seq, object exchange) except -1:
+        self.count += self.running[slot_of(seq)] is None
         self.running[slot_of(seq)] = exchange
-        self.count += 1
         return 0
 
     cdef int remove(self, uint64_t seq) except -1:

@@ -79,6 +79,20 @@ async def test_a_region_is_found_once_its_owner_has_made_the_group(hubs: Any) ->
         peer.memory.words[theirs.at // 8] = 1  # only its owner writes it
 
 
+async def test_an_exchange_that_is_added_again_is_counted_once(hubs: Any) -> None:
+    (board, _) = boards(hubs(2))
+    plan = engine().Plan(
+        *(board.slots, Owner(board), CALL, None, 77, bytes(range(32)), engine().KINDS["meet"]),
+        *([False] * 2, [False] * 2, [0] * 2, [0] * 2),
+    )
+    exchange = plan.begin(3, [], [])
+    for _ in range(2):
+        board.slots.add(exchange)
+    assert board.slots.count == 1
+    board.slots.discard(exchange)
+    assert board.slots.count == 0
+
+
 async def test_a_slot_is_free_when_all_have_finished_what_it_held(hubs: Any) -> None:
     group = boards(hubs(3))
     for board in group:
