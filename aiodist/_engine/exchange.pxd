@@ -101,6 +101,7 @@ cdef class Exchange(Driver):
     cpdef bint settle(self, int outcome) except? -1
     cpdef bint step(self)
     cdef bint act(self, int what)
+    cdef int convert(self) except -1
     cdef int finish_plain(self) except -1
     cpdef note_over(self)
     cpdef drop(self)

@@ -119,7 +119,7 @@ class Exchange(Driver):
         operation: the group's; None while it is not in flight.
         work: the user's handle.
         start: called when all ranks have published the same, where messages carry it.
-        seen: the loop came round while it was pending.
+        seen: the loop came round while it was pending; of one in the thread, that has written down its arrival.
     """
 
     plan: Plan
@@ -188,8 +188,8 @@ class Signal:
     def clear(self) -> None: ...
 
 def drive(active: list[Exchange], seconds: float, stop: Signal) -> list[int]:
-    """Advance operations in turn, without the interpreter, until one of them stops, nothing has moved for so
-    many seconds, or `stop` is set. In the thread for bulk work.
+    """Advance operations in turn, without the interpreter, until one of them stops, or all that it waits for
+    first have come, nothing has moved for so many seconds, or `stop` is set. In the thread for bulk work.
 
     Args:
         active: of any groups.

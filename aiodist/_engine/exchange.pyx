@@ -335,6 +335,7 @@ cdef class Exchange(Driver):
         if outcome == OVER:
             if self.made is not None:
                 self.made.empty()
+            self.convert()
             if self.start is not None:
                 self.start()  # which may break the group, and then this is withdrawn, too
             return True
@@ -381,6 +382,17 @@ cdef class Exchange(Driver):
             self.plan.owner.over(self)
         return True
 
+    cdef int convert(self) except -1:
+        """Make what the Work gives of the result: what raises here breaks the group, as all copies do."""
+        cdef Handle work
+        if isinstance(self.work, Handle):
+            work = self.work
+            if work._convert is not None:
+                work._result, work._convert = work._convert(work._result), None
+                if self.operation is not None:
+                    self.operation.result = work._result
+        return 0
+
     cdef int finish_plain(self) except -1:
         """End an operation that is not in flight."""
         cdef Handle work = self.work
@@ -408,9 +420,12 @@ cdef class Exchange(Driver):
             slots.c.unseen_code[slot] = self.c.code
 
     cpdef drop(self):
+        cdef object work = self.work
         if self.idle:
             return
         self.idle = True
+        if isinstance(work, Handle) and (<Handle>work)._driver is self:
+            (<Handle>work)._driver = None  # it may go on, and this is another operation's then
         self.send = self.recv = NOTHING
         self.c.send = self.c.recv = NULL
         self.operation = self.work = self.made = self.start = self.given = self.got = None
@@ -483,7 +498,7 @@ cdef class Signal:
 
 
 def drive(list active not None, double seconds, Signal stop not None):
-    cdef int count = <int>len(active), index, found = 0
+    cdef int count = <int>len(active), index, early, found = 0
     cdef exchange** xs = <exchange**>malloc((count + 1) * (sizeof(exchange*) + sizeof(int)))
     cdef int* outcomes = <int*>(xs + count + 1)
     cdef uint64_t before, after
@@ -507,8 +522,10 @@ def drive(list active not None, double seconds, Signal stop not None):
                     if has_ended(xs[index]):
                         found = 1
                     else:
+                        early = <int>(xs[index].stage == ARRIVE)
                         outcomes[index] = exchange_advance(xs[index])
-                        found |= outcomes[index] != WAIT
+                        if outcomes[index] != WAIT or (early and xs[index].stage != ARRIVE):
+                            found = 1
                     after += xs[index].moves
                 if found or load_flag(&stop.c):
                     break

@@ -53,12 +53,14 @@ cdef class Handle:
         """Whether the await ends at once, and well; else nothing has happened, and `_await_on` does all of it."""
         cdef timespec at
         cdef bint held = self._awaited
+        cdef Driver driver
         if self._held_back:
             return False
         self._awaited = True
         if self._state == PENDING and isinstance(self._driver, Driver):
             if PyThread_get_thread_ident() == self._issuer.thread and self._issuer.running():
-                (<Driver>self._driver).bring_on()
+                driver = self._driver  # it is held here: the operation may end, or break its group, meanwhile
+                driver.bring_on()
         if self._state == DONE:
             since = self._issuer.turn.since
             if since is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.backends.host.local.hub import ASLEEP_BULK, Hub, engine
 from aiodist.backends.threads import post
+from aiodist.observe.recorder.layout import ARRIVED
 
 if TYPE_CHECKING:
     from aiodist._engine.exchange import Exchange
@@ -91,12 +92,16 @@ class Bulk:
                 os.eventfd_read(self._hub.segment.thread_bell)
 
     def _go_on(self, active: list[tuple[Exchange, Ended]], seconds: float) -> bool:
-        """Resume all, until one of them stops or nothing moves for so long → whether one has stopped."""
+        """Resume all, until one of them stops, or all that it waits for first have come, or nothing moves for
+        so long → whether one has stopped."""
         stopped = False
         outcomes = engine().drive([exchange for exchange, _ in active], seconds, self._news)
         for entry, outcome in zip(list(active), outcomes, strict=False):
             exchange, ended = entry
             error: Exception | None = None
+            if exchange.has_arrived and not exchange.seen:
+                exchange.seen = stopped = True
+                exchange.operation.happened(ARRIVED)
             try:
                 over = exchange.ended or (outcome != 0 and exchange.settle(outcome))
             except Exception as caught:

@@ -12,9 +12,11 @@ import pytest
 
 from aiodist._engine.exchange import Exchange, Plan
 from aiodist._engine.starter import Starter
+from aiodist.backends import handle
 from aiodist.backends.base import Operation
 from aiodist.backends.host.local import group
 from aiodist.backends.host.local.board import CODE, SLOTS, SOURCE
+from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.release import BuffersInUse
 from aiodist.backends.schedules.select import UNKNOWN
@@ -23,15 +25,17 @@ from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.errors import GroupBroken
 from aiodist.base.types import Call, Kind, ReduceOp
 from aiodist.group.numbers import Numbers
+from aiodist.observe.recorder.layout import ARRIVED
 from tests.observe.recorder.made import a_track
 
 LIMITS = Thresholds(inline=512, block=4096, staging=4096)
 
 
-class Handle:
+class Handle(handle.Handle):
     """In the place of a `Work`."""
 
-    _driver: Any = None
+    def __init__(self) -> None:
+        super().__init__(None, None, True)
 
     def _driven_by(self, driver: Any) -> None:
         self._driver = driver
@@ -223,6 +227,91 @@ async def test_what_messages_go_on_with_is_not_driven_by_its_exchange_any_more(h
     await turns(first, second)
     assert sorted(started) == [0, 1]
     assert work._driver is None
+
+
+async def test_work_that_goes_on_is_driven_by_no_operation_that_has_ended(hubs: Any) -> None:
+    """A part of it has ended. What carried that out may carry out another's operation now, in the thread."""
+    first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
+    part = first.broadcast(0, np.zeros(50, np.int64), 1)
+    drives: Any = part.work
+    assert type(drives._driver) is Exchange
+    second.broadcast(0, np.arange(50), 1)
+    await turns(first, second)
+    assert first.calls == ["finished 0"]
+    assert drives._driver is None
+    first.wire(1, lambda: None)  # it goes on by messages, which nobody polls for
+    drives = first.begun[-1].work
+    assert type(drives._driver) is Exchange
+    second.wire(1, lambda: None)
+    await turns(first, second)
+    assert first.group.statistics()["running"] == 0
+    assert drives._driver is None
+    for member in (first, second):
+        member.retire()
+
+
+def exchanges() -> int:
+    """How many there are."""
+    return sum(type(each) is Exchange for each in gc.get_objects())
+
+
+async def test_operation_that_breaks_its_group_while_it_is_awaited_is_there_until_the_await_is(
+    hubs: Any,
+) -> None:
+    local = hubs(2)
+    first, second = (Member(hub, rank, Thresholds(direct=1 << 15)) for rank, hub in enumerate(local))
+    gc.collect()
+    others, found = exchanges(), []
+    work: Any = fast_path_of(first).start(Kind.all_reduce, np.arange(2000), None, True, ReduceOp.SUM)
+    second.reduce(0, 2000)
+    local[1].words[second.group.board.at // 8 + SLOTS + SOURCE] = (len(local[1].view) - 8) << 1
+
+    def failed(_error: Exception) -> None:
+        first.group.halt()
+        first.group.forget()
+        work._driven_by(None)  # as in a Work that has failed
+        found.append(exchanges() - others)
+
+    first.failed = failed  # type: ignore[method-assign]
+    next(work.__await__())
+    assert found == [2]  # the other member's, and the one that goes on when this has returned
+    for member in (first, second):
+        member.retire()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+async def test_array_that_is_read_only_at_the_end_breaks_the_group(hubs: Any, seen: bool) -> None:
+    """The result was to be copied there. Else nobody would be told, and nothing would ever end."""
+    first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
+    array = np.arange(8).reshape(2, 4).T
+    work: Any = fast_path_of(first).start(Kind.all_reduce, array, None, True, ReduceOp.SUM)
+    if seen:
+        first.group.note_all()
+    array.flags.writeable = False
+    fast_path_of(second).start(Kind.all_reduce, np.arange(8).reshape(4, 2), None, True, ReduceOp.SUM)
+    next(work.__await__())
+    assert first.calls == ["failed assignment destination is read-only"]
+    assert not work.done()  # it fails with the group
+    for member in (first, second):
+        member.retire()
+
+
+async def test_thread_says_when_all_have_come(hubs: Any) -> None:
+    """Else it looks as if an operation had waited for its peers until its end."""
+    local = hubs(2)
+    first, second = (Member(hub, rank) for rank, hub in enumerate(local))
+    bulk, stamps = Bulk(local[0], asyncio.get_running_loop()), []
+    first.reduce(0, 40_000)
+    first.begun[-1].happened = stamps.append
+    (exchange, _), active = first.thread.given[0], list(first.thread.given)
+    assert not bulk._go_on(active, 0.0)
+    assert stamps == []
+    second.reduce(0, 40_000)
+    assert bulk._go_on(active, 0.0)
+    assert stamps == [ARRIVED]
+    assert not exchange.ended and active
+    assert not bulk._go_on(active, 0.0)  # the other's thread does not go on
+    assert stamps == [ARRIVED]
     for member in (first, second):
         member.retire()
 
