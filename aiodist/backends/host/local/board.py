@@ -108,10 +108,11 @@ class Board:
         return self.slots.complete or all([self.found(peer) for peer in self.peers])  # noqa: C419 (each is looked for)
 
     def found(self, peer: Peer) -> bool:
-        """Whether a peer has made the group; not where it says that its region is beyond its segment."""
+        """Whether a peer has made the group; not where it says that its region is beyond its segment, or
+        begins within a word."""
         if not self.slots.has_made(peer.member) and self._known(peer):
             at = peer.memory.offset(self.context, peer.entry)
-            if at and at + REGION <= peer.memory.bytes.size:
+            if at and not at % 8 and at + REGION <= peer.memory.bytes.size:
                 self.slots.place(peer.member, at)
         return self.slots.has_made(peer.member)
 

@@ -79,6 +79,17 @@ async def test_a_region_is_found_once_its_owner_has_made_the_group(hubs: Any) ->
         peer.memory.words[theirs.at // 8] = 1  # only its owner writes it
 
 
+async def test_a_region_that_begins_within_a_word_is_none(hubs: Any) -> None:
+    """In the thread an error about it would end the thread."""
+    first, second = hubs(2)
+    mine = Board(first, CONTEXT, [0, 1], 0)
+    Board(second, CONTEXT, [0, 1], 1)
+    second._offsets[second._entries[CONTEXT]] += 4
+    assert not mine.complete()
+    second._offsets[second._entries[CONTEXT]] -= 4
+    assert mine.complete()
+
+
 async def test_an_exchange_that_is_added_again_is_counted_once(hubs: Any) -> None:
     (board, _) = boards(hubs(2))
     plan = engine().Plan(
