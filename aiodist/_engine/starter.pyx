@@ -182,7 +182,7 @@ cdef class Starter:
     cdef limit_of(self, timeout):
         """Seconds of a timeout."""
         cdef double limit
-        if type(timeout) is float or type(timeout) is int and timeout < 1 << 31:
+        if type(timeout) is float or type(timeout) is int and 0 < timeout < 1 << 31:
             limit = timeout
             if limit > 0:
                 return limit

@@ -55,6 +55,7 @@ CASES: list[tuple[str, Call]] = [
     ("the first axis has 3 elements, which 2 ranks", lambda pg: pg.reduce_scatter(np.zeros(3))),
     ("a 0-d tensor has none", lambda pg: pg.reduce_scatter(np.zeros(()))),
     ("timeout must be a positive number", lambda pg: pg.barrier(timeout=0)),
+    ("timeout must be a positive number", lambda pg: pg.barrier(timeout=-(10**400))),
     ("ranks names a rank twice", lambda pg: pg.new_group([0, 0])),
     ("ranks is empty", lambda pg: pg.new_group([])),
     ("no memory for contiguous copies", lambda pg: pg.send(endless(), 1 - pg.rank)),
