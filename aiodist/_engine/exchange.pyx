@@ -442,7 +442,7 @@ cdef class Exchange(Driver):
             return 0
         hub = self.plan.owner.hub
         looks = hub.looks
-        if not looks or self.busy:
+        if not looks or self.busy or not self.slots.is_open():
             hub.end_of_turn_soon()  # which rings with a fence for what was written here
             return 0
         for index in range(FIRST_LOOKS if looks > 1 else 1):

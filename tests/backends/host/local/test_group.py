@@ -279,6 +279,23 @@ async def test_operation_that_breaks_its_group_while_it_is_awaited_is_there_unti
         member.retire()
 
 
+async def test_await_after_the_segment_is_gone_looks_nowhere(hubs: Any) -> None:
+    """A world that is abandoned goes before its groups."""
+    local = hubs(2, poll=0.001)
+    members = [Member(hub, rank) for rank, hub in enumerate(local)]
+    work: Any = fast_path_of(members[0]).start(Kind.barrier, None, None, True)
+    assert members[0].group.board.complete()
+    next(work.__await__())  # it has found all regions
+    await asyncio.sleep(0)  # and may poll again
+    for memory in local[0].memories.values():
+        memory.shared.release()
+    local[0].shared.release()
+    next(work.__await__())
+    assert not work.done()
+    for member in members:
+        member.retire()
+
+
 @pytest.mark.parametrize("seen", [False, True])
 async def test_array_that_is_read_only_at_the_end_breaks_the_group(hubs: Any, seen: bool) -> None:
     """The result was to be copied there. Else nobody would be told, and nothing would ever end."""
