@@ -119,7 +119,7 @@ class Exchange(Driver):
         operation: the group's; None while it is not in flight.
         work: the user's handle.
         start: called when all ranks have published the same, where messages carry it.
-        seen: the loop came round while it was pending; of one in the thread, that has written down its arrival.
+        seen: the loop came round while it was pending; of one in the thread: its arrival is written down.
     """
 
     plan: Plan

@@ -78,8 +78,10 @@ class Bulk:
         any_bell.register(self._hub.segment.thread_bell, select.POLLIN)
         any_bell.register(self._hub.segment.bell, select.POLLIN)
         active: list[tuple[Exchange, Ended]] = []
-        while not self._closing:
-            self._news.clear()
+        while True:
+            self._news.clear()  # before the looks: what is said from now on ends `drive`
+            if self._closing:
+                return
             while self._inbox:
                 active.append(self._inbox.popleft())
             if self._go_on(active, POLL) or self._inbox or self._closing:

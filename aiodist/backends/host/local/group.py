@@ -318,8 +318,6 @@ class LocalGroup:
     def over(self, exchange: Exchange) -> None:
         """End an operation that is in flight."""
         operation, wired = exchange.operation, exchange.start is not None
-        if wired and operation.work._driver is exchange:
-            operation.work._driven_by(None)  # another operation may have the exchange now
         exchange.note_over()
         self._slots.discard(exchange)
         exchange.drop()

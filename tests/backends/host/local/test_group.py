@@ -216,19 +216,6 @@ async def test_operation_on_the_fast_path_succeeds_no_more_once_members_disagree
         member.retire()
 
 
-async def test_what_messages_go_on_with_is_not_driven_by_its_exchange_any_more(hubs: Any) -> None:
-    """Another operation may have that one, perhaps one that the thread carries out."""
-    first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
-    started: list[int] = []
-    first.wire(0, lambda: started.append(0))
-    work: Any = first.begun[-1].work
-    assert isinstance(work._driver, Exchange)
-    second.wire(0, lambda: started.append(1))
-    await turns(first, second)
-    assert sorted(started) == [0, 1]
-    assert work._driver is None
-
-
 async def test_work_that_goes_on_is_driven_by_no_operation_that_has_ended(hubs: Any) -> None:
     """A part of it has ended. What carried that out may carry out another's operation now, in the thread."""
     first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
