@@ -47,6 +47,7 @@ _EXTENSIONS = ("combine", "handle", "slots", "exchange", "starter")
 class Compiled(Protocol):
     """All that the extensions offer; their stubs say what each part does."""
 
+    FINGERPRINT: str
     Combiner: type[Combiner]
     Memory: type[Memory]
     Turns: type[Turns]

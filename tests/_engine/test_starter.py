@@ -26,7 +26,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 async def test_joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessGroup) -> None:
     mine = np.arange(6.0).reshape(2, 3) + 10 * pg.rank
     both = np.concatenate([np.arange(6.0).reshape(2, 3) + 10 * rank for rank in range(pg.size)])
-    fast = core_of(pg).fast_path
+    fast: Any = core_of(pg).fast_path
     assert fast is not None
     for shape in ((pg.size, 2, 3), (pg.size * 2, 3)):
         out = np.empty(shape)
@@ -47,7 +47,7 @@ async def test_joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessG
 
 @spmd(transport="shm")
 async def test_arrays_that_are_only_read_may_be_read_only(pg: ProcessGroup) -> None:
-    fast = core_of(pg).fast_path
+    fast: Any = core_of(pg).fast_path
     assert fast is not None
 
     def read_only(*shape: int) -> Any:
@@ -80,10 +80,11 @@ async def test_arrays_that_are_only_read_may_be_read_only(pg: ProcessGroup) -> N
 @spmd(transport="shm")
 async def test_forms_of_a_part(pg: ProcessGroup) -> None:
     """A part of one row may have its axis or not, and an array none at all."""
-    fast = core_of(pg).fast_path
+    fast: Any = core_of(pg).fast_path
     assert fast is not None
     rows = np.arange(4.0 * pg.size).reshape(pg.size, 4) + 1000 * pg.rank
-    total = sum(np.arange(4.0 * pg.size).reshape(pg.size, 4) + 1000 * rank for rank in range(pg.size))
+    every = [np.arange(4.0 * pg.size).reshape(pg.size, 4) + 1000 * rank for rank in range(pg.size)]
+    total = np.sum(every, axis=0)
     single = np.array(7.0 + pg.rank)
     work = fast.start(Kind.all_reduce, single, None, False, ReduceOp.SUM)
     assert await work is single and single == 7 * pg.size + sum(range(pg.size))
@@ -98,15 +99,15 @@ async def test_forms_of_a_part(pg: ProcessGroup) -> None:
 
 @spmd(transport="shm")
 async def test_nothing_is_taken_for_an_op_or_a_root_that_only_equals_one(pg: ProcessGroup) -> None:
-    fast = core_of(pg).fast_path
+    fast: Any = core_of(pg).fast_path
     assert fast is not None
     for op, root in ((ReduceOp.SUM, -1), (1, -1), (True, -1), (ReduceOp.AVG, -1), (99, -1), ("SUM", -1)):
         work = fast.start(Kind.all_reduce, np.arange(3), None, False, op, root)
         assert (work is None) == (op is not ReduceOp.SUM), op
         if work is not None:
             await work
-    for root in (True, 1.0, None, 7, -2):
-        assert fast.start(Kind.broadcast, np.arange(3), None, False, 0, root) is None
+    for odd in (True, 1.0, None, 7, -2):
+        assert fast.start(Kind.broadcast, np.arange(3), None, False, 0, odd) is None
     await pg.barrier()
 
 
@@ -182,7 +183,7 @@ async def both_ways(pg: ProcessGroup, layout: str) -> None:
 
 @spmd(transport="shm")
 async def test_what_overlaps_is_refused(pg: ProcessGroup) -> None:
-    fast = core_of(pg).fast_path
+    fast: Any = core_of(pg).fast_path
     assert fast is not None
     base = np.arange(10.0)
     for lead, other in (
@@ -204,7 +205,8 @@ async def test_numbers_come_back_as_numbers(pg: ProcessGroup) -> None:
     def refuse(*_call: object, **_named: object) -> Any:
         raise AssertionError("the general way was taken")
 
-    for number in (2.5, 3, True, 1 + 2j, np.float32(1.5), np.int8(7), np.bool_(False)):
+    numbers: list[Any] = [2.5, 3, True, 1 + 2j, np.float32(1.5), np.int8(7), np.bool_(False)]
+    for number in numbers:
         mine = type(number)(number + rank) if not isinstance(number, bool | np.bool_) else number
         outcomes = []
         for general in (False, True):
@@ -238,7 +240,7 @@ async def test_numbers_come_back_as_numbers(pg: ProcessGroup) -> None:
 async def test_torch_tensors_take_the_fast_path_and_come_back_themselves(pg: ProcessGroup) -> None:
     import torch
 
-    fast = core_of(pg).fast_path
+    fast: Any = core_of(pg).fast_path
     assert fast is not None
     values = [torch.arange(4.0).reshape(2, 2) + 10 * rank for rank in range(pg.size)]
     total, mine = sum(values), values[pg.rank]
@@ -278,7 +280,7 @@ async def test_torch_tensors_take_the_fast_path_and_come_back_themselves(pg: Pro
 async def test_what_is_more_than_memory_goes_the_long_way(pg: ProcessGroup) -> None:
     import torch
 
-    fast = core_of(pg).fast_path
+    fast: Any = core_of(pg).fast_path
     assert fast is not None
     ones = torch.ones(pg.size, 3)
     freed = torch.ones(3)

@@ -58,7 +58,8 @@ class Member:
         operation.source_sizes, operation.target_sizes = source_sizes, target_sizes
         made = buffers(operation, self.rank, self.board.size, joined=False)
         parts = source_sizes if target_sizes is None else target_sizes
-        plan = plan_of(self.board, replace(call, detail=""), path, self.limits, self, parts)
+        owner: Any = self
+        plan = plan_of(self.board, replace(call, detail=""), path, self.limits, owner, parts)
         assert self.board.free(call.seq)
         send, recv = ([], []) if path is Path.meet else (made.send, made.recv)
         exchange = plan.begin(call.seq, send, recv, made, call.signature, digest_of(call))

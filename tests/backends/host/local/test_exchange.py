@@ -162,7 +162,8 @@ async def test_the_word_that_publishes_is_never_zero_and_holds_both(
     @given(st.integers(0, 1 << 30), st.integers(0, 1 << 40))
     def check(count: int, seq: int) -> None:
         like = SimpleNamespace(dtype=BYTE.dtype, shape=(count,))
-        plan = plan_of(member.board, call_of(Kind.barrier, like), Path.meet, Thresholds(), member)
+        owner: Any = member
+        plan = plan_of(member.board, call_of(Kind.barrier, like), Path.meet, Thresholds(), owner)
 
         def code(seq: int) -> int:
             exchange = plan.begin(seq, [], [])

@@ -216,23 +216,28 @@ async def test_operation_on_the_fast_path_succeeds_no_more_once_members_disagree
         member.retire()
 
 
+def driver_of(work: Any) -> Any:
+    """What brings it on while it is awaited."""
+    return work._driver
+
+
 async def test_work_that_goes_on_is_driven_by_no_operation_that_has_ended(hubs: Any) -> None:
     """A part of it has ended. What carried that out may carry out another's operation now, in the thread."""
     first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
     part = first.broadcast(0, np.zeros(50, np.int64), 1)
     drives: Any = part.work
-    assert type(drives._driver) is Exchange
+    assert type(driver_of(drives)) is Exchange
     second.broadcast(0, np.arange(50), 1)
     await turns(first, second)
     assert first.calls == ["finished 0"]
-    assert drives._driver is None
+    assert driver_of(drives) is None
     first.wire(1, lambda: None)  # it goes on by messages, which nobody polls for
     drives = first.begun[-1].work
-    assert type(drives._driver) is Exchange
+    assert type(driver_of(drives)) is Exchange
     second.wire(1, lambda: None)
     await turns(first, second)
     assert first.group.statistics()["running"] == 0
-    assert drives._driver is None
+    assert driver_of(drives) is None
     for member in (first, second):
         member.retire()
 
@@ -259,7 +264,7 @@ async def test_operation_that_breaks_its_group_while_it_is_awaited_is_there_unti
         work._driven_by(None)  # as in a Work that has failed
         found.append(exchanges() - others)
 
-    first.failed = failed  # type: ignore[method-assign]
+    first.failed = failed  # type: ignore[method-assign, assignment]
     next(work.__await__())
     assert found == [2]  # the other member's, and the one that goes on when this has returned
     for member in (first, second):
@@ -304,7 +309,8 @@ async def test_thread_says_when_all_have_come(hubs: Any) -> None:
     """Else it looks as if an operation had waited for its peers until its end."""
     local = hubs(2)
     first, second = (Member(hub, rank) for rank, hub in enumerate(local))
-    bulk, stamps = Bulk(local[0], asyncio.get_running_loop()), []
+    bulk = Bulk(local[0], asyncio.get_running_loop())
+    stamps: list[int] = []
     first.reduce(0, 40_000)
     first.begun[-1].happened = stamps.append
     (exchange, _), active = first.thread.given[0], list(first.thread.given)

@@ -146,7 +146,13 @@ async def test_nothing_derived_is_handed_on(hubs: Any, join: Any, stop_readers: 
     group = join(hubs(3))
     case = Case(group, Kind.all_reduce, path, ("segment", "segment"))
     late: list[int] = []
-    stop_readers(lambda: late.append(1) or case.fail_first() if not late else None)
+
+    def read() -> None:
+        if not late:
+            late.append(1)
+            case.fail_first()
+
+    stop_readers(read)
     assert not case.running[1][0].step(case.running[1][1])
     assert late
     stop_readers(None)
