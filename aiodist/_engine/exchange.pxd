@@ -97,6 +97,7 @@ cdef class Exchange(Driver):
     cpdef publish(self, uint64_t staging=*)
     cdef uint64_t offset_of(self, const char* at, size_t nbytes) noexcept
     cdef uint64_t side_by_side(self) noexcept
+    cdef bint is_writable(self) except -1
     cdef int look(self)
     cpdef bint settle(self, int outcome) except? -1
     cpdef bint step(self)

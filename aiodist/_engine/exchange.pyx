@@ -4,12 +4,10 @@
 cimport cython
 cimport numpy as np
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from aiodist._engine.handle cimport Driver, Handle
-from aiodist._engine.slots cimport SLOTS, Slots, note_finished, own_slot, relax, slot_of
-from aiodist._engine.slots cimport PAYLOAD, all_made, look_back, slot_is_free
+from aiodist._engine.slots cimport Slots, all_made, note_finished, own_slot, relax, slot_of
 
 np.import_array()
 
@@ -29,6 +27,7 @@ cdef extern from "sched.h" nogil:
 
 cdef extern from "numpy/arrayobject.h":
     int PyArray_IS_C_CONTIGUOUS(np.ndarray array)
+    int PyArray_ISWRITEABLE(np.ndarray array)
 
 cdef extern from *:
     """
@@ -48,6 +47,9 @@ FINGERPRINT = AIODIST_FINGERPRINT.decode()
 KINDS = {"meet": MEET, "each": EACH, "share": SHARE, "reduce": REDUCE}
 
 cdef list NOTHING = []
+
+cdef enum:
+    READ_ONLY = 100  # an outcome beside those of exchange.h: an array that is written must not be any more
 
 cdef enum:
     FIRST_LOOKS = 32  # of an await before it asks for the time: what peers do alike they do at the same time
@@ -295,6 +297,7 @@ cdef class Exchange(Driver):
 
     cpdef publish(self, uint64_t staging=0):
         cdef exchange* x = &self.c
+        cdef const unsigned char* signature = self.signature
         cdef const plan* of = x.of
         if not self.slots.is_open() or (self.needs and not staging):
             raise ValueError("the segment is gone, or there is no staging")
@@ -312,14 +315,30 @@ cdef class Exchange(Driver):
             self.made.fill()
         if self.slots.c.unseen >> slot_of(x.seq) & 1:
             self.plan.owner.reuse(x.seq)
-        exchange_begin(x, self.signature)
+        if self.plan.is_long:
+            with nogil:
+                exchange_begin(x, signature)
+        else:
+            exchange_begin(x, signature)
 
     # ── going on ──
 
+    cdef bint is_writable(self) except -1:
+        """Whether what is written still may be: its owner may have forbidden it meanwhile."""
+        cdef np.ndarray array
+        if self.got is not None:
+            return PyArray_ISWRITEABLE(self.got)
+        for array in self.recv or NOTHING:
+            if not PyArray_ISWRITEABLE(array):
+                return False
+        return True
+
     cdef int look(self):
-        """Go as far as peers let it; no Python code runs."""
+        """Go as far as peers let it. No Python code runs, but where regions are still looked for."""
         if not self.slots.is_open():
             return WAIT
+        if not self.is_writable():
+            return READ_ONLY
         if not self.slots.made:
             self.slots.made = all_made(&self.slots.c) or self.plan.owner.board.complete()
         if self.plan.is_long:
@@ -341,6 +360,8 @@ cdef class Exchange(Driver):
             return True
         if outcome == DIFFERS:
             self.plan.owner.disagrees(self.c.seq, self.c.trouble)
+        elif outcome == READ_ONLY:
+            raise ValueError("an array that the operation writes is read-only now")
         elif outcome == OUTSIDE:
             raise self.plan.owner.board.outside(self.c.trouble)
         return False
@@ -513,6 +534,8 @@ def drive(list active not None, double seconds, Signal stop not None):
                 one.slots.made = one.slots.complete or one.plan.owner.board.complete()
             # The segment is there: its owner ends this thread before it lets go of it.
             xs[index], outcomes[index] = &one.c, WAIT
+            if not one.is_writable():
+                outcomes[index], found = READ_ONLY, 1
         with nogil:
             idle_since = now()
             while not found:
