@@ -105,7 +105,7 @@ def _load(asked: str) -> tuple[Compiled | None, str]:
 compiled, WHY_NOT = _load(os.environ.get(VARIABLE, "").strip().lower())
 """The extension; None where plain Python does its work, and why."""
 
-NAME = "" if compiled is None else sys.modules["aiodist._engine.combine"].FINGERPRINT
+NAME = "" if compiled is None else compiled.FINGERPRINT
 """The engine that this process uses, for comparison with others'; '' is plain Python."""
 
 

@@ -21,12 +21,7 @@ cdef extern from "numpy/arrayobject.h":
     int PyArray_ISCARRAY_RO(np.ndarray array)
     int PyArray_ISCARRAY(np.ndarray array)
 
-cdef extern from *:
-    """
-    #ifndef AIODIST_FINGERPRINT
-    #define AIODIST_FINGERPRINT ""
-    #endif
-    """
+cdef extern from "fingerprint.h":
     const char* AIODIST_FINGERPRINT
 
 FINGERPRINT = AIODIST_FINGERPRINT.decode()

@@ -221,7 +221,7 @@ static int advance_each(exchange *x) {
     for (int m = 0; m < all->size; m++) {
         const member *who = member_of(x, m);
         uint64_t at = (who->base + head_of(x->seq)) * 8 + SLOT_HEADER;
-        if (!of->in_slot) at = word_peek(slot_at(who, x->seq) + SOURCE) >> 1;
+        if (!of->in_slot) at = place_at(word_peek(slot_at(who, x->seq) + SOURCE));
         operands[m] = place_in(who, at, nbytes);
         if (!operands[m]) return outside(x, m);
     }
@@ -255,8 +255,8 @@ static const char *share_of(const exchange *x, int m, size_t block, size_t count
     const member *who = member_of(x, m);
     const int rank = of->all->rank;
     const size_t start = block * of->block, nbytes = count * of->itemsize;
-    uint64_t at = x->sources[m] >> 1;
-    if (x->sources[m] & 1) {
+    uint64_t at = place_at(x->sources[m]);
+    if (lies_there(x->sources[m])) {
         at += ((of->alike ? 0 : of->starts[rank]) + start) * of->itemsize;
     } else {
         size_t place = block % of->depth;
@@ -404,8 +404,8 @@ static int reduce_block(exchange *x, size_t block) {
             operands[m] = x->send[0] + low * of->itemsize;
             continue;
         }
-        uint64_t at = x->sources[m] >> 1;
-        at += x->sources[m] & 1 ? low * of->itemsize : reduce_lane(x, block) + (size_t)(rank - (rank > m)) * of->lane;
+        uint64_t at = place_at(x->sources[m]);
+        at += lies_there(x->sources[m]) ? low * of->itemsize : reduce_lane(x, block) + (size_t)(rank - (rank > m)) * of->lane;
         operands[m] = place_in(member_of(x, m), at, count * of->itemsize);
         if (!operands[m]) return m;
     }
@@ -419,8 +419,8 @@ static int collect_block(exchange *x, int m, size_t block) {
     const plan *of = x->of;
     size_t low, count = span_of(x, m, block, &low);
     if (!count) return -1;
-    uint64_t at = x->results[m] >> 1;
-    at += x->results[m] & 1 ? low * of->itemsize : block % of->depth * of->lane;
+    uint64_t at = place_at(x->results[m]);
+    at += lies_there(x->results[m]) ? low * of->itemsize : block % of->depth * of->lane;
     const char *from = place_in(member_of(x, m), at, count * of->itemsize);
     if (!from) return m;
     if (before_read) before_read();
@@ -442,7 +442,7 @@ static int advance_reduce(exchange *x) {
             const uint64_t *words = slot_at(member_of(x, m), x->seq);
             x->sources[m] = word_peek(words + SOURCE);
             x->results[m] = word_peek(words + RESULT);
-            nothing_staged = nothing_staged && (x->sources[m] & x->results[m] & 1);
+            nothing_staged = nothing_staged && lies_there(x->sources[m]) && lies_there(x->results[m]);
         }
         if (nothing_staged) x->block = of->larger, x->count = of->fewer;
         x->stage = PLACES;

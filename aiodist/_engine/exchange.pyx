@@ -4,7 +4,6 @@
 cimport cython
 cimport numpy as np
 from libc.stdlib cimport calloc, free, malloc
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from aiodist._engine.handle cimport Driver, Handle
 from aiodist._engine.slots cimport Slots, all_made, note_finished, own_slot, relax, slot_of
@@ -29,19 +28,13 @@ cdef extern from "numpy/arrayobject.h":
     int PyArray_IS_C_CONTIGUOUS(np.ndarray array)
     int PyArray_ISWRITEABLE(np.ndarray array)
 
-cdef extern from *:
-    """
-    #ifndef AIODIST_FINGERPRINT
-    #define AIODIST_FINGERPRINT ""
-    #endif
-    """
+cdef extern from "fingerprint.h":
     const char* AIODIST_FINGERPRINT
 
-cdef extern from *:
-    """
-    static inline int load_flag(const int *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
-    """
-    int load_flag(const int* flag) noexcept nogil
+cdef extern from "clock.h" nogil:
+    double monotonic_seconds()
+    bint flag_is_set(const int* flag)
+    void set_flag(int* flag, int value)
 
 FINGERPRINT = AIODIST_FINGERPRINT.decode()
 KINDS = {"meet": MEET, "each": EACH, "share": SHARE, "reduce": REDUCE}
@@ -55,12 +48,6 @@ cdef enum:
     FIRST_LOOKS = 32  # of an await before it asks for the time: what peers do alike they do at the same time
     RELEASED_FROM = 32 * 1024  # bytes: other threads may run Python code meanwhile
     POOL = 256  # exchanges of a group that are kept for their next use
-
-
-cdef inline double now() noexcept nogil:
-    cdef timespec at
-    clock_gettime(CLOCK_MONOTONIC, &at)
-    return at.tv_sec + at.tv_nsec * 1e-9
 
 
 @cython.final
@@ -477,7 +464,7 @@ cdef class Exchange(Driver):
         what = WAIT
         if self.slots.made and not has_ended(&self.c):
             with nogil:
-                while what == WAIT and now() < ends:
+                while what == WAIT and monotonic_seconds() < ends:
                     sched_yield()  # the peer may wait for this very core
                     for index in range(looks):
                         what = exchange_advance(&self.c)
@@ -512,10 +499,10 @@ cdef class Signal:
     cdef int c
 
     def set(self):
-        self.c = 1
+        set_flag(&self.c, 1)
 
     def clear(self):
-        self.c = 0
+        set_flag(&self.c, 0)
 
 
 def drive(list active not None, double seconds, Signal stop not None):
@@ -537,7 +524,7 @@ def drive(list active not None, double seconds, Signal stop not None):
             if not one.is_writable():
                 outcomes[index], found = READ_ONLY, 1
         with nogil:
-            idle_since = now()
+            idle_since = monotonic_seconds()
             while not found:
                 before = after = 0
                 for index in range(count):
@@ -550,11 +537,11 @@ def drive(list active not None, double seconds, Signal stop not None):
                         if outcomes[index] != WAIT or (early and xs[index].stage != ARRIVE):
                             found = 1
                     after += xs[index].moves
-                if found or load_flag(&stop.c):
+                if found or flag_is_set(&stop.c):
                     break
                 if after != before:
-                    idle_since = now()
-                elif now() - idle_since >= seconds:
+                    idle_since = monotonic_seconds()
+                elif monotonic_seconds() - idle_since >= seconds:
                     break
                 else:
                     sched_yield()

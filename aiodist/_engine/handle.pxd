@@ -5,7 +5,8 @@ cdef class Driver:
 
 cdef class Handle:
     cdef public object _issuer, _call, _seq, _noted, _driver, _result, _error, _waiters, _callbacks, _completion
-    cdef public object _take_back, _limit, _steps, _convert
+    cdef public object _take_back, _limit, _steps
+    cdef object _convert  # makes what an await gives of what an exchange has written
     cdef public int _state
     cdef public bint _held_back, _unheld, _awaited, _followed, _untold
     cdef bint is_done_at_once(self) except -1

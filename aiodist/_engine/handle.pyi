@@ -53,7 +53,6 @@ class Handle:
     _take_back: Any
     _limit: float | None
     _steps: Any
-    _convert: Any
     _state: int
     _held_back: bool
     _unheld: bool

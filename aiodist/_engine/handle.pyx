@@ -4,20 +4,17 @@
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident()
     int PYGEN_RETURN
     int PyIter_Send(object iterator, object value, PyObject** result) except -1
 
-cdef extern from *:
-    """
-    #ifndef AIODIST_FINGERPRINT
-    #define AIODIST_FINGERPRINT ""
-    #endif
-    """
+cdef extern from "fingerprint.h":
     const char* AIODIST_FINGERPRINT
+
+cdef extern from "clock.h":
+    double monotonic_seconds()
 
 cdef extern from "handle.h":
     ctypedef void* sender
@@ -51,7 +48,6 @@ cdef class Handle:
 
     cdef bint is_done_at_once(self) except -1:
         """Whether the await ends at once, and well; else nothing has happened, and `_await_on` does all of it."""
-        cdef timespec at
         cdef bint held = self._awaited
         cdef Driver driver
         if self._held_back:
@@ -64,8 +60,7 @@ cdef class Handle:
         if self._state == DONE:
             since = self._issuer.turn.since
             if since is not None:
-                clock_gettime(CLOCK_MONOTONIC, &at)
-                if at.tv_sec + at.tv_nsec * 1e-9 - <double>since <= PULSE:
+                if monotonic_seconds() - <double>since <= PULSE:
                     self._take_back = None
                     self._unheld = self._unheld and not held
                     return True
@@ -77,7 +72,7 @@ cdef class Handle:
 
     cdef int finish(self, object result) except -1:
         if self._state == PENDING:
-            self._result = result if self._convert is None else self._convert(result)
+            self._result = result
             self._state = DONE
             self._driver = None  # users keep handles: they must not keep the group's memory
             if self._waiters is not None or self._callbacks is not None:

@@ -2,6 +2,7 @@
 #ifndef AIODIST_PLAN_H
 #define AIODIST_PLAN_H
 
+#include "clock.h"
 #include "slots.h"
 
 typedef void (*combine_loop)(const void *left, const void *right, void *out, size_t count); /* as in loops.h */
@@ -58,7 +59,7 @@ typedef struct {
     int ended; /* it goes no further: it is over, or its group is broken. Set by the loop, read by the thread */
 } exchange;
 
-static inline int has_ended(const exchange *x) { return __atomic_load_n(&x->ended, __ATOMIC_ACQUIRE); }
-static inline void end_exchange(exchange *x) { __atomic_store_n(&x->ended, 1, __ATOMIC_RELEASE); }
+static inline int has_ended(const exchange *x) { return flag_is_set(&x->ended); }
+static inline void end_exchange(exchange *x) { set_flag(&x->ended, 1); }
 
 #endif

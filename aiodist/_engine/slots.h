@@ -160,6 +160,8 @@ static inline int look_back(group *all, unsigned slot) {
 /* A place as SOURCE and RESULT have it: any byte of the segment, and whether all of the array lies there, where it
  * is communicated; else blocks go around in staging. */
 static inline uint64_t place_word(uint64_t at, int exposed) { return at << 1 | (uint64_t)(exposed != 0); }
+static inline uint64_t place_at(uint64_t word) { return word >> 1; }
+static inline int lies_there(uint64_t word) { return (int)(word & 1); }
 
 /* Bytes of a peer's segment; NULL where it has none there. */
 static inline const char *place_in(const member *who, uint64_t at, size_t nbytes) {

@@ -6,12 +6,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-cdef extern from *:
-    """
-    #ifndef AIODIST_FINGERPRINT
-    #define AIODIST_FINGERPRINT ""
-    #endif
-    """
+cdef extern from "fingerprint.h":
     const char* AIODIST_FINGERPRINT
 
 FINGERPRINT = AIODIST_FINGERPRINT.decode()

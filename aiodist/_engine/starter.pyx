@@ -7,7 +7,6 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memcpy
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from aiodist._engine.exchange cimport Exchange, Plan
 from aiodist._engine.handle cimport Handle, new_handle
@@ -18,9 +17,8 @@ from numpy import may_share_memory
 np.import_array()
 
 cdef extern from "numpy/arrayobject.h":
-    int PyArray_ISCARRAY_RO(np.ndarray array)
     int PyArray_CHKFLAGS(np.ndarray array, int flags)
-    int NPY_ARRAY_CARRAY_RO, NPY_ARRAY_WRITEABLE, NPY_ARRAY_OWNDATA
+    int NPY_ARRAY_CARRAY_RO, NPY_ARRAY_WRITEABLE
 
 cdef extern from *:
     """
@@ -31,6 +29,9 @@ cdef extern from *:
     """
     object new_array(np.ndarray like, int ndim, np.npy_intp* dims)
 
+cdef extern from "clock.h":
+    double monotonic_seconds()
+
 cdef extern from "frames.h":
     PyObject* frame_above(int depth)
     object code_of(PyObject* frame)
@@ -39,12 +40,7 @@ cdef extern from "frames.h":
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident()
 
-cdef extern from *:
-    """
-    #ifndef AIODIST_FINGERPRINT
-    #define AIODIST_FINGERPRINT ""
-    #endif
-    """
+cdef extern from "fingerprint.h":
     const char* AIODIST_FINGERPRINT
 
 FINGERPRINT = AIODIST_FINGERPRINT.decode()
@@ -320,10 +316,11 @@ cdef class Starter:
         self.recent[slot_of(seq)], self.recent_seq[slot_of(seq)] = call, seq
         noted = self.note(call, seq, depth)  # peers have it: what follows costs no time while they are awaited
         work = new_handle(self.work, self.issuer, call.call, held, exchange, result, seq, noted)
-        work._limit, work._convert = limit, convert
+        work._limit = limit
         if exchange is None:
-            work.finish(result)
+            work.finish(result if convert is None else convert(result))
             return work
+        work._convert = convert
         exchange.work = work
         slots.put(seq, exchange)
         if not slots.turns.due or not slots.watched:
@@ -333,7 +330,6 @@ cdef class Starter:
     cdef note(self, Prepared call, uint64_t seq, int depth):
         """Write down that the operation was issued, and by which line."""
         cdef PyObject* frame = frame_above(depth)
-        cdef timespec now
         cdef int at
         if frame != NULL:
             code, at = code_of(frame), instruction_of(frame)
@@ -342,8 +338,7 @@ cdef class Starter:
                 # A line of a library is looked for each time: what called it may be another.
                 call.code, call.at = code if call.sort.code is code and call.sort.at == at else None, at
             Py_DECREF(<object>frame)
-        clock_gettime(CLOCK_MONOTONIC, &now)
-        noted = (call.sort, seq, call.line, now.tv_sec + now.tv_nsec * 1e-9)
+        noted = (call.sort, seq, call.line, monotonic_seconds())
         self.keep(noted)
         return noted
 

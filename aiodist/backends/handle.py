@@ -32,7 +32,6 @@ class PlainHandle:
         "_call",
         "_callbacks",
         "_completion",  # on a device
-        "_convert",  # makes what an await gives of the operation's result
         "_driver",
         "_error",
         "_followed",  # by a callback: dropping it is no mistake, but a block waits for it all the same
@@ -71,7 +70,6 @@ class PlainHandle:
         self._take_back: Any = None
         self._limit: float | None = None
         self._steps: Any = None
-        self._convert: Any = None
         self._held_back = self._followed = self._untold = False
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -83,7 +81,7 @@ class PlainHandle:
     def _finish(self, result: Any) -> None:
         """End the operation well. Called once, on the loop."""
         if self._state == PENDING:
-            self._result = result if self._convert is None else self._convert(result)
+            self._result = result
             self._state = DONE
             self._driver = None  # users keep handles: they must not keep the group's memory
             if self._waiters is not None or self._callbacks is not None:
