@@ -1,11 +1,19 @@
 /* Ranks as threads over one mapping, for the thread sanitizer, which sees nothing between processes.
  *
  * Three ranks run operations of every kind, each with distinct values by rank and element, and compare what they get.
- * With -DPLANTED the store that publishes has no order: the sanitizer has to find that. */
+ * With -DPLANTED the store that publishes has no order: the sanitizer has to find that. With -DPLANTED_PLACE the flag
+ * of a place shares a bit with its offset: arrays at odd bytes have to come out wrong. */
 #include "words.h"
 #ifdef PLANTED
 static inline void planted_store(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
 #define word_store planted_store
+#endif
+#ifdef PLANTED_PLACE
+#include "slots.h"
+static inline uint64_t planted_word(uint64_t at, int exposed) { return at | (uint64_t)(exposed != 0); }
+static inline uint64_t planted_at(uint64_t word) { return word & ~(uint64_t)1; }
+#define place_word planted_word
+#define place_at planted_at
 #endif
 #define FOR_EACH_PROCESSOR /* the loader would choose a loop before the sanitizer is there */
 #include "exchange.h"
@@ -16,7 +24,7 @@ static inline void planted_store(uint64_t *word, uint64_t value) { __atomic_stor
 #include <stdlib.h>
 
 enum { RANKS = 3, SEGMENT = 4 << 20, BASE = 64 * 1024, STAGING = 1 << 20, ROUNDS = 6000, COUNT = 900 };
-enum { CASES = 6 };
+enum { CASES = 6, ODD = 2 * STAGING + 1 };
 
 static uint64_t segments[RANKS][SEGMENT / 8] __attribute__((aligned(4096)));
 static pthread_barrier_t made;
@@ -76,18 +84,21 @@ static void *run(void *argument) {
         const plan *of = &plans[seq % CASES];
         unsigned char signature[SIGNATURE_BYTES] = {0};
         exchange x = {.of = of, .seq = seq, .code = 77 << 16 | ((seq + 1) & all.low), .sources = places, .results = places + RANKS};
-        const int lies_there = seq % CASES == 5;
-        int64_t *source = lies_there ? (int64_t *)((char *)segments[rank] + 2 * STAGING) : own;
-        int64_t *target = lies_there ? source : got;
+        const int at_odd_byte = seq % CASES == 5;
+        char *source = at_odd_byte ? (char *)segments[rank] + ODD : (char *)own;
+        char *target = at_odd_byte ? source : (char *)got;
         while (!slot_is_free(&all, seq)) sched_yield();
         x.own = own_slot(&all, seq);
-        for (int i = 0; i < COUNT; i++) source[i] = value(rank, seq, i);
-        for (int m = 0; m < RANKS; m++) send[m] = (char *)source, recv[m] = (char *)(target + of->starts[m]);
-        recv[0] = (char *)target;
+        for (int i = 0; i < COUNT; i++) {
+            const int64_t element = value(rank, seq, i);
+            memcpy(source + 8 * i, &element, 8);
+        }
+        for (int m = 0; m < RANKS; m++) send[m] = source, recv[m] = target + 8 * of->starts[m];
+        recv[0] = target;
         x.send = send;
         x.recv = recv;
-        if (lies_there) {
-            x.source = x.result = 2 * STAGING;
+        if (at_odd_byte) {
+            x.source = x.result = ODD;
             x.exposed = x.shown = 1;
         } else if (!of->in_slot) { /* each number has its own: what is read late is not overwritten */
             x.source = STAGING + seq % 4 * (STAGING / 4);
@@ -99,7 +110,7 @@ static void *run(void *argument) {
             sched_yield();
         }
         note_finished(&all, seq);
-        if (!lies_there && !of->in_slot)
+        if (!at_odd_byte && !of->in_slot)
             while (!all_finished(&all, seq)) sched_yield(); /* as whoever gives staging out again */
         for (int i = 0; i < COUNT; i++) {
             int64_t right = 0;
@@ -107,7 +118,9 @@ static void *run(void *argument) {
                 right = value(i / (COUNT / RANKS), seq, i % (COUNT / RANKS));
             else
                 for (int m = 0; m < RANKS; m++) right += value(m, seq, i);
-            if (target[i] != right) fail("a wrong result", rank, seq);
+            int64_t found;
+            memcpy(&found, target + 8 * i, 8);
+            if (found != right) fail("a wrong result", rank, seq);
         }
     }
     for (int which = 0; which < CASES; which++) free(plans[which].sizes);

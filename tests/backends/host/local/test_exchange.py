@@ -72,6 +72,20 @@ async def test_publishing_wipes_what_the_slot_held_and_says_where_data_lies(hubs
 
 
 @pytest.mark.parametrize("path", [Path.inline, Path.bulk])
+async def test_waits_for_a_word_of_every_peer(hubs: Any, join: Any, path: Path) -> None:
+    group = join(hubs(3))
+    running = [(member, reducing(member, 0, path)) for member in group]
+    for _ in range(3):
+        for member, exchange in running[:2]:
+            assert not member.step(exchange)  # the third has not reduced its part
+    late, exchange = running[2]
+    assert late.word(0, OUT) == 0
+    assert not late.step(exchange)  # nobody has collected from it
+    assert late.word(0, OUT) == 1
+    assert run(running) == []
+
+
+@pytest.mark.parametrize("path", [Path.inline, Path.bulk])
 async def test_words_ring_whoever_waits_for_them(hubs: Any, join: Any, path: Path) -> None:
     """Loops wait for what loops carry out, threads for what threads do; publishing rings both."""
     first, second = join(hubs(2))
