@@ -32,10 +32,15 @@ from aiodist._engine.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from aiodist._engine.combine import Combiner
-    from aiodist._engine.exchange import Plan, Signal
-    from aiodist._engine.handle import Handle
-    from aiodist._engine.slots import Memory, Slots, Turns
-    from aiodist._engine.starter import Prepared, Starter
+    from aiodist._engine.exchange import Exchange as Exchange
+    from aiodist._engine.exchange import Plan as Plan
+    from aiodist._engine.exchange import Signal as Signal
+    from aiodist._engine.handle import Handle as Handle
+    from aiodist._engine.slots import EndOfTurn as EndOfTurn
+    from aiodist._engine.slots import Memory as Memory
+    from aiodist._engine.slots import Slots as Slots
+    from aiodist._engine.starter import Prepared as Prepared
+    from aiodist._engine.starter import Starter as Starter
 
 VARIABLE = "AIODIST_ENGINE"
 """What the user asks for; `base.environment.tuning` refuses what is no choice."""
@@ -50,7 +55,7 @@ class Compiled(Protocol):
     FINGERPRINT: str
     Combiner: type[Combiner]
     Memory: type[Memory]
-    Turns: type[Turns]
+    EndOfTurn: type[EndOfTurn]
     Slots: type[Slots]
     Plan: type[Plan]
     Signal: type[Signal]

@@ -418,7 +418,7 @@ cdef class Exchange(Driver):
         if not slots.is_open():
             return
         note_finished(&slots.c, self.c.seq)
-        if not slots.turns.due:
+        if not slots.end_of_turn.due:
             self.plan.owner.hub.end_of_turn_soon()  # it rings peers that wait for the slot
         if not self.plan.sees_all:
             if slots.c.unseen:

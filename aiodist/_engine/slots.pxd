@@ -54,12 +54,12 @@ cdef class Memory:
     cdef bint is_held
     cdef void let_go(self)
 
-cdef class Turns:
+cdef class EndOfTurn:
     cdef public bint due
 
 cdef class Slots:
     cdef group c
-    cdef readonly Turns turns
+    cdef readonly EndOfTurn end_of_turn
     cdef list memories
     cdef list running  # by slot: the exchange that the loop carries out
     cdef readonly Py_ssize_t count

@@ -44,11 +44,11 @@ class Memory:
         """Ring the peer's thread for bulk work, likewise. From any thread."""
 
 @final
-class Turns:
-    """What all groups of a process know of the loop's present turn.
+class EndOfTurn:
+    """The end of the loop's present turn, as all groups of a process see it.
 
     Attributes:
-        due: it ends with a look around (`Hub`).
+        due: it comes with a look around (`Hub`).
     """
 
     due: bool
@@ -62,20 +62,20 @@ class Slots:
         memories: the members' segments, in group order.
         rank: this process's group rank.
         low: mask of the bits of the word that publishes an operation which are of its number.
-        turns: of the process.
+        end_of_turn: of the process.
 
     Attributes:
-        turns: as given.
+        end_of_turn: as given.
         count: operations that the loop carries out now.
         closed: its regions are not touched any more.
         watched: the loop looks around for the group at the end of its turn.
     """
 
-    turns: Turns
+    end_of_turn: EndOfTurn
     count: int
     closed: bool
     watched: bool
-    def __new__(cls, memories: list[Memory], rank: int, low: int, turns: Turns) -> Self: ...
+    def __new__(cls, memories: list[Memory], rank: int, low: int, end_of_turn: EndOfTurn) -> Self: ...
     def place(self, index: int, at: int) -> None:
         """Note where a member's region begins, in bytes of its segment; this process's own is cleared.
 

@@ -55,13 +55,13 @@ cdef class Memory:
 
 
 @cython.final
-cdef class Turns:
+cdef class EndOfTurn:
     pass
 
 
 @cython.final
 cdef class Slots:
-    def __cinit__(self, list memories not None, int rank, uint64_t low, Turns turns not None):
+    def __cinit__(self, list memories not None, int rank, uint64_t low, EndOfTurn end_of_turn not None):
         cdef Py_ssize_t size = len(memories), index
         cdef Memory one
         if not 0 <= rank < size:
@@ -74,7 +74,7 @@ cdef class Slots:
             one = memories[index]
             self.c.members[index].segment = &one.c
         self.memories = list(memories)
-        self.turns = turns
+        self.end_of_turn = end_of_turn
         self.running = [None] * SLOTS
         self.pool = []
 

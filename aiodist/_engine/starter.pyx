@@ -323,7 +323,7 @@ cdef class Starter:
         work._convert = convert
         exchange.work = work
         slots.put(seq, exchange)
-        if not slots.turns.due or not slots.watched:
+        if not slots.end_of_turn.due or not slots.watched:
             self.owner.watch()
         return work
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,6 @@ from aiodist.base.operations import ROLES, Kind, Parts
 from aiodist.base.timeouts import seconds
 from aiodist.base.types import DTYPE_CODES, Call, ReduceOp, check_reduction
 
-if TYPE_CHECKING:
-    from aiodist._engine.exchange import Plan
-    from aiodist._engine.slots import Slots
-    from aiodist._engine.starter import Prepared, Starter
-
 _MOST_AXES = 31  # of an array: a result may have one more, and that is the most in every NumPy
 _ON_THE_LOOP = (Path.meet, Path.direct, Path.slot, Path.inline)
 
@@ -32,11 +27,11 @@ def starter(
     numbers: Numbers,
     rank: int,
     size: int,
-    plan: Callable[[Call, int], Plan] | None,
+    plan: Callable[[Call, int], _engine.Plan] | None,
     most: int = 0,
     owner: Any = None,
-    slots: Slots | None = None,
-) -> Starter | None:
+    slots: _engine.Slots | None = None,
+) -> _engine.Starter | None:
     """The engine's starter of a group; None without the engine.
 
     Args:
@@ -86,7 +81,7 @@ class _Preparing:
         issuer: GroupState,
         rank: int,
         size: int,
-        plan: Callable[[Call, int], Plan] | None,
+        plan: Callable[[Call, int], _engine.Plan] | None,
         most: int,
     ) -> None:
         self._sort_of = issuer.track.sort_of
@@ -96,7 +91,7 @@ class _Preparing:
 
     def __call__(
         self, number: int, dtype: np.dtype[Any] | None, shape: tuple[int, ...], op: Any, root: int
-    ) -> Prepared | None:
+    ) -> _engine.Prepared | None:
         """The prepared call of a kind, on arrays like this; None where it is no case for that."""
         kind = Kind(number)
         roles = ROLES[kind]
@@ -132,7 +127,7 @@ class _Preparing:
 
     def _prepared(
         self, call: Call, nbytes: int, op: Any, other_shapes: tuple[tuple[int, ...], ...]
-    ) -> Prepared | None:
+    ) -> _engine.Prepared | None:
         plan, roles = None if self._plan is None else self._plan(call, nbytes), ROLES[call.kind]
         if nbytes > self._most if plan is None else plan.path not in _ON_THE_LOOP:
             return None

@@ -86,7 +86,7 @@ class Board:
         ]
         memories = [peer.memory.shared for peer in self.peers]
         memories.insert(rank, hub.shared)
-        self.slots = engine().Slots(memories, rank, (1 << NUMBER_BITS) - 1, hub.turns)
+        self.slots = engine().Slots(memories, rank, (1 << NUMBER_BITS) - 1, hub.end_of_turn)
         self.slots.place(rank, self.at)
         self._members_here = list(self.peers)  # those not seen to leave
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)

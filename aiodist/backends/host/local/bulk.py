@@ -15,20 +15,17 @@ import threading
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from aiodist import _engine
 from aiodist.backends.host.local.hub import ASLEEP_BULK, Hub, engine
 from aiodist.backends.threads import post
 from aiodist.observe.recorder.layout import ARRIVED
-
-if TYPE_CHECKING:
-    from aiodist._engine.exchange import Exchange
 
 POLL = 0.0002
 """Seconds without progress, or without work, until the thread sleeps. Waking it takes about 100 µs where its
 core has gone idle meanwhile; in a loop of large operations the next one comes sooner than that."""
 
-Ended = Callable[["Exchange", Exception | None], None]
+Ended = Callable[["_engine.Exchange", Exception | None], None]
 
 
 class Bulk:
@@ -42,13 +39,13 @@ class Bulk:
     def __init__(self, hub: Hub, loop: AbstractEventLoop) -> None:
         self._hub = hub
         self._loop = loop
-        self._inbox: deque[tuple[Exchange, Ended]] = deque()
+        self._inbox: deque[tuple[_engine.Exchange, Ended]] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._sleeps = 0
         self._news = engine().Signal()
 
-    def submit(self, exchange: Exchange, ended: Ended) -> None:
+    def submit(self, exchange: _engine.Exchange, ended: Ended) -> None:
         """Run an operation's steps. `ended(exchange, error)` is called on the loop when they are over, or
         when the thread has let go of an exchange that is `ended`."""
         self._inbox.append((exchange, ended))
@@ -77,7 +74,7 @@ class Bulk:
         own.register(self._hub.segment.thread_bell, select.POLLIN)
         any_bell.register(self._hub.segment.thread_bell, select.POLLIN)
         any_bell.register(self._hub.segment.bell, select.POLLIN)
-        active: list[tuple[Exchange, Ended]] = []
+        active: list[tuple[_engine.Exchange, Ended]] = []
         while True:
             self._news.clear()  # before the looks: what is said from now on ends `drive`
             if self._closing:
@@ -93,7 +90,7 @@ class Bulk:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._hub.segment.thread_bell)
 
-    def _go_on(self, active: list[tuple[Exchange, Ended]], seconds: float) -> bool:
+    def _go_on(self, active: list[tuple[_engine.Exchange, Ended]], seconds: float) -> bool:
         """Resume all, until one of them stops, or all that it waits for first have come, or nothing moves for
         so long → whether one has stopped."""
         stopped = False
@@ -114,7 +111,7 @@ class Bulk:
                 post(self._loop, ended, exchange, error)
         return stopped
 
-    def _sleep(self, bells: select.poll, active: list[tuple[Exchange, Ended]]) -> None:
+    def _sleep(self, bells: select.poll, active: list[tuple[_engine.Exchange, Ended]]) -> None:
         """Sleep until a peer has gone on, or something is new."""
         hub = self._hub
         self._sleeps += 1

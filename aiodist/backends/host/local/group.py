@@ -7,8 +7,9 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from aiodist import _engine
 from aiodist.backends.base import Array, Numbers, Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import MASK, SLOTS, Board, span_bytes
@@ -22,10 +23,6 @@ from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.errors import GroupBroken
 from aiodist.base.types import Call
 from aiodist.observe.recorder.layout import ARRIVED
-
-if TYPE_CHECKING:
-    from aiodist._engine.exchange import Exchange, Plan
-    from aiodist._engine.starter import Starter
 
 logger = logging.getLogger("aiodist.backends.host.local")
 
@@ -84,20 +81,22 @@ class LocalGroup:
         self._bulk = bulk
         self._owner = owner
         self._limits = limits
-        self._plans: dict[tuple[object, ...], Plan] = {}
-        self._waiting: dict[int, Exchange] = {}  # for their slot, or for room
+        self._plans: dict[tuple[object, ...], _engine.Plan] = {}
+        self._waiting: dict[int, _engine.Exchange] = {}  # for their slot, or for room
         self._queue: list[int] = []  # their numbers, in order
         self._told = False  # that one waits for room
         self._slots = self.board.slots
-        self._in_thread: set[Exchange] = set()
+        self._in_thread: set[_engine.Exchange] = set()
         self._skipped: dict[int, list[int]] = {}  # numbers of others, by slot: the least first
         self._dead = False
-        self._starter: Starter | None = None
+        self._starter: _engine.Starter | None = None
         self._note: Callable[[Work[Any]], Operation] | None = None
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────
 
-    def plan(self, call: Call, nbytes: int, sizes: Sequence[int] | None = None, wired: bool = False) -> Plan:
+    def plan(
+        self, call: Call, nbytes: int, sizes: Sequence[int] | None = None, wired: bool = False
+    ) -> _engine.Plan:
         """The plan shared by all calls like this one, whatever their number and `detail`.
 
         Args:
@@ -161,7 +160,7 @@ class LocalGroup:
             )
             logger.warning(text, call.describe(), call.seq, self.hub.room)
 
-    def _publish(self, exchange: Exchange) -> bool:
+    def _publish(self, exchange: _engine.Exchange) -> bool:
         """Publish an operation whose slot is free, if there is room now for the staging that it needs."""
         staging = self._room(exchange) if exchange.needs else 0
         if exchange.needs and not staging:
@@ -169,7 +168,7 @@ class LocalGroup:
         exchange.publish(staging)
         return True
 
-    def _room(self, exchange: Exchange) -> int:
+    def _room(self, exchange: _engine.Exchange) -> int:
         """The place of the staging that an operation needs; 0 where there is no room now."""
         needs, seq = exchange.needs, exchange.seq
         staging = self.board.span(needs, seq)
@@ -183,7 +182,7 @@ class LocalGroup:
             )
         return self.board.spare(needs, seq) if self._is_first(seq) else 0
 
-    def staging(self, exchange: Exchange) -> int:
+    def staging(self, exchange: _engine.Exchange) -> int:
         """The same; 0 also where there never will be: the general way says so by the Work, under a number."""
         try:
             return self._room(exchange)
@@ -195,7 +194,7 @@ class LocalGroup:
         before = self._queue[: bisect_left(self._queue, seq)]
         return not any(self._waiting[other].needs for other in before) and not self._owner.awaits(seq)
 
-    def run(self, exchange: Exchange) -> None:
+    def run(self, exchange: _engine.Exchange) -> None:
         """Go on with what is published, as peers let it."""
         if exchange.plan.in_thread:
             self._in_thread.add(exchange)
@@ -231,7 +230,7 @@ class LocalGroup:
 
     def fast_path(
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
-    ) -> Starter | None:
+    ) -> _engine.Starter | None:
         """The fast path: see `Backend.fast_path`."""
         self._note = note
         board = self.board
@@ -245,7 +244,7 @@ class LocalGroup:
         for exchange in self._slots.exchanges():
             self._enter(exchange)
 
-    def _enter(self, exchange: Exchange) -> None:
+    def _enter(self, exchange: _engine.Exchange) -> None:
         if exchange.operation is None:
             assert self._note is not None
             exchange.operation = self._note(exchange.work)
@@ -298,7 +297,7 @@ class LocalGroup:
                 exchange.step()
         return self.look_back(self._slots.unseen)
 
-    def _let_go(self, exchange: Exchange, error: Exception | None) -> None:
+    def _let_go(self, exchange: _engine.Exchange, error: Exception | None) -> None:
         """End an operation that the thread has let go of."""
         if error is not None and not exchange.ended:
             self._owner.failed(error)  # which halts it, too: it is still among those in the thread
@@ -311,11 +310,11 @@ class LocalGroup:
 
     # ── for the engine (`plan.Owner`) ────────────────────────────────────────────────────────────────
 
-    def arrived(self, exchange: Exchange) -> None:
+    def arrived(self, exchange: _engine.Exchange) -> None:
         """Write down that all that an operation waits for has come."""
         exchange.operation.happened(ARRIVED)
 
-    def over(self, exchange: Exchange) -> None:
+    def over(self, exchange: _engine.Exchange) -> None:
         """End an operation that is in flight."""
         operation, wired = exchange.operation, exchange.start is not None
         exchange.note_over()
@@ -325,7 +324,7 @@ class LocalGroup:
             operation.happened(ARRIVED)
             self._owner.finished(operation)
 
-    def disagreed_before(self, exchange: Exchange) -> bool:
+    def disagreed_before(self, exchange: _engine.Exchange) -> bool:
         """Whether an operation of all, which is over, shows that an earlier one was not the same on all
         ranks. Then it never ends well: it fails with the group."""
         if not exchange.plan.sees_all:

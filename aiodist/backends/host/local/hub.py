@@ -30,7 +30,7 @@ The loop sleeps in `_end_of_turn`, which runs at most once a turn, and is woken 
 # next operation anyway.
 #
 # `_end_of_turn` is a callback of the loop (call_soon) and not a timer or a selector hook, so that it works on
-# every loop: asyncio's and uvloop's. It is queued by whoever writes or waits (`turns.due`), runs after
+# every loop: asyncio's and uvloop's. It is queued by whoever writes or waits (`end_of_turn.due`), runs after
 # the callbacks that were ready before it, and queues itself again only while awaits poll. A process in
 # which nothing waits runs no code of the hub at all; one that was sent a message by a ring always waits for
 # the next.
@@ -170,7 +170,7 @@ class Hub:
     Attributes:
         room: bytes of the segment that there are to give out.
         turn: the present turn of the loop.
-        turns: the same, for the engine: whether it ends with a look around.
+        end_of_turn: its end, for the engine, too: whether that comes with a look around.
         shared: all of the segment, for the engine.
         looks: how often a poller looks before it offers the core to others; 0 where polling is off.
         boards: groups' memory; asked for what is idle where there is no room, as the segment's holders are.
@@ -192,7 +192,7 @@ class Hub:
         self.address = self.bytes.__array_interface__["data"][0]
         self.shared = engine().Memory(self.view, writable=True)
         self.memories = {rank: PeerMemory(peer_segment) for rank, peer_segment in peer_segments.items()}
-        self.turns = engine().Turns()
+        self.end_of_turn = engine().EndOfTurn()
         self._poll = poll
         self.turn = Turn.of(loop)
         self.looks = 0 if not poll else 1 if local_ranks > cores() else _SPINS
@@ -396,8 +396,8 @@ class Hub:
 
     def end_of_turn_soon(self) -> None:
         """Make sure that this turn ends with a look around."""
-        if not self.turns.due:
-            self.turns.due = True
+        if not self.end_of_turn.due:
+            self.end_of_turn.due = True
             self._loop.call_soon(self._end_of_turn)
 
     def start_polling(self) -> float:
@@ -415,7 +415,7 @@ class Hub:
 
     def _end_of_turn(self) -> None:
         """Stop polling, once a turn, and sleep if nothing more comes."""
-        self.turns.due = False
+        self.end_of_turn.due = False
         polled, self._polled = self._polled, False
         if not self.words:
             return  # closed meanwhile
@@ -444,7 +444,7 @@ class Hub:
         if not self.words:
             return  # closed meanwhile
         self.words[ASLEEP_LOOP] = 0
-        if self._progress() and not self.turns.due:
+        if self._progress() and not self.end_of_turn.due:
             # Nothing was there for it. Had it rung in turn, two who wait would never sleep.
             self._fall_asleep()
             if not self._progress():

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from aiodist import _engine
 from aiodist.backends.arrays.kernels import INLINE_NS, cost_ns
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.local.board import PAYLOAD, Board
@@ -20,9 +21,6 @@ from aiodist.backends.host.local.hub import Hub, engine
 from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.operations import ROLES, Parts
 from aiodist.base.types import DTYPE_CODES, NO_ROOT, Call, Kind
-
-if TYPE_CHECKING:
-    from aiodist._engine.exchange import Exchange, Plan
 
 
 class Path(enum.Enum):
@@ -55,13 +53,13 @@ class Owner(Protocol):
     def look_back(self, numbers: Sequence[int]) -> bool:
         """Report a peer that published something else under one of these numbers → whether one did."""
 
-    def disagreed_before(self, exchange: Exchange) -> bool:
+    def disagreed_before(self, exchange: _engine.Exchange) -> bool:
         """Whether an operation of all, which is over, shows that ranks differed in an earlier one."""
 
-    def arrived(self, exchange: Exchange) -> None:
+    def arrived(self, exchange: _engine.Exchange) -> None:
         """Write down that all that an operation waits for has come."""
 
-    def over(self, exchange: Exchange) -> None:
+    def over(self, exchange: _engine.Exchange) -> None:
         """End an operation that is in flight."""
 
     def failed(self, error: Exception) -> None:
@@ -75,7 +73,7 @@ def plan_of(
     limits: Thresholds,
     owner: Owner,
     sizes: Sequence[int] | None = None,
-) -> Plan:
+) -> _engine.Plan:
     """The plan of one kind of call of a group: all that its operations share.
 
     Args:

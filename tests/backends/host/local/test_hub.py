@@ -229,7 +229,7 @@ async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(
         return False
 
     mine.watch(Waiter(ready))
-    while not mine.words[ASLEEP_LOOP] or mine.turns.due:  # noqa: ASYNC110
+    while not mine.words[ASLEEP_LOOP] or mine.end_of_turn.due:  # noqa: ASYNC110
         await asyncio.sleep(0)
     theirs.words[ASLEEP_LOOP] = 0
     armed = True
@@ -237,7 +237,7 @@ async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(
         os.eventfd_write(mine.segment.bell, 1)
     else:
         mine.end_of_turn_soon()
-    while not asked or mine.turns.due:  # noqa: ASYNC110
+    while not asked or mine.end_of_turn.due:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert heard(theirs) == (True, False)  # after the last look
     assert mine.words[ASLEEP_LOOP]
