@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import struct
 from collections.abc import AsyncIterator
@@ -31,8 +32,13 @@ from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.address_exchange import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
 
-ECHO_SECONDS = 5.0  # a store answers at once, unless its machine is overloaded: what stays silent is none
+# torch's store looks up the name of each client before it answers its first request (torch 2.13, for a log).
+# Where the name server is silent, the resolver gives up after 5 s, twice for each of up to three servers.
+ECHO_SECONDS = 35.0  # what stays silent for longer is no store
+LATE_SECONDS = 5.0  # then one log line says what is awaited
 MAX_TEXT = 4 << 10  # bytes of a key or a value, either way: addresses are short
+
+_log = logging.getLogger("aiodist.rendezvous")
 
 _SET, _GET, _WAIT_FOR_ONE, _PING = b"\x01", b"\x03", struct.pack("=BQ", 0x06, 1), b"\x0d"
 _STOP_WAITING = b"\x00"
@@ -155,6 +161,7 @@ class AgentStore:
             await self._writer.wait_closed()
 
     async def _greet(self, patience: float) -> None:
+        late = asyncio.get_running_loop().call_later(LATE_SECONDS, self._say_late)
         try:
             async with self._exchange(min(patience, ECHO_SECONDS)):
                 await self._ping(TORCH_OPENS)
@@ -168,6 +175,17 @@ class AgentStore:
                 hint="MASTER_ADDR and MASTER_PORT must be as torchrun (torch 2.5 or later) set them; "
                 "without torchrun, choose a free MASTER_PORT",
             ) from None
+        finally:
+            late.cancel()
+
+    def _say_late(self) -> None:
+        _log.warning(
+            "what listens on %s%s has not answered for %s: either its host's name server is slow "
+            "(torch's store asks for the name of each client first), or it is not torchrun's store",
+            self._where,
+            self._owner(),
+            spoken(LATE_SECONDS),
+        )
 
     async def _ping(self, request: bytes) -> None:
         """Send a request that has no answer, and see that the store has taken it."""

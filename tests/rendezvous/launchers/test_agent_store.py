@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import re
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
@@ -282,6 +284,37 @@ async def test_something_else_is_named(serve: Serve, said: str, monkeypatch: pyt
             await AgentStore.connect(HOST, port, 60)
     assert caught.value.hint.startswith("MASTER_ADDR and MASTER_PORT must be as torchrun")
     assert "\n" not in str(caught.value)
+
+
+async def test_a_store_that_answers_late_is_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch's store answers the first request when the name server has answered, or not, after seconds."""
+    warned = asyncio.Event()
+
+    def seen(record: logging.LogRecord) -> bool:
+        warned.set()
+        return True
+
+    caplog.handler.addFilter(seen)
+    monkeypatch.setattr(agent_store, "LATE_SECONDS", 0.01)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeting = await reader.readexactly(GREETING)
+        await warned.wait()
+        writer.write(greeting[-4:])
+        await reader.read()
+
+    async with connected(serve) as store:
+        assert isinstance(store, AgentStore)
+    said = rf"^what listens on {HOST}:\d+, pid {os.getpid()} \(.*\), has not answered for 0.01 s: either "
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert re.match(said, caplog.records[0].getMessage())
+
+
+def test_a_silent_name_server_is_no_reason_to_give_up() -> None:
+    """The resolver's own limits: three name servers, two attempts of 5 s each."""
+    assert agent_store.ECHO_SECONDS > 3 * 2 * 5
 
 
 async def test_too_little_time_to_know_what_it_is() -> None:
