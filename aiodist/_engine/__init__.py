@@ -3,7 +3,9 @@
     combine.pyx     reductions of two arrays; `loops.h`, `halves.h`: its loops, in C
     slots.pyx       a group's slots in the segments of its members; `slots.h`, `words.h`: orders of loads
     exchange.pyx    running operations between ranks of one host; `exchange.h`: what they do, in C
+    ring.pyx        rings of records between two processes; `ring.h`: their layout and orders
     handle.pyx      what a Work does in the usual case: it is made, polled, and done
+    messenger.pyx   the way of small messages: sent, and given to receives that wait; `message.h`: frames
     starter.pyx     the way into a collective on plain arrays: a prepared call is looked up, numbered, begun
     fingerprint     which sources an extension was made of
 
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
     from aiodist._engine.exchange import Plan as Plan
     from aiodist._engine.exchange import Signal as Signal
     from aiodist._engine.handle import Handle as Handle
+    from aiodist._engine.messenger import Inbox as Inbox
+    from aiodist._engine.messenger import Messenger as Messenger
+    from aiodist._engine.messenger import PreparedMessage as PreparedMessage
+    from aiodist._engine.messenger import Receive as Receive
+    from aiodist._engine.ring import Consumer as Consumer
+    from aiodist._engine.ring import Producer as Producer
     from aiodist._engine.slots import EndOfTurn as EndOfTurn
     from aiodist._engine.slots import Memory as Memory
     from aiodist._engine.slots import Slots as Slots
@@ -46,7 +54,7 @@ VARIABLE = "AIODIST_ENGINE"
 """What the user asks for; `base.environment.tuning` refuses what is no choice."""
 
 
-_EXTENSIONS = ("combine", "handle", "slots", "exchange", "starter")
+_EXTENSIONS = ("combine", "handle", "slots", "exchange", "starter", "ring", "messenger")
 
 
 class Compiled(Protocol):
@@ -62,10 +70,19 @@ class Compiled(Protocol):
     Handle: type[Handle]
     Prepared: type[Prepared]
     Starter: type[Starter]
+    Producer: type[Producer]
+    Consumer: type[Consumer]
+    Inbox: type[Inbox]
+    Messenger: type[Messenger]
+    PreparedMessage: type[PreparedMessage]
+    Receive: type[Receive]
+    RING_LAYOUT: tuple[int, ...]
     LAYOUT: tuple[int, ...]
     KINDS: dict[str, int]
 
     def scale_halves(self, array: Any, code: int, number: float, divide: bool) -> None: ...
+
+    def deliver(self, ring: Any, channel: Any, most: int) -> int: ...
 
     def fence(self) -> None: ...
 

@@ -160,9 +160,12 @@ class Numbers(Protocol):
 
     Attributes:
         issued: the next collective's number.
+        counts: of the messages so far: by whether they are received, the peer, the tag, and '' for those of
+            the host engine.
     """
 
     issued: int
+    counts: dict[Any, int]
 
     def next_message(self, kind: Kind, peer: int, tag: int) -> int:
         """Take the next number of sends to, or receives from, a peer with a tag."""

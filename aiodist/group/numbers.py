@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiodist.base.operations import Kind
 
@@ -23,11 +24,12 @@ class Numbers:
     Attributes:
         issued: collectives that have a number, ended or not; also the next one's number.
         unbegun: numbers that were taken, of collectives that begin later.
+        counts: of messages, and what else is counted apart, by `next_of`'s stream.
     """
 
     issued: int = 0
     unbegun: set[int] = field(default_factory=set)
-    _counts: dict[Hashable, int] = field(default_factory=dict)
+    counts: dict[Any, int] = field(default_factory=dict)
     _parts: tuple[int, list[int]] = field(default_factory=lambda: (0, []))  # see `note_part`
 
     def issue(self) -> int:
@@ -83,12 +85,12 @@ class Numbers:
             mark: of the carrier that carries it out, which matches its own (`Carriers.places`).
         """
         stream = (kind is _RECV, peer, tag, mark)  # `next_of`, written out
-        number = self._counts.get(stream, 0)
-        self._counts[stream] = number + 1
+        number = self.counts.get(stream, 0)
+        self.counts[stream] = number + 1
         return number
 
     def next_of(self, stream: Hashable) -> int:
         """Take the next number, from 0 on, of what is counted apart."""
-        number = self._counts.get(stream, 0)
-        self._counts[stream] = number + 1
+        number = self.counts.get(stream, 0)
+        self.counts[stream] = number + 1
         return number

@@ -8,13 +8,12 @@ rings, lend n in word n mod 8:
     another    it was withdrawn
 
 The lender's memory is its user's, who may write there as soon as his operation has failed. So whoever
-withdraws changes the word first, and a fence follows. Whoever reads looks at the word again when he has read:
-if it stands, what was read is older than that (on x86-64 loads are done in order, also those of the kernel).
+withdraws changes the word first, and a fence follows. Whoever reads looks at the word again when he has read,
+behind a fence: if it stands, what was read is older than that.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -33,14 +32,15 @@ class Lender:
 
     Args:
         words: of this process's area.
+        fence: the engine's: what comes before it is done before what comes after.
     """
 
-    def __init__(self, words: memoryview) -> None:
+    def __init__(self, words: memoryview, fence: Callable[[], None]) -> None:
         self._words = words
         self._own = Own()
         self._out: deque[Message] = deque()  # in order
         self._made = 0
-        self._fence = threading.Lock()
+        self._fence = fence
 
     @property
     def full(self) -> bool:
@@ -81,8 +81,7 @@ class Lender:
         for number, message in enumerate(self._out, first):
             if ends(message):
                 self._words[number % WORDS] = 0
-        self._fence.acquire()
-        self._fence.release()
+        self._fence()
 
 
 class Borrower:
@@ -91,15 +90,17 @@ class Borrower:
     Args:
         remote: the sender's memory.
         words: of its area.
+        fence: as for `Lender`.
 
     Attributes:
         done: fragments that were read, or passed over.
     """
 
-    def __init__(self, remote: Remote, words: memoryview) -> None:
+    def __init__(self, remote: Remote, words: memoryview, fence: Callable[[], None]) -> None:
         self.done = 0
         self._remote = remote
         self._words = words
+        self._fence = fence
 
     def take(self, frame: Frame, user: LinkUser | None, guard: Callable[..., None]) -> bool:
         """Read a fragment to where its user wants it, unless it was withdrawn, or there is no user → False
@@ -114,6 +115,7 @@ class Borrower:
         while user is not None and at < frame.nbytes and words[word] == number + 1:
             place = user.place(frame, at)[: frame.nbytes - at]
             read = self._remote.read(place, frame.word + at)
+            self._fence()
             if words[word] != number + 1:
                 break
             if not read:

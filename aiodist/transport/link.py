@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from aiodist import _engine
 from aiodist.base.errors import Tampered
 from aiodist.net.wire.frame import NO_SIGNATURE, Frame, pack
 from aiodist.transport.base import FRAGMENT, Done, Key
@@ -127,11 +128,14 @@ class Link(ABC):
     Attributes:
         room: whether `write` may be called. When it is False, `LinkUser.writable` will be called later.
         fragment: bytes of the largest payload that `write` takes.
+        producer, consumer: the rings by which small frames go, where there are some now.
         on_closed: called when a link that this side closed gracefully is gone. Not after `kill`.
     """
 
     room: bool
     fragment: int = FRAGMENT
+    producer: _engine.Producer | None = None
+    consumer: _engine.Consumer | None = None
     on_closed: Callable[[], None] | None = None
 
     @property

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from aiodist import _engine
 from aiodist.base.errors import Tampered, WireError
 from aiodist.net.wire.frame import Frame, Type, pack, parse, payload_bytes
 from aiodist.transport.base import FRAGMENT
@@ -289,6 +290,16 @@ class MappedLink(StreamLink):
     def say(self, header: bytes) -> None:
         """Send a frame over the socket."""
         super().post(header)
+
+    def deliver(self, consumer: _engine.Consumer, most: int) -> int:
+        """Give receives that wait for them the small messages at the beginning of the ring."""
+        if self._sends or self._user is None or _engine.compiled is None:
+            return 0
+        return _engine.compiled.deliver(consumer, self._user, most)
+
+    def tell_room(self) -> None:
+        """Wake the peer if it waits for the room in the ring that there is now."""
+        self._rings.tell_room()
 
     def take_eager(self, record: memoryview) -> int:
         """Act on an EAGER frame of the ring → its payload's bytes."""

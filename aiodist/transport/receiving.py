@@ -120,20 +120,20 @@ class Incoming:
         self._crowded = crowded
         self._on_end = on_end
         self._budget = eager_budget
-        self._budgets = eager_budget * EAGER_SHARES
-        self._batch = eager_budget // 4
+        self.budgets = eager_budget * EAGER_SHARES
+        self.batch = eager_budget // 4
         self._posted: dict[Key, _Receive] = {}
         self._stored: dict[Key, _Stored] = {}
         self._offers = 0  # of those, how many are only offered
         self._forgot = False  # an offer was not remembered
-        self._questions: set[Key] = set()  # asked for, but no receive is posted yet
+        self.questions: set[Key] = set()  # asked for, but no receive is posted yet
         self._kept: dict[int, int] = {}  # context → eager bytes that are stored, with their headers
-        self._owed: dict[int, int] = {}  # context → credit not yet returned
+        self.owed: dict[int, int] = {}  # context → credit not yet returned
         # Of all contexts: what the sender counts as spent, and what of it is stored no more.
-        self._spent_all = 0
-        self._owed_all = 0
+        self.spent_all = 0
+        self.owed_all = 0
         self._retired = Recent() if retired is None else retired
-        self._takers = {} if takers is None else takers
+        self.takers = {} if takers is None else takers
         self._cancelled: set[int] = set()
         self._arriving: _Receive | None = None  # its fragment is being received piecemeal
         self._arriving_at = self._arriving_to = 0  # where in the message what `place` gave lies
@@ -232,8 +232,8 @@ class Incoming:
     def ask(self, key: Key) -> None:
         """Ask for a message of any size, for which no receive can be posted before it arrives. Only needed
         once the observer was told that the peer's offers are `crowded`; may be repeated."""
-        if self._forgot and key not in self._questions and key not in self._stored:
-            self._questions.add(key)
+        if self._forgot and key not in self.questions and key not in self._stored:
+            self.questions.add(key)
             if self.link is not None:  # no message is so large: it does not fit, and is offered
                 self.link.post(pack(Type.READY, *key, total=MESSAGE_LIMIT, word=_ANSWER | _AGAIN))
 
@@ -251,7 +251,7 @@ class Incoming:
         self._cancelled.add(context)
         for key in [key for key in self._posted if key.context == context]:
             del self._posted[key]
-        self._questions = {key for key in self._questions if key.context != context}
+        self.questions = {key for key in self.questions if key.context != context}
         arriving = self._arriving
         if arriving is not None and arriving.key.context == context:
             self._arriving = None
@@ -264,11 +264,11 @@ class Incoming:
         self._retired.add(context)
         self.cancel(context)
         self._cancelled.discard(context)
-        self._owed.pop(context, None)
-        self._owed_all += self._kept.pop(context, 0)
+        self.owed.pop(context, None)
+        self.owed_all += self._kept.pop(context, 0)
         for key in [key for key in self._stored if key.context == context]:
             self._offers -= self._stored.pop(key).data is None
-        self._return_credit(0)
+        self.return_credit(0)
 
     def pending(self, context: int, stream: int) -> list[tuple[int, int, bytes]]:
         """The messages that arrived or were offered in a stream, are remembered, and match no posted receive,
@@ -352,9 +352,9 @@ class Incoming:
         raise AssertionError
 
     def writable(self) -> None:
-        for context in list(self._owed):  # the peer reads again
-            self._return_credit(context)
-        self._return_credit(0)
+        for context in list(self.owed):  # the peer reads again
+            self.return_credit(context)
+        self.return_credit(0)
 
     def ended(self, goodbye: bool, cause: str | Tampered) -> None:
         self._forget()
@@ -366,17 +366,17 @@ class Incoming:
         context, nbytes = key[0], len(payload)
         if nbytes > EAGER_MESSAGE:
             raise WireError(f"an EAGER frame of {nbytes} bytes")
-        self._spent_all += nbytes + HEADER
-        if self._spent_all > self._budgets:
-            raise WireError(f"more than {self._budgets} bytes were sent before they were asked for")
+        self.spent_all += nbytes + HEADER
+        if self.spent_all > self.budgets:
+            raise WireError(f"more than {self.budgets} bytes were sent before they were asked for")
         if context in self._retired:
-            self._owed_all += nbytes + HEADER
-            self._return_credit(0)
+            self.owed_all += nbytes + HEADER
+            self.return_credit(0)
             return
-        if key[1] and not key[3] and (taker := self._takers.get(context)) is not None:
+        if key[1] and not key[3] and (taker := self.takers.get(context)) is not None:
             taken = taker(self.rank, key[1], key[2], signature, payload)
             if taken != _NO:
-                self._questions.discard(key)
+                self.questions.discard(key)
                 if taken == _NOW:
                     self._credit(context, nbytes)
                 else:
@@ -386,7 +386,7 @@ class Incoming:
         if key in self._stored or (receive is not None and receive.announced):
             raise WireError(f"a second message under {key}")
         if receive is None or receive.signature != signature:
-            self._questions.discard(key)
+            self.questions.discard(key)
             self._arrived(self.rank, key, signature, nbytes)
             receive = self._posted.get(key)
         if receive is not None and receive.nbytes == nbytes:
@@ -400,8 +400,8 @@ class Incoming:
     def _keep(self, context: int, nbytes: int) -> bool:
         """Count an eager message that stays here → False where its context has just been retired."""
         if context in self._retired:
-            self._owed_all += nbytes + HEADER
-            self._return_credit(0)
+            self.owed_all += nbytes + HEADER
+            self.return_credit(0)
             return False
         kept = self._kept.get(context, 0) + nbytes + HEADER
         if kept > self._budget:
@@ -436,8 +436,8 @@ class Incoming:
         if self._offers >= REMEMBERED and not self._forgot:
             self._forgot = True
             self._crowded(self.rank)
-        if key in self._questions:
-            self._questions.discard(key)
+        if key in self.questions:
+            self.questions.discard(key)
             return True
         return False
 
@@ -496,7 +496,7 @@ class Incoming:
         """Say that there is a place for a message that is not known yet, or whose offer was forgotten."""
         again = _AGAIN if self._forgot else 0
         if again:
-            self._questions.discard(receive.key)
+            self.questions.discard(receive.key)
         if receive.nbytes > EAGER_MESSAGE:
             self._say_ready(receive, again)
         elif again and self.link is not None:  # if it was not offered, it is on its way, or will be
@@ -511,22 +511,22 @@ class Incoming:
     def _credit(self, context: int, nbytes: int) -> None:
         """Count the credit of an eager message that is stored no more."""
         size = nbytes + HEADER
-        owed = self._owed[context] = self._owed.get(context, 0) + size
-        self._owed_all += size
-        if owed >= self._batch or self._owed_all * 4 >= self._budgets:
-            self._return_credit(context)
+        owed = self.owed[context] = self.owed.get(context, 0) + size
+        self.owed_all += size
+        if owed >= self.batch or self.owed_all * 4 >= self.budgets:
+            self.return_credit(context)
 
-    def _return_credit(self, context: int) -> None:
+    def return_credit(self, context: int) -> None:
         """Return the credit of a context, or that of all of them together, once it is much. It waits while
         the peer reads nothing, which would otherwise fill our memory with it."""
-        owed = self._owed.get(context, 0)
-        much = (owed and owed >= self._batch) or self._owed_all * 4 >= self._budgets
-        if much and self._owed_all + owed and self.link is not None and self.link.idle:
-            self.link.post(pack(Type.CREDIT, context, total=self._owed_all, word=owed))
-            self._spent_all -= self._owed_all
-            self._owed_all = 0
+        owed = self.owed.get(context, 0)
+        much = (owed and owed >= self.batch) or self.owed_all * 4 >= self.budgets
+        if much and self.owed_all + owed and self.link is not None and self.link.idle:
+            self.link.post(pack(Type.CREDIT, context, total=self.owed_all, word=owed))
+            self.spent_all -= self.owed_all
+            self.owed_all = 0
             if owed:
-                self._owed[context] = 0
+                self.owed[context] = 0
 
     def _scratch_of(self, nbytes: int) -> memoryview:
         if self._scratch is None or len(self._scratch) < nbytes:

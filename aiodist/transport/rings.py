@@ -22,10 +22,11 @@ A frame for which the ring has no room waits here, and those behind it, until th
 from __future__ import annotations
 
 import enum
-import threading
 from collections import deque
-from typing import Protocol
+from typing import Protocol, cast
 
+from aiodist import _engine
+from aiodist._engine.errors import RingError
 from aiodist.base.errors import WireError
 from aiodist.net.wire.frame import HEADER, Frame, Type, pack, parse, payload_bytes
 from aiodist.transport.lending import Borrower, Lender
@@ -33,7 +34,7 @@ from aiodist.transport.link import BURST, Waiting, Waking
 from aiodist.transport.shm.arena import PAGE
 from aiodist.transport.shm.heap import ALIGN
 from aiodist.transport.shm.remote import Remote, address_of, pays
-from aiodist.transport.shm.ring import RING, Consumer, Producer, address_in, area_bytes, clear, words_of
+from aiodist.transport.shm.ring import RING, address_in, area_bytes, clear, words_of
 from aiodist.transport.shm.segment import PeerSegment, Segment
 
 ANSWERS = 16 * 1024
@@ -54,8 +55,15 @@ class Switch(enum.IntEnum):
 class RingOwner(Waiting, Protocol):
     """The link."""
 
+    producer: _engine.Producer | None
+    consumer: _engine.Consumer | None
+
     def say(self, header: bytes) -> None:
         """Send a frame over the socket."""
+
+    def deliver(self, consumer: _engine.Consumer, most: int) -> int:
+        """Give receives that wait for them the small messages at the beginning of the ring, up to so many
+        bytes → how many were moved."""
 
     def take_eager(self, record: memoryview) -> int:
         """Act on an EAGER frame and its payload, which a record begins with → the payload's bytes."""
@@ -109,17 +117,16 @@ class Rings:
         self._at = 0  # of this end's area; 0: none yet
         self._size = RING if dialed else ANSWERS
         self._theirs: tuple[int, int] | None = None  # offset and size of the peer's
-        self._producer: Producer | None = None
-        self._consumer: Consumer | None = None
         self._over = False  # there are no rings any more
-        self._fence = threading.Lock()
+        self._engine = cast("_engine.Compiled", _engine.compiled)  # without it nothing is agreed on
 
     def wake_by(self, waking: Waking | None) -> None:
         """Use rings from now on, if the peer does; None: no more."""
-        self._waking = waking if waking is not None and waking.knows(self._rank) else None
+        known = waking is not None and waking.knows(self._rank) and _engine.compiled is not None
+        self._waking = waking if known else None
         if self._waking is None:
             self.turn_off()
-        elif self._consumer is not None:
+        elif self._owner.consumer is not None:
             self._waking.watch(self._owner)
         elif self._theirs is not None and not self._dialed:
             self._answer()
@@ -128,7 +135,7 @@ class Rings:
 
     def post(self, header: bytes, payload: memoryview | None) -> bool:
         """Send a frame by the ring; the payload is copied → False where it has to go over the socket."""
-        producer, waking = self._producer, self._waking
+        producer, waking = self._owner.producer, self._waking
         if producer is None or waking is None:
             # The messages of the barrier with which a job begins bear no bytes; many links never bear more.
             if self._dialed and not self._at and (payload is not None or header[0] != _EAGER):
@@ -136,11 +143,12 @@ class Rings:
             return False
         try:
             took = not self.waiting and producer.append(header, _EMPTY if payload is None else payload)
-        except WireError as error:
-            self._owner.broke_soon(error)  # not from inside a call of the user's
+        except RingError as error:
+            self._owner.broke_soon(WireError(str(error)))  # not from inside a call of the user's
             return True
         if not took:
             self.waiting.append(header if payload is None else header + payload)
+            producer.clear = False
             if len(self.waiting) == 1:
                 producer.wait(True)
                 waking.watch(self._owner)  # which looks again: there may be room by now
@@ -149,18 +157,19 @@ class Rings:
 
     def flow(self) -> None:
         """Send on what waits."""
-        producer, waking = self._producer, self._waking
+        producer, waking = self._owner.producer, self._waking
         if not self.waiting or producer is None or waking is None:
             return
         try:
             while self.waiting and producer.append(self.waiting[0], _EMPTY):
                 self.waiting.popleft()
-        except WireError as error:
-            self._owner.broke_soon(error)
+        except RingError as error:
+            self._owner.broke_soon(WireError(str(error)))
             return
         waking.wake(self._rank)
         if not self.waiting:
             producer.wait(False)
+            producer.clear = True
             self._owner.flowed()
 
     def turn_off(self) -> None:
@@ -168,8 +177,8 @@ class Rings:
         if self._over:
             return
         self._over = True
-        if self._producer is not None:
-            self._producer, self.on = None, False
+        if self._owner.producer is not None:
+            self._owner.producer, self.on = None, False
             waiting, self.waiting = self.waiting, deque()
             for frame in waiting:
                 self._owner.say(frame)
@@ -186,9 +195,9 @@ class Rings:
             self._meet(frame.word, frame.total, frame.part == 1)
         elif frame.total == Switch.OFF:
             self.drain()  # also what came since this buffer of the socket was begun
-            self._consumer = None
+            self._owner.consumer = None
             self.turn_off()
-        elif frame.total == Switch.ON and not self._dialed and self._at and self._consumer is None:
+        elif frame.total == Switch.ON and not self._dialed and self._at and self._owner.consumer is None:
             self._listen()
         else:
             raise WireError("a RING frame out of place")
@@ -203,7 +212,7 @@ class Rings:
         peer, at = self._peer, self._theirs[0]
         remote = Remote(peer.pid, address_in(peer.view, at), peer.window.nonce)
         if remote.works and pays():
-            self.borrower = Borrower(remote, words_of(peer.view, at))
+            self.borrower = Borrower(remote, words_of(peer.view, at), self._engine.fence)
 
     def _meet(self, at: int, size: int, reads: bool) -> None:
         """Note where the peer's area is."""
@@ -221,7 +230,7 @@ class Rings:
             self._owner.say(pack(_RING, total=Switch.ON))
             self._produce()
             if reads:
-                self.lender = Lender(words_of(self._segment.view, self._at))
+                self.lender = Lender(words_of(self._segment.view, self._at), self._engine.fence)
 
     def _answer(self) -> None:
         if not self._over and self._waking is not None and not self._at and self._take_area():
@@ -241,12 +250,17 @@ class Rings:
 
     def _produce(self) -> None:
         assert self._theirs is not None
-        self._producer = Producer(self._segment.view, self._at, self._size, self._peer.view, self._theirs[0])
+        made = self._engine.Producer
+        self._owner.producer = made(
+            self._segment.view, self._at, self._size, self._peer.view, self._theirs[0]
+        )
         self.on = True
 
     def _listen(self) -> None:
         assert self._theirs is not None
-        self._consumer = Consumer(self._peer.view, *self._theirs, self._segment.view, self._at)
+        self._owner.consumer = self._engine.Consumer(
+            self._peer.view, *self._theirs, self._segment.view, self._at
+        )
         if self._waking is not None:
             self._waking.watch(self._owner)
         self.take()
@@ -255,18 +269,20 @@ class Rings:
 
     def poll(self) -> bool:
         """Take what is there, for a caller that polls → whether there is a ring at all."""
-        if self._consumer is None:
+        if self._owner.consumer is None:
             return False
         if self._waking is not None:
             self._waking.awake()
         self.take()
         return True
 
-    def _tell(self, consumer: Consumer) -> None:
-        """Wake the peer if it waits for the room that there is now. It says that it waits, and then looks for
-        room; here room is made first: so a fence stands between, or each might miss the other."""
-        self._fence.acquire()
-        self._fence.release()
+    def tell_room(self) -> None:
+        """Wake the peer if it waits for the room that there is now."""
+        if self._owner.consumer is not None:
+            self._tell(self._owner.consumer)
+
+    def _tell(self, consumer: _engine.Consumer) -> None:
+        """Wake the peer if it waits for the room that there is now."""
         if consumer.awaited() and self._waking is not None:
             self._waking.wake(self._rank)
 
@@ -275,39 +291,47 @@ class Rings:
         self.take()
         if self.waiting:
             self.flow()
-        return self._consumer is not None or bool(self.waiting)
+        return self._owner.consumer is not None or bool(self.waiting)
 
     def take(self) -> None:
         """Take what is in the ring, for about BURST bytes; then others have their turn."""
-        consumer = self._consumer
+        consumer = self._owner.consumer
         if consumer is None or self.taking or not consumer.waiting():
             return
         self.taking = True
         moved = 0
         try:
             while moved < BURST and consumer.waiting() and self._owner.listens():
+                moved += self._owner.deliver(consumer, BURST - moved)
+                if not consumer.waiting() or self._owner.consumer is not consumer:
+                    continue
                 record = consumer.first()
                 if len(record) < HEADER:
                     raise WireError(f"a record of {len(record)} bytes in a ring")
+                consumer.busy = True
                 moved += self._act(consumer, record)
-                if self._consumer is not consumer:
+                consumer.busy = False
+                if self._owner.consumer is not consumer:
                     return  # the link ended by it
+        except RingError as error:
+            self._owner.broke(WireError(str(error)))
+            return
         except WireError as error:
             self._owner.broke(error)
             return
         finally:
-            self.taking = False
+            self.taking = consumer.busy = False
         self._tell(consumer)
         if self._waking is not None and consumer.waiting():
             self._waking.watch(self._owner)
         if self.waiting:
             self.flow()
 
-    def _act(self, consumer: Consumer, record: memoryview) -> int:
+    def _act(self, consumer: _engine.Consumer, record: memoryview) -> int:
         """Act on the first record of the ring, and go on behind it → how many bytes were moved."""
         if record[0] == _EAGER:  # most are
             size = HEADER + self._owner.take_eager(record)
-            if self._consumer is consumer:
+            if self._owner.consumer is consumer:
                 consumer.took(size)
             return size
         frame = parse(record)
@@ -317,17 +341,17 @@ class Rings:
         try:
             self._owner.take_frame(frame, record[HEADER:size])
         finally:
-            if self._consumer is consumer:
+            if self._owner.consumer is consumer:
                 consumer.took(size)
         return size + frame.nbytes
 
     def drain(self) -> None:
         """Take all that is in the ring now."""
-        consumer = self._consumer
+        consumer = self._owner.consumer
         if consumer is None or self.taking:
             return
         stop = consumer.head()
-        while self._consumer is consumer and consumer.waiting() and self._owner.listens():
+        while self._owner.consumer is consumer and consumer.waiting() and self._owner.listens():
             if consumer.taken >= stop:
                 break  # what came since has its turn
             self.take()
@@ -339,7 +363,10 @@ class Rings:
         it may look there still, and would find what others write."""
         self._over = True
         self.on = False
-        self._producer = self._consumer = self._waking = None
+        for end in (self._owner.producer, self._owner.consumer):
+            if end is not None:
+                end.release()
+        self._owner.producer = self._owner.consumer = self._waking = None
         self.lender = self.borrower = None
         self.waiting.clear()
         if self._at and parted:

@@ -23,7 +23,7 @@ Why it is this way
     A message has no state of its own but where it stands; it goes through these from the left to the right:
 
         _backlog ──attach──▶ _offered ──READY──▶ _active ──last fragment──▶ done
-                               └ _to_offer: not told yet     ├ _leaving: the link still borrows it
+                               └ offers: not told yet       ├ _leaving: the link still borrows it
                                                              └ lent: the peer has yet to read some of it
 """
 
@@ -73,13 +73,13 @@ class Outgoing:
         self.on_closed: Callable[[], None] | None = None
         self._dial = dial
         self._on_end = on_end
-        self._budget = eager_budget
-        self._budgets = eager_budget * EAGER_SHARES
-        self._spent: dict[int, int] = {}  # context → eager bytes that were not matched yet
-        self._spent_all = 0  # of all contexts: bytes that the peer holds, or has not said to have let go
+        self.budget = eager_budget
+        self.budgets = eager_budget * EAGER_SHARES
+        self.spent: dict[int, int] = {}  # context → eager bytes that were not matched yet
+        self.spent_all = 0  # of all contexts: bytes that the peer holds, or has not said to have let go
         self._backlog: list[Message] = []  # sent before there was a link
         self._offered: dict[Key, Message] = {}
-        self._to_offer: list[Key] = []  # of those, what the peer has not been told yet
+        self.offers: list[Key] = []  # of those, what the peer has not been told yet
         self._ready: dict[Key, int] = {}  # READY came before the send → bytes that are expected
         self._forgot = False  # one that came before its send was not remembered
         self._active: deque[Message] = deque()
@@ -89,7 +89,7 @@ class Outgoing:
         self._cancelled: set[int] = set()  # until they are retired
         self._shut: set[int] = set()  # those, and contexts of which the peer takes nothing more
         self._pumping = False
-        self._closing = False
+        self.closing = False
         self.over = False
 
     # Outgoing.
@@ -111,7 +111,7 @@ class Outgoing:
             True if the buffer is free again already.
         """
         context = key[0]
-        if self.over or self._closing or context in self._shut or context in self._retired:
+        if self.over or self.closing or context in self._shut or context in self._retired:
             return False
         if self.link is None:
             self._backlog.append(Message(key, signature, data, done, sealed))
@@ -125,9 +125,9 @@ class Outgoing:
         return not (
             self.link is None
             or self.over
-            or self._closing
-            or self._spent.get(context, 0) + size > self._budget
-            or self._spent_all + size > self._budgets
+            or self.closing
+            or self.spent.get(context, 0) + size > self.budget
+            or self.spent_all + size > self.budgets
             or context in self._shut
             or context in self._retired
         )
@@ -141,9 +141,9 @@ class Outgoing:
         """
         link, size = self.link, len(payload) + HEADER
         assert link is not None
-        self._spent[context] = self._spent.get(context, 0) + size
-        self._spent_all += size
-        if self._to_offer:
+        self.spent[context] = self.spent.get(context, 0) + size
+        self.spent_all += size
+        if self.offers:
             self._announce()  # what came first is heard of first
         link.post(header, payload, sealed)
 
@@ -161,7 +161,7 @@ class Outgoing:
         """
         self._cancelled.add(context)
         self.shut(context)
-        self._spent.pop(context, None)
+        self.spent.pop(context, None)
         self._active = deque(message for message in self._active if message.key.context != context)
         for key in [key for key in self._ready if key.context == context]:
             del self._ready[key]
@@ -202,7 +202,7 @@ class Outgoing:
             on_closed()
             return
         self.on_closed = on_closed
-        self._closing = True
+        self.closing = True
         self._offered.clear()
         self._ready.clear()
         self._close_if_idle()
@@ -237,14 +237,14 @@ class Outgoing:
     def received(self, frame: Frame, payload: memoryview) -> None:
         kind, context = frame.type, frame.context
         if kind == _CREDIT:
-            self._spent_all = max(0, self._spent_all - frame.total)
-            spent = self._spent.get(context, 0) - frame.word
+            self.spent_all = max(0, self.spent_all - frame.total)
+            spent = self.spent.get(context, 0) - frame.word
             if spent > 0:
-                self._spent[context] = spent
+                self.spent[context] = spent
             else:
-                self._spent.pop(context, None)
+                self.spent.pop(context, None)
         elif kind == _READY:
-            if not self._closing and not self._dead(context):
+            if not self.closing and not self._dead(context):
                 self._place_is_ready(Key(context, frame.stream, frame.seq, frame.part), frame)
         else:
             raise WireError(f"a {Type(kind).name} frame from a receiver")
@@ -304,12 +304,12 @@ class Outgoing:
         nbytes = len(data)
         if nbytes <= EAGER_MESSAGE:
             context = key[0]
-            spent = self._spent.get(context, 0) + nbytes + HEADER
-            spent_all = self._spent_all + nbytes + HEADER
-            if spent <= self._budget and spent_all <= self._budgets:
-                self._spent[context] = spent
-                self._spent_all = spent_all
-                if self._to_offer:
+            spent = self.spent.get(context, 0) + nbytes + HEADER
+            spent_all = self.spent_all + nbytes + HEADER
+            if spent <= self.budget and spent_all <= self.budgets:
+                self.spent[context] = spent
+                self.spent_all = spent_all
+                if self.offers:
                     self._announce()  # what came first is heard of first
                 header = pack(Type.EAGER, *key, nbytes=nbytes, total=nbytes, signature=signature)
                 link.post(header, data if nbytes else None, sealed)
@@ -321,8 +321,8 @@ class Outgoing:
         key = message.key
         if self._ready.pop(key, None) != len(message.data):
             self._offered[key] = message
-            self._to_offer.append(key)
-            if len(self._to_offer) == 1:
+            self.offers.append(key)
+            if len(self.offers) == 1:
                 link.later(self._offer)
             return False
         if self._active or self._pumping or not link.room:
@@ -337,12 +337,12 @@ class Outgoing:
     def _offer(self) -> None:
         """Offer what the peer has not asked for meanwhile: where all issue the same it mostly has, and its
         READY lies in the socket, unread."""
-        if self.link is not None and self._to_offer:
+        if self.link is not None and self.offers:
             self.link.poll()
             self._announce()
 
     def _announce(self) -> None:
-        keys, self._to_offer = self._to_offer, []
+        keys, self.offers = self.offers, []
         for key in keys:
             message = self._offered.get(key)
             if message is not None and self.link is not None:
@@ -399,7 +399,7 @@ class Outgoing:
 
     def _close_if_idle(self) -> None:
         busy = self._active or self._backlog or self._lent or self._leaving is not None
-        if not self._closing or self.over or busy:
+        if not self.closing or self.over or busy:
             return
         link = self.link
         if link is not None:
@@ -417,7 +417,7 @@ class Outgoing:
         self._ready.clear()
         self._active.clear()
         self._lent = 0
-        self._spent.clear()
+        self.spent.clear()
         on_closed, self.on_closed = self.on_closed, None
         if on_closed is not None:
             on_closed()

@@ -362,7 +362,7 @@ def open_sender(mapped: bool) -> Open:
                 ends.feed(sequence)
                 if len(finished) > 3:
                     raise Judgement("a message was sent twice")
-                if len(sender._ready) + len(sender._spent) > len(sequence) // HEADER + 1:
+                if len(sender._ready) + len(sender.spent) > len(sequence) // HEADER + 1:
                     raise Judgement("more is kept than was said")
                 sender.kill()
                 return ends.word()

@@ -116,7 +116,7 @@ async def test_groups_that_there_are_not_share_one_budget(pg: ProcessGroup, tran
     before = resident()
     if pg.rank:
         write(outgoing, many(header, fits, "context"))
-        outgoing._spent_all += fits * HEADER  # as if they had been sent by it
+        outgoing.spent_all += fits * HEADER  # as if they had been sent by it
     await still_talk(pg)
     assert resident() - before < (LIMIT if pg.rank == 0 else 1 << 40)
     if pg.rank:

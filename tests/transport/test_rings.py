@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from aiodist import _engine
 from aiodist.net.wire.frame import HEADER, Type, pack
 from aiodist.transport.base import EAGER_MESSAGE, FRAGMENT, Into, Key
 from aiodist.transport.link import Waiting
@@ -18,12 +19,15 @@ from aiodist.transport.rings import ANSWERS, Switch
 from aiodist.transport.sending import Outgoing
 from aiodist.transport.shm.arena import PAGE, available
 from aiodist.transport.shm.heap import Heap
-from aiodist.transport.shm.ring import RING, Producer, area_bytes, clear
+from aiodist.transport.shm.ring import RING, area_bytes, clear
 from aiodist.transport.stream import StreamLink
 from tests.helpers import shared
 from tests.support.channel_pair import turn_until
 
-pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
+pytestmark = [
+    pytest.mark.skipif(not available(), reason="needs memfd (Linux)"),
+    pytest.mark.skipif(_engine.compiled is None, reason="needs the compiled engine"),
+]
 
 START = 32 * PAGE
 KEY = Key(1, 0, 0, 0)
@@ -105,7 +109,7 @@ class Pair:
         """Have both ends use rings."""
         self.send(0)
         await turn_until(lambda: self.out._rings.on and self.into._rings.on and self.arrived == [0])
-        await turn_until(lambda: self.into._rings._consumer is not None)
+        await turn_until(lambda: self.into.consumer is not None)
         self.woken.woken.clear()
 
     def close(self) -> None:
@@ -460,7 +464,8 @@ async def test_nonsense_in_a_ring_ends_the_link(
     pair = make()
     view, at = pair.segment.view, pair.segment.heap.take(area_bytes(RING))
     clear(view, at)
-    Producer(view, at, RING, view, at).append(header, memoryview(bytes(payload)))
+    assert _engine.compiled is not None
+    _engine.compiled.Producer(view, at, RING, view, at).append(header, memoryview(bytes(payload)))
     pair.out._sock.send(pack(Type.RING, word=at, total=RING) + pack(Type.RING, total=Switch.ON))
     assert await refused(pair) == f"protocol error: {cause}"
 

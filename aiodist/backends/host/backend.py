@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import Array, FastPath, HostEngine, Numbers, Operation, Reports, Sent
+from aiodist import _engine
+from aiodist.backends.base import Array, FastPath, HostEngine, Numbers, Operation, Reports, Sent, complete
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
-from aiodist.backends.host.fast_messages import FastMessages
+from aiodist.backends.host.fast_messages import FastMessages, signature_of_bytes
 from aiodist.backends.host.grid import Grid, contexts_of, table_of
 from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.layout import Layout
@@ -29,7 +30,7 @@ from aiodist.backends.work import GroupState, Work
 from aiodist.base.errors import GroupBroken, PeerClosed, PeerLost, Tampered
 from aiodist.base.operations import ROLES, Uneven
 from aiodist.base.types import Call, Kind, agree
-from aiodist.transport import Key
+from aiodist.transport import EagerHandler, Key
 
 NEWS = 0.1
 """Seconds from a goodbye until nobody waits for that rank. Why it left comes over the control links (it
@@ -97,7 +98,9 @@ class HostBackend(HostEngine):
         self._issued = 0
         self._reserved: set[int] = set()
         self.messages = Messages(channels, resources.seals)
-        self.take = self.messages.take
+        engine = _engine.compiled
+        self._inbox = None if engine is None else self._make_inbox(engine)
+        self.take: EagerHandler = self.messages.take if self._inbox is None else self._inbox
         self._dead = False
         self._gone = set(groups.gone)  # ranks that send nothing more, and all that they sent has come
         self._silent = set(groups.gone)  # those, and others that send nothing more
@@ -106,6 +109,14 @@ class HostBackend(HostEngine):
         self._halted = False  # members disagree: the group will break, and goes no further until it does
         self.local = self._in_shared_memory()
         self.hierarchy = None if self.local is not None else self._over_hosts()
+
+    def _make_inbox(self, engine: _engine.Compiled) -> _engine.Inbox:
+        """Where the engine finds the receives that wait for small messages."""
+        channels = self.channels
+        members = {rank: index for index, rank in enumerate(channels.ranks)}
+        return engine.Inbox(
+            self.messages, members, signature_of_bytes, complete, self.resources.poller, self.resources.hub
+        )
 
     def _in_shared_memory(self) -> LocalGroup | None:
         """The shared memory of a group whose ranks are all on this host; None for others.
@@ -288,11 +299,13 @@ class HostBackend(HostEngine):
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],
-    ) -> FastMessages:
-        """A way around `submit` for small messages."""
+    ) -> FastMessages | None:
+        """A way around `submit` for small messages, where there is one."""
+        if _engine.compiled is None or self._inbox is None:
+            return None
         return FastMessages(
-            *(self.channels, self.messages, self._receive, self._hold, issuer, numbers, enter, ended),
-            self._silent,
+            *(_engine.compiled, self._inbox, self.channels, self.messages, self._receive, self._hold),
+            *(issuer, numbers, enter, ended, self._silent),
         )
 
     def statistics(self) -> dict[str, dict[str, int]]:

@@ -77,6 +77,15 @@ class Poller:
         finally:
             self._inside = False
 
+    def once(self, poll: Callable[[], None]) -> None:
+        """Call `poll` once, as `until` would."""
+        if not self._inside:
+            self._inside = True
+            try:
+                self._context.run(poll)
+            finally:
+                self._inside = False
+
     def _poll_until(self, poll: Callable[[], bool]) -> bool:
         if poll():
             return True

@@ -50,21 +50,27 @@ class _Untold(deque[weakref.ref[Work[Any]]]):
 
 
 class HeldUp:
-    """The receives of one group on one rank that wait for that."""
+    """The receives of one group on one rank that wait for that.
+
+    Attributes:
+        untold: by tag and source, in order, those of which the results may not be known. The engine looks
+            here, too, and at the next one.
+        held: by tag, those that are posted later.
+    """
 
     def __init__(self) -> None:
-        self._untold: dict[int, dict[int, _Untold]] = {}  # tag → source → receives, in order
+        self.untold: dict[int, dict[int, _Untold]] = {}  # tag → source → receives, in order
         self._room = _MANY  # tags that are remembered before those are dropped of which all results are known
-        self._held: dict[int, deque[Operation]] = {}  # by tag
+        self.held: dict[int, deque[Operation]] = {}  # by tag
 
     def is_behind(self, work: Work[Any], tag: int, source: int) -> bool:
         """Note a receive from a source (-1: from any) that begins now → whether it has to wait."""
-        by_source = self._untold.get(tag)
+        by_source = self.untold.get(tag)
         if by_source is None:
-            if len(self._untold) >= self._room:
+            if len(self.untold) >= self._room:
                 self._forget_told()
-            by_source = self._untold[tag] = {}
-        behind = tag in self._held or any(untold.without_told() for untold in _of(by_source, source))
+            by_source = self.untold[tag] = {}
+        behind = tag in self.held or any(untold.without_told() for untold in _of(by_source, source))
         untold = by_source.get(source)
         if untold is None:
             untold = by_source[source] = _Untold()
@@ -73,18 +79,16 @@ class HeldUp:
 
     def _forget_told(self) -> None:
         """Forget the tags of which all results are known: a program may use a new one for each message."""
-        self._untold = {
-            tag: by_source
-            for tag, by_source in self._untold.items()
-            if any(map(_is_untold, chain.from_iterable(by_source.values())))
-        }
-        self._room = 2 * len(self._untold) + _MANY
+        for tag, by_source in list(self.untold.items()):
+            if not any(map(_is_untold, chain.from_iterable(by_source.values()))):
+                del self.untold[tag]
+        self._room = 2 * len(self.untold) + _MANY
 
     def hold(
         self, operation: Operation, loop: AbstractEventLoop, post: Callable[[Operation], object]
     ) -> None:
         """Have `post(operation)` called two turns later, unless it was removed by then."""
-        self._held.setdefault(operation.tag, deque()).append(operation)
+        self.held.setdefault(operation.tag, deque()).append(operation)
         loop.call_soon(loop.call_soon, self._release, operation, post)
 
     def _release(self, operation: Operation, post: Callable[[Operation], object]) -> None:
@@ -93,22 +97,22 @@ class HeldUp:
 
     def remove(self, operation: Operation) -> bool:
         """Take a receive out → whether it was here."""
-        held = self._held.get(operation.tag)
+        held = self.held.get(operation.tag)
         if held is None or operation not in held:
             return False
         held.remove(operation)
         if not held:
-            del self._held[operation.tag]
+            del self.held[operation.tag]
         return True
 
     def holds(self, tag: int) -> bool:
         """Whether receives with a tag wait."""
-        return tag in self._held
+        return tag in self.held
 
     def take(self) -> list[Operation]:
         """Take all out, in order."""
-        taken = [operation for held in self._held.values() for operation in held]
-        self._held.clear()
+        taken = [operation for held in self.held.values() for operation in held]
+        self.held.clear()
         return taken
 
 

@@ -104,17 +104,18 @@ class Matches:
     """The matches of one group on one rank that are not fulfilled, by source and tag.
 
     Attributes:
+        numbers: by source and tag, of the message that is matched next.
         unowned_counts: by source and tag, how many matches have no receiver; nothing where all have.
     """
 
     def __init__(self) -> None:
-        self._next: dict[tuple[int, int], int] = {}
+        self.numbers: dict[tuple[int, int], int] = {}
         self._open: dict[tuple[int, int], dict[int, Match]] = {}
         self.unowned_counts: dict[tuple[int, int], int] = {}
 
     def next(self, source: int, tag: int) -> int:
         """The number of the message that is matched next."""
-        return self._next.get((source, tag), 0)
+        return self.numbers.get((source, tag), 0)
 
     def find(self, source: int, tag: int, number: int) -> Match | None:
         """The match of a message."""
@@ -124,7 +125,7 @@ class Matches:
     def enter(self, match: Match) -> None:
         """Enter the match of the next message."""
         stream = match.source, match.tag
-        self._next[stream] = match.number + 1
+        self.numbers[stream] = match.number + 1
         matches = self._open.get(stream)
         if matches is None:
             matches = self._open[stream] = {}
@@ -132,7 +133,7 @@ class Matches:
 
     def pass_over(self, source: int, tag: int) -> None:
         """Count a message that was received without a match."""
-        self._next[source, tag] = self._next.get((source, tag), 0) + 1
+        self.numbers[source, tag] = self.numbers.get((source, tag), 0) + 1
 
     def remove(self, match: Match) -> None:
         """Take out a match that is fulfilled."""
@@ -151,7 +152,7 @@ class Matches:
     def give_back(self, match: Match) -> None:
         """Take out the last match, which its source knows nothing of: its number is the next again."""
         self.remove(match)
-        self._next[match.source, match.tag] = match.number
+        self.numbers[match.source, match.tag] = match.number
 
     def of(self, source: int, tag: int) -> list[Match]:
         """All open matches of a source and tag, in order."""

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiodist import _engine
 from aiodist.backends.base import Array, Decoding, Operation, as_bytes, flat
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.copies import TensorCopy
 from aiodist.backends.host.held_up import ANY, HeldUp
 from aiodist.backends.host.matches import Decoded, Match, Matches, move_up
-from aiodist.backends.host.next_message import NextMessage
 from aiodist.base.errors import PeerClosed, PeerLost, WireError
 from aiodist.base.types import agree, message_signature
 from aiodist.observe.recorder.layout import FIRST
@@ -63,6 +63,14 @@ class Messages:
         sent: to each member, the number of messages, on the fast path or here.
         heard: of each member, the number of messages that came or were offered.
         arrivals: by tag, what came before a receive matched it, by source and number.
+        next_messages: by tag, in the order in which they were begun: the receive that gets the next message
+            of its source, and is the only one of its tag. It has matched none yet, and is posted as soon as
+            anything else happens to its tag. The engine looks here, too, and at what follows.
+        queues: by tag, receives that wait for an arrival.
+        numbers: by source and tag, of the message that is matched next.
+        unowned_counts: of the matches.
+        awaited: by member, how many messages are waited for, and what is done then.
+        dead: no progress is made any more.
         held_up: receives that are posted later.
     """
 
@@ -70,14 +78,15 @@ class Messages:
         self._channels = channels
         self._seals = seals
         self._matches = Matches()
-        self._queues: dict[int, deque[Operation]] = {}
+        self.numbers, self.unowned_counts = self._matches.numbers, self._matches.unowned_counts
+        self.queues: dict[int, deque[Operation]] = {}
         self.arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}
         self._came = itertools.count()
         self.sent = [0] * channels.size
         self.heard = [0] * channels.size
-        self._awaited: dict[int, tuple[int, Callable[[], object]]] = {}  # member → `when_come`
-        self._dead = False
-        self._next_messages: dict[int, NextMessage] = {}  # by tag, in the order in which they were begun
+        self.awaited: dict[int, tuple[int, Callable[[], object]]] = {}  # member → `when_come`
+        self.dead = False
+        self.next_messages: dict[int, _engine.Receive] = {}
         self._sends: dict[int, dict[Key, Operation]] = {}  # by receiver: those that have not left yet
         self.held_up = HeldUp()
         self._gaps: dict[tuple[int, int], None] = {}  # source and tag of receives that were given up just now
@@ -86,13 +95,13 @@ class Messages:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
         as have matched their messages: the next message of a source is the next receive's. Not where no
         progress is made any more."""
-        waits = tag in self._queues or tag in self.arrivals or tag in self._next_messages
-        return not (waits or self._dead or self._matches.unowned_counts or self.held_up.holds(tag))
+        waits = tag in self.queues or tag in self.arrivals or tag in self.next_messages
+        return not (waits or self.dead or self._matches.unowned_counts or self.held_up.holds(tag))
 
-    def receive_here(self, receive: NextMessage) -> bool:
+    def receive_here(self, receive: _engine.Receive) -> bool:
         """Have a receive that is begun now get the message that is its own, if all of it is here."""
         tag = receive.tag
-        if self._dead or tag in self._queues or self._matches.unowned_counts or tag not in self.arrivals:
+        if self.dead or tag in self.queues or self._matches.unowned_counts or tag not in self.arrivals:
             return False
         if self.held_up.holds(tag):
             return False
@@ -117,46 +126,42 @@ class Messages:
         if not arrivals:
             del self.arrivals[tag]
 
-    def wait(self, receive: NextMessage) -> None:
-        """Have a receive get the next message of its source and tag, where that is `nothing_waits`."""
-        self._next_messages[receive.tag] = receive
-
     def post_waiting(self, tag: int | None = None) -> None:
         """Have the receives that have matched nothing posted; those with one tag, or all."""
-        next_messages = self._next_messages
+        next_messages = self.next_messages
         while next_messages:
             receive = next_messages.pop(next(iter(next_messages)) if tag is None else tag, None)
             if receive is None:
                 break
             receive.post(receive)
 
-    def abandon(self, receive: NextMessage) -> None:
+    def abandon(self, receive: _engine.Receive) -> None:
         """Take back a receive whose await was cancelled. What it has got in this very turn of the loop goes
         to the next one."""
         if receive.operation is not None:
             self.given_up(receive.operation)
         elif receive.got >= 0:
-            self._channels.guard(self._restore, receive.match())
-        elif self._next_messages.get(receive.tag) is receive:
-            del self._next_messages[receive.tag]
+            self._channels.guard(self._restore, _match_of(receive))
+        elif self.next_messages.get(receive.tag) is receive:
+            del self.next_messages[receive.tag]
 
     def take(self, rank: int, stream: int, number: int, signature: bytes, data: memoryview) -> int:
         """Take an eager message that came from a global rank, before the channel looks for its receive: a
         `EagerHandler`."""
         source, tag, matches = self._channels.group_rank(rank), stream - 1, self._matches
-        if source is None or self._dead or matches.find(source, tag, number) is not None:
+        if source is None or self.dead or matches.find(source, tag, number) is not None:
             return _NO  # its receive is posted, and counts it
-        receive = self._next_messages.get(tag)
+        receive = self.next_messages.get(tag)
         if receive is not None:
             mine = receive.source in (source, ANY) and number == matches.next(source, tag)
             if mine and receive.fits(signature, len(data), number):
-                del self._next_messages[tag]
+                del self.next_messages[tag]
                 matches.pass_over(source, tag)
                 self._count(source)
                 receive.receive(source, number, data)
                 return _NOW
             self.post_waiting(tag)
-            if self._dead or matches.find(source, tag, number) is not None:
+            if self.dead or matches.find(source, tag, number) is not None:
                 return _NO  # likewise, now
         arrivals = self.arrivals.setdefault(tag, {})
         if (source, number) in arrivals:
@@ -247,8 +252,8 @@ class Messages:
             operation.work._taken_back_by(self.given_up, operation)
         if self.nothing_waits(operation.tag) and operation.peer != ANY and operation.target is not None:
             self._claim(operation, operation.peer, None)  # as `_serve` would
-        elif not self._serve(operation, blocked=operation.tag in self._queues):
-            self._queues.setdefault(operation.tag, deque()).append(operation)
+        elif not self._serve(operation, blocked=operation.tag in self.queues):
+            self.queues.setdefault(operation.tag, deque()).append(operation)
             if operation.peer != ANY:
                 self._channels.drive(operation.work, self._channels.incoming(operation.peer))
             if self._channels.crowded:
@@ -280,46 +285,46 @@ class Messages:
 
     def missing(self, source: int) -> int:
         """The number of messages that a member had sent and that have not come; 0 where it is not known."""
-        awaited = self._awaited.get(source)
+        awaited = self.awaited.get(source)
         return 0 if awaited is None else awaited[0] - self.heard[source]
 
     def when_come(self, source: int, count: int, then: Callable[[], object]) -> None:
         """Call `then()` once so many messages of a member have come or were offered. The last of them may not
         be in its place yet."""
-        self._awaited[source] = count, then
+        self.awaited[source] = count, then
         self._compare(source)
 
     def _count(self, source: int) -> None:
         self.heard[source] += 1
-        if self._awaited:
+        if self.awaited:
             self._compare(source)
 
     def _compare(self, source: int) -> None:
-        count, then = self._awaited.get(source, (0, None))
+        count, then = self.awaited.get(source, (0, None))
         if then is not None and self.heard[source] >= count:
-            del self._awaited[source]
+            del self.awaited[source]
             then()
 
     def halt(self) -> None:
         """Make no further progress."""
-        self._dead = True
-        self._awaited.clear()
+        self.dead = True
+        self.awaited.clear()
         self.held_up.take()
         self._gaps.clear()
 
     def forget(self) -> None:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
         self._matches.forget()
-        self._next_messages.clear()
+        self.next_messages.clear()
         self._sends.clear()
-        self._queues.clear()
+        self.queues.clear()
         self.arrivals.clear()
 
     def waiting(self) -> list[Operation]:
         """The receives for which nothing has come."""
         self.post_waiting()
         self._close_gaps()
-        queued = [operation for queue in self._queues.values() for operation in queue]
+        queued = [operation for queue in self.queues.values() for operation in queue]
         return [*self._matches.waiting(), *queued]
 
     def unfinished(self, source: int) -> bool:
@@ -361,36 +366,36 @@ class Messages:
     def _match(self, source: int, tag: int) -> None:
         """Let receives have what has come from one source, in order."""
         # What is served may bring the next arrival right here, so nothing of the queues is kept over it.
-        while not self._dead and (queue := self._queues.get(tag)) and self._next(source, tag) is not None:
+        while not self.dead and (queue := self.queues.get(tag)) and self._next(source, tag) is not None:
             at = next((i for i, operation in enumerate(queue) if operation.peer in (ANY, source)), None)
             if at is None:
                 break
             self._serve(self._take(tag, at), blocked=True)
             self._advance(tag)
-        if self._channels.crowded and tag in self._queues:
-            self._ask(tag, {operation.peer for operation in self._queues[tag]})
+        if self._channels.crowded and tag in self.queues:
+            self._ask(tag, {operation.peer for operation in self.queues[tag]})
 
     def _advance(self, tag: int) -> None:
         """Serve the first ones of a queue. One that disagrees with its message has broken the group then."""
-        while not self._dead and tag in self._queues:
+        while not self.dead and tag in self.queues:
             operation = self._take(tag, 0)
             if not self._serve(operation, blocked=False):
-                self._queues.setdefault(tag, deque()).appendleft(operation)
+                self.queues.setdefault(tag, deque()).appendleft(operation)
                 break
 
     def _take(self, tag: int, at: int) -> Operation:
         """Take a receive out of its queue, which goes with its last one: there may be any number of tags."""
-        queue = self._queues[tag]
+        queue = self.queues[tag]
         operation = queue[at]
         del queue[at]
         if not queue:
-            del self._queues[tag]
+            del self.queues[tag]
         return operation
 
     def ask(self) -> None:
         """Have what is waited for offered again: some peers offered more than is remembered."""
         self.post_waiting()
-        for tag, queue in self._queues.items():
+        for tag, queue in self.queues.items():
             self._ask(tag, {operation.peer for operation in queue})
 
     def _ask(self, tag: int, waiting: set[int]) -> None:
@@ -583,7 +588,7 @@ class Messages:
             return  # no thread begins any more: the loop ends
         of.exception()  # asked for, whoever wants the object
         current = match.decoded is not None and match.decoded.object is of
-        if current and match.receiver is not None and not self._dead:
+        if current and match.receiver is not None and not self.dead:
             self._give(match, of)
 
     def _give(self, match: Match, of: asyncio.Future[Any]) -> None:
@@ -620,7 +625,7 @@ class Messages:
             return
         if match is not None:
             self._leave(match)  # also where no progress is made any more
-        if self._dead:
+        if self.dead:
             return
         if match is None:
             self._remove(operation)
@@ -649,16 +654,16 @@ class Messages:
         """Take a receive out of its queue, or out of those that are posted later."""
         if self.held_up.remove(operation):
             return
-        queue = self._queues[operation.tag]
+        queue = self.queues[operation.tag]
         queue.remove(operation)
         if not queue:
-            del self._queues[operation.tag]
+            del self.queues[operation.tag]
 
     def _restore(self, match: Match) -> None:
         """Keep a message that was delivered, for the next receive."""
         self.post_waiting(match.tag)
         match.receiver = None
-        if self._dead:
+        if self.dead:
             return
         match.sever()
         self._matches.restore(match)
@@ -686,7 +691,7 @@ class Messages:
             self._channels.loop.call_soon(self._close_gaps)
 
     def _close_gaps(self) -> None:
-        while self._gaps and not self._dead:
+        while self._gaps and not self.dead:
             (source, tag), _ = self._gaps.popitem()
             if source == ANY:
                 self._channels.guard(self._advance, tag)
@@ -714,9 +719,9 @@ class Messages:
             self._matches.give_back(match)
         self._matches.count(source, tag)
         for match, receiver in moved:
-            if receiver is not None and match.receiver is receiver and not self._dead:
+            if receiver is not None and match.receiver is receiver and not self.dead:
                 self._resume(match)
-        if not self._dead:
+        if not self.dead:
             self._match(source, tag)
 
     def _channel(self, match: Match) -> Incoming:
@@ -747,7 +752,7 @@ class Messages:
     def _break_later(
         self, match: Match, receiver: Operation, unfit: Callable[[Operation], None], turns: int = _SURE
     ) -> None:
-        if self._dead or match.receiver is not receiver:
+        if self.dead or match.receiver is not receiver:
             return
         if turns:
             self._channels.loop.call_soon(self._break_later, match, receiver, unfit, turns - 1)
@@ -756,7 +761,7 @@ class Messages:
 
     def _run(self, cost: float, copies: Callable[[], None], then: Callable[[], None]) -> None:
         def done() -> None:
-            if not self._dead:
+            if not self.dead:
                 then()
 
         if not cost or self._channels.off_loop(cost, copies, done):
@@ -765,3 +770,13 @@ class Messages:
 
 def _order(head: Arrival | Match) -> int:
     return head.order
+
+
+def _match_of(receive: _engine.Receive) -> Match:
+    """The message that a receive has got, as one that is here and belongs to nobody: the await of the receive
+    was cancelled in the very turn of the loop in which it came."""
+    got = receive.place
+    place = np.frombuffer(got, np.uint8) if isinstance(got, bytes) else flat(got)
+    signature = message_signature(place.dtype, place.size, receive.number)
+    users = receive.target is not None
+    return Match(receive.got, receive.tag, receive.number, None, place, users, None, signature, complete=True)

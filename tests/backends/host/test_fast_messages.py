@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist as dist
-from aiodist.backends.host.fast_messages import Header
 from aiodist.base.types import Call, Kind, message_signature
 from aiodist.group import ProcessGroup
-from aiodist.net.wire.frame import Type, pack
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport import EAGER_MESSAGE
@@ -29,23 +27,6 @@ from aiodist.transport import EAGER_MESSAGE
 def test_the_signature_of_a_message_is_that_of_its_call(dtype: str, count: int, number: int) -> None:
     kind = np.dtype(dtype)
     assert message_signature(kind, count, number) == Call(Kind.send, number, kind, (count,)).signature
-
-
-@given(
-    dtype=st.sampled_from(["f4", "u1", "?", "f2", "c16", "i8"]),
-    count=st.integers(1, EAGER_MESSAGE // 16),
-    numbers=st.lists(st.integers(0, 2**60), min_size=1, max_size=3),
-    tag=st.integers(0, 2**32 - 2),
-)
-def test_a_header_is_that_of_its_frame_whatever_number_it_had_before(
-    dtype: str, count: int, numbers: list[int], tag: int
-) -> None:
-    kind = np.dtype(dtype)
-    header, nbytes = Header(7, tag, kind, count), count * kind.itemsize
-    for number in numbers:
-        signature = message_signature(kind, count, number)
-        frame = pack(Type.EAGER, 7, 1 + tag, number, nbytes=nbytes, total=nbytes, signature=signature)
-        assert header.numbered(number) == frame
 
 
 @settings(max_examples=40, deadline=None)

@@ -77,7 +77,7 @@ def test_little_is_remembered_of_receives_whose_results_are_known(tags: int) -> 
     held_up.is_behind(first, 0, 1)
     for number in range(5000):
         held_up.is_behind(handle(), number % tags, 1)
-    assert sum(len(untold) for by_source in held_up._untold.values() for untold in by_source.values()) < 200
+    assert sum(len(untold) for by_source in held_up.untold.values() for untold in by_source.values()) < 200
     assert held_up.is_behind(handle(), 0, 1)
 
 

@@ -339,7 +339,7 @@ def test_nothing_stays_of_a_tag_that_is_used_no_more() -> None:
         for number in range(3):
             bench.deliver(1, number, tag=tag)
     assert len(bench.results) == 300
-    assert not bench.messages._queues
+    assert not bench.messages.queues
     assert not bench.messages.arrivals
 
 

@@ -58,7 +58,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import platform
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -94,9 +93,8 @@ _NOTHING, _NO_BYTES, _NO_WORDS = memoryview(b""), np.empty(0, np.uint8), np.empt
 
 
 def supported() -> bool:
-    """Whether ranks of one host can share memory: with the compiled engine, and on x86-64, where the hardware
-    orders the flags that Python writes for the rings of messages."""
-    return _engine.compiled is not None and platform.machine().lower() in ("x86_64", "amd64")
+    """Whether ranks of one host can share memory: with the compiled engine."""
+    return _engine.compiled is not None
 
 
 def engine() -> _engine.Compiled:
@@ -135,12 +133,14 @@ class PeerMemory:
     def find(self, context: int) -> int:
         """The directory's entry of a group, -1 where it is not made yet. A search: remember what it finds."""
         found = np.flatnonzero(self._contexts == np.uint64(context))
+        engine().fence()  # its offset was written before
         return int(found[0]) if len(found) else -1
 
     def offset(self, context: int, entry: int) -> int:
         """The start of a group's region, 0 where it is gone or was never made. The entry may be another's
         by now: it was taken from the group before the offset changed."""
         at = int(self._offsets[entry]) & ~1
+        engine().fence()
         return at if int(self._contexts[entry]) == context else 0
 
     def has_left(self, context: int, entry: int) -> bool:
@@ -324,7 +324,9 @@ class Hub:
             raise MemoryError(f"more than {_ENTRIES} are open")
         self._entries[context] = entry
         self._contexts[entry] = 0
+        self._fence()
         self._offsets[entry] = at
+        self._fence()
         self._contexts[entry] = context
         self.ring(self.memories.values())  # peers that came before us may wait for it
 

@@ -13,18 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist as dist
+from aiodist import _engine
+from aiodist.backends.base import complete
+from aiodist.backends.host.fast_messages import signature_of_bytes
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
-from aiodist.backends.host.next_message import NextMessage
 from aiodist.base.errors import WireError
-from aiodist.base.types import message_signature
+from aiodist.base.operations import Kind
+from aiodist.base.types import Call, message_signature
 from aiodist.group import ProcessGroup
+from aiodist.net.wire.frame import pack_eager
 from aiodist.testing import spmd
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport import Handled
 from tests.helpers import core_of
 from tests.levels import COSTLY
+
+pytestmark = pytest.mark.skipif(_engine.compiled is None, reason="needs the compiled engine")
 
 LARGE = 9000  # bytes of an object that is offered
 FLOATS, BYTES = np.dtype(np.float64), np.dtype(np.uint8)
@@ -36,7 +42,7 @@ class Group:
     def __init__(self) -> None:
         self.let_go: list[tuple[int, int]] = []
         self.results: list[Any] = []
-        self.posted: list[NextMessage] = []
+        self.posted: list[_engine.Receive] = []
         channels: Any = SimpleNamespace(
             loop=SimpleNamespace(call_soon=lambda call: call()),
             context=7,
@@ -49,12 +55,25 @@ class Group:
             ),
         )
         self.messages = Messages(channels)
+        assert _engine.compiled is not None
+        members = {10 + source: source for source in range(4)}
+        self.inbox = _engine.compiled.Inbox(self.messages, members, signature_of_bytes, complete, None, None)
 
-    def receive(self, source: int, items: int = 3, tag: int = 5) -> tuple[NextMessage, Any]:
+    def receive(self, source: int, items: int = 3, tag: int = 5) -> tuple[_engine.Receive, Any]:
         """A receive of some floats, or of bytes (0 items) → it, and where they go."""
         work: Any = SimpleNamespace(_finish=self.results.append, _fail=self.results.append)
         place = np.zeros(items) if items else None
-        return NextMessage(work, source, tag, place, lambda got: got, self.posted.append), place
+        like = None if place is None else prepared(source, place, tag)
+        assert _engine.compiled is not None
+        receive = _engine.compiled.Receive(
+            self.inbox, work, source, tag, place, like, lambda got: got, self.posted.append
+        )
+        return receive, place
+
+    def wait(self, receive: _engine.Receive) -> None:
+        """Have a receive get the next message of its source and tag."""
+        assert self.messages.nothing_waits(receive.tag)
+        self.messages.next_messages[receive.tag] = receive
 
     def take(self, source: int, number: int, data: Any, tag: int = 5) -> int:
         """A message comes."""
@@ -62,11 +81,19 @@ class Group:
         return self.messages.take(10 + source, 1 + tag, number, signature, memoryview(data.tobytes()))
 
 
+def prepared(source: int, place: Any, tag: int) -> _engine.PreparedMessage:
+    """What receives of such an array share."""
+    assert _engine.compiled is not None
+    signature = message_signature(place.dtype, place.size, 0)
+    header = pack_eager(7, 1 + tag, 0, place.nbytes, signature)
+    call = Call(Kind.recv, 0, place.dtype, place.shape, None, source)
+    return _engine.compiled.PreparedMessage(call, None, None, header, None, source, tag, sealed=False)
+
+
 def test_the_next_message_of_its_source_and_tag_is_its_own() -> None:
     group = Group()
     receive, place = group.receive(2)
-    assert group.messages.nothing_waits(5)
-    group.messages.wait(receive)
+    group.wait(receive)
     assert not group.messages.nothing_waits(5)
     assert group.messages.nothing_waits(6)
     assert group.take(2, 0, np.arange(3.0)) == Handled.NOW
@@ -78,7 +105,7 @@ def test_the_next_message_of_its_source_and_tag_is_its_own() -> None:
 
 def test_one_of_any_size_from_anybody_gets_bytes() -> None:
     group = Group()
-    group.messages.wait(group.receive(ANY, 0)[0])
+    group.wait(group.receive(ANY, 0)[0])
     data = np.arange(9, dtype=np.uint8)
     assert group.take(3, 0, data) == Handled.NOW
     assert group.results == [(3, data.tobytes())]
@@ -96,7 +123,7 @@ def test_one_of_any_size_from_anybody_gets_bytes() -> None:
 def test_another_message_has_it_posted(source: int, number: int, data: Any) -> None:
     group = Group()
     receive, _ = group.receive(2)
-    group.messages.wait(receive)
+    group.wait(receive)
     assert group.take(source, number, data) == Handled.KEPT
     assert group.posted == [receive]
     assert group.results == []
@@ -105,7 +132,7 @@ def test_another_message_has_it_posted(source: int, number: int, data: Any) -> N
 def test_an_offer_has_it_posted() -> None:
     group = Group()
     receive, _ = group.receive(2)
-    group.messages.wait(receive)
+    group.wait(receive)
     group.messages.arrived(2, 6, 0, message_signature(FLOATS, 3, 0), 24)
     assert group.posted == []
     group.messages.arrived(2, 5, 0, message_signature(FLOATS, 3, 0), 24)
@@ -115,7 +142,7 @@ def test_an_offer_has_it_posted() -> None:
 def test_what_the_group_asks_about_is_posted() -> None:
     group = Group()
     for tag in (5, 6):
-        group.messages.wait(group.receive(2, tag=tag)[0])
+        group.wait(group.receive(2, tag=tag)[0])
     group.messages.post_waiting(7)
     assert group.posted == []
     group.messages.post_waiting(6)
@@ -127,7 +154,7 @@ def test_what_the_group_asks_about_is_posted() -> None:
 def test_a_message_of_another_tag_leaves_it_alone() -> None:
     group = Group()
     receive, _ = group.receive(2)
-    group.messages.wait(receive)
+    group.wait(receive)
     assert group.take(2, 0, np.arange(3.0), tag=6) == Handled.KEPT
     assert group.posted == []
     assert group.take(2, 0, np.arange(3.0)) == Handled.NOW
@@ -165,7 +192,7 @@ def test_a_message_that_overtook_another_waits_for_its_turn() -> None:
 def test_what_is_taken_back_gets_nothing() -> None:
     group = Group()
     receive, place = group.receive(2)
-    group.messages.wait(receive)
+    group.wait(receive)
     group.messages.abandon(receive)
     assert group.take(2, 0, np.arange(3.0)) == Handled.KEPT
     assert group.results == []
@@ -175,7 +202,7 @@ def test_what_is_taken_back_gets_nothing() -> None:
 def test_a_message_whose_receive_was_taken_back_in_its_turn_goes_to_the_next() -> None:
     group = Group()
     receive, _ = group.receive(2)
-    group.messages.wait(receive)
+    group.wait(receive)
     group.take(2, 0, np.arange(3.0))
     group.messages.abandon(receive)
     assert not group.messages.nothing_waits(5)
@@ -205,7 +232,7 @@ def test_a_second_message_of_a_number_breaks_the_protocol() -> None:
 def test_what_it_may_write_to_cannot_be_taken_away() -> None:
     group = Group()
     receive, place = group.receive(2)
-    group.messages.wait(receive)
+    group.wait(receive)
     place.flags.writeable = False
     assert group.take(2, 0, np.arange(3.0)) == Handled.NOW
     assert group.results == [2]
@@ -215,10 +242,10 @@ def test_what_it_may_write_to_cannot_be_taken_away() -> None:
 def test_one_that_waits_while_a_message_is_handed_back_is_posted() -> None:
     group = Group()
     first, _ = group.receive(2)
-    group.messages.wait(first)
+    group.wait(first)
     group.take(2, 0, np.arange(3.0))
     waiting, _ = group.receive(2)
-    group.messages.wait(waiting)
+    group.wait(waiting)
     group.messages.abandon(first)
     assert group.posted == [waiting]
 

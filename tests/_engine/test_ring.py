@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.base.errors import WireError
-from aiodist.transport.shm.ring import Consumer, Producer, area_bytes, clear
+from aiodist import _engine
+from aiodist._engine.errors import RingError
+from aiodist.transport.shm.ring import ADDRESS, RECORDS, WORDS_AT, address_in, area_bytes, clear
+
+pytestmark = pytest.mark.skipif(_engine.compiled is None, reason="needs the compiled engine")
 
 AT = 128
 SIZE = 64 * 1024
 HEADER = 16
 
 
-def pair(size: int = SIZE) -> tuple[Producer, Consumer, memoryview, memoryview]:
+def pair(size: int = SIZE) -> tuple[_engine.Producer, _engine.Consumer, memoryview, memoryview]:
     """Both ends, and the memories of both processes."""
+    assert _engine.compiled is not None
+    Producer, Consumer = _engine.compiled.Producer, _engine.compiled.Consumer  # noqa: N806
     mine, theirs = (memoryview(bytearray(b"\xaa" * (AT + area_bytes(size)))) for _ in range(2))
     for view in (mine, theirs):
         clear(view, AT)
@@ -31,7 +36,7 @@ def record(number: int, size: int) -> tuple[bytes, bytes]:
     return header, bytes((number + at * 7) % 256 for at in range(size))
 
 
-def take(consumer: Consumer) -> bytes:
+def take(consumer: _engine.Consumer) -> bytes:
     memory = consumer.first()
     size = HEADER + int.from_bytes(memory[1:8], "little")
     taken = bytes(memory[:size])
@@ -102,7 +107,7 @@ def test_more_cannot_be_taken_than_there_is_nor_less_than_before(total: int) -> 
     small = record(2, 0)
     assert not producer.append(small[0] * 2, memoryview(small[1]))
     theirs[AT + 64 : AT + 72] = total.to_bytes(8, "little")
-    with pytest.raises(WireError, match=f"{total} bytes of a ring taken, after 24, of {SIZE}"):
+    with pytest.raises(RingError, match=f"{total} bytes of a ring taken, after 24, of {SIZE}"):
         producer.append(small[0] * 2, memoryview(small[1]))
 
 
@@ -110,7 +115,7 @@ def test_more_cannot_be_taken_than_there_is_nor_less_than_before(total: int) -> 
 def test_a_head_that_cannot_be_is_refused(head: int) -> None:
     _, consumer, mine, _ = pair()
     mine[AT : AT + 8] = head.to_bytes(8, "little")
-    with pytest.raises(WireError, match="a ring whose head is"):
+    with pytest.raises(RingError, match="a ring whose head is"):
         consumer.first()
 
 
@@ -118,5 +123,43 @@ def test_nothing_is_left_of_a_ring_that_is_only_skipped() -> None:
     _, consumer, mine, _ = pair()
     mine[AT + 192] = 0
     mine[AT : AT + 8] = SIZE.to_bytes(8, "little")
-    with pytest.raises(WireError, match="a ring whose head is 0 bytes ahead"):
+    with pytest.raises(RingError, match="a ring whose head is 0 bytes ahead"):
         consumer.first()
+
+
+def test_python_and_the_engine_have_one_layout() -> None:
+    assert _engine.compiled is not None
+    assert _engine.compiled.RING_LAYOUT == (8, ADDRESS, 64, WORDS_AT, RECORDS)
+    view = memoryview(bytearray(AT + area_bytes(SIZE)))
+    clear(view, AT, 1 << 40)
+    assert address_in(view, AT) == 1 << 40
+
+
+def test_an_end_that_was_let_go_of_does_nothing() -> None:
+    producer, consumer, mine, _ = pair()
+    header, payload = record(1, 100)
+    assert producer.append(header, payload)
+    consumer.release()
+    producer.release()
+    assert not producer.append(header, payload)
+    assert not producer.clear
+    assert not (consumer.waiting() or consumer.awaited())
+    consumer.took(8)
+    producer.wait(True)
+    with pytest.raises(ValueError, match="let go of"):
+        consumer.first()
+    mine.release()  # nothing holds it
+
+
+def test_a_ring_has_to_lie_in_its_memory() -> None:
+    assert _engine.compiled is not None
+    whole = bytearray(AT + area_bytes(SIZE))
+    for at, size in ((AT + 8, SIZE), (AT, SIZE + 8), (AT + 4, 4096), (1 << 62, 4096), (AT, 12), (AT, 0)):
+        with pytest.raises(ValueError, match="ring"):
+            _engine.compiled.Producer(whole, at, size, whole, AT)
+        with pytest.raises(ValueError, match="ring"):
+            _engine.compiled.Consumer(whole, at, size, whole, AT)
+    with pytest.raises(BufferError):  # what it writes has to be writable
+        _engine.compiled.Producer(bytes(whole), AT, SIZE, whole, AT)
+    with pytest.raises(ValueError, match="a record of"):
+        _engine.compiled.Producer(whole, AT, SIZE, whole, AT).append(bytes(16), bytes(SIZE // 2))
