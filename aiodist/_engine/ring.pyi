@@ -6,6 +6,8 @@ loads and stores. `transport/rings.py` sends a link's frames so.
 
 from typing import Any, Self, final
 
+from typing_extensions import disjoint_base
+
 FINGERPRINT: str
 """Stands for the sources of which the extension was made."""
 
@@ -13,6 +15,7 @@ RING_LAYOUT: tuple[int, ...]
 """Where an area has: whether its producer waits, its address, the count of what was taken, the words of its
 user, the records."""
 
+@disjoint_base
 class Held:
     """The base of both ends: their memory stays mapped until they let go of it."""
 
