@@ -81,6 +81,7 @@ class EngineHook(BuildHookInterface[Any]):
         ]
         options = {"build_dir": made / "c", "include_path": [self.root], "quiet": True}
         command = build_ext(Distribution({"ext_modules": cythonize(extensions, **options)}))
+        command.parallel = os.cpu_count()
         command.build_temp, command.build_lib = str(made / "o"), str(made / "lib")
         command.ensure_finalized()
         command.run()
