@@ -1,6 +1,7 @@
 /* Ranks as threads over one mapping, for the thread sanitizer, which sees nothing between processes.
  *
  * Three ranks run operations of every kind, each with distinct values by rank and element, and compare what they get.
+ * Two more exchange records by a ring.
  * With -DPLANTED the store that publishes has no order: the sanitizer has to find that. With -DPLANTED_PLACE the flag
  * of a place shares a bit with its offset: arrays at odd bytes have to come out wrong. */
 #include "words.h"
@@ -17,6 +18,7 @@ static inline uint64_t planted_at(uint64_t word) { return word & ~(uint64_t)1; }
 #endif
 #define FOR_EACH_PROCESSOR /* the loader would choose a loop before the sanitizer is there */
 #include "exchange.h"
+#include "ring.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -24,7 +26,7 @@ static inline uint64_t planted_at(uint64_t word) { return word & ~(uint64_t)1; }
 #include <stdlib.h>
 
 enum { RANKS = 3, SEGMENT = 4 << 20, BASE = 64 * 1024, STAGING = 1 << 20, ROUNDS = 6000, COUNT = 900 };
-enum { CASES = 6, ODD = 2 * STAGING + 1 };
+enum { CASES = 6, ODD = 2 * STAGING + 1, RING = 4096, RECORDS = 60000, HEAD = 16 };
 
 static uint64_t segments[RANKS][SEGMENT / 8] __attribute__((aligned(4096)));
 static pthread_barrier_t made;
@@ -127,8 +129,50 @@ static void *run(void *argument) {
     return NULL;
 }
 
+static uint64_t areas[2][(RING_RECORDS + RING) / 8] __attribute__((aligned(64)));
+
+static unsigned char byte_of(int record, int index) { return (unsigned char)(record * 7 + index); }
+static int bytes_of(int record) { return record * 13 % 300; }
+
+static void *append_records(void *unused) {
+    char *mine = (char *)areas[0], *theirs = (char *)areas[1];
+    producer p = {.word = areas[0], .records = mine + RING_RECORDS, .size = RING, .taken_word = (uint64_t *)(theirs + RING_TAKEN)};
+    for (int record = 0; record < RECORDS; record++) {
+        unsigned char header[HEAD] = {1}, payload[300];
+        memcpy(header + 8, &record, sizeof record);
+        for (int i = 0; i < bytes_of(record); i++) payload[i] = byte_of(record, i);
+        for (int what; (what = producer_append(&p, header, HEAD, payload, (size_t)bytes_of(record))) != APPENDED;) {
+            if (what != NO_ROOM) fail("a count that cannot be", 0, (uint64_t)record);
+            sched_yield();
+        }
+    }
+    return unused;
+}
+
+static void *take_records(void *unused) {
+    char *mine = (char *)areas[1], *theirs = (char *)areas[0];
+    consumer c = {.word = areas[0], .records = theirs + RING_RECORDS, .size = RING, .taken_word = (uint64_t *)(mine + RING_TAKEN)};
+    for (int record = 0; record < RECORDS; record++) {
+        uint64_t nbytes;
+        int found;
+        while (!consumer_is_waiting(&c)) sched_yield();
+        const char *first = consumer_first(&c, &nbytes);
+        if (!first || nbytes < (uint64_t)(HEAD + bytes_of(record))) fail("a head that cannot be", 1, (uint64_t)record);
+        memcpy(&found, first + 8, sizeof found);
+        if (found != record) fail("a record in the place of another", 1, (uint64_t)record);
+        for (int i = 0; i < bytes_of(record); i++)
+            if ((unsigned char)first[HEAD + i] != byte_of(record, i)) fail("a wrong byte", 1, (uint64_t)record);
+        consumer_took(&c, (uint64_t)(HEAD + bytes_of(record)));
+    }
+    return unused;
+}
+
 int main(void) {
-    pthread_t threads[RANKS];
+    pthread_t threads[RANKS], ends[2];
+    pthread_create(&ends[0], NULL, append_records, NULL);
+    pthread_create(&ends[1], NULL, take_records, NULL);
+    for (int end = 0; end < 2; end++) pthread_join(ends[end], NULL);
+    puts("all records came");
     pthread_barrier_init(&made, NULL, RANKS);
     for (intptr_t rank = 0; rank < RANKS; rank++) pthread_create(&threads[rank], NULL, run, (void *)rank);
     for (int rank = 0; rank < RANKS; rank++) pthread_join(threads[rank], NULL);
