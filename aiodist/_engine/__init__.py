@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from aiodist._engine.exchange import Plan as Plan
     from aiodist._engine.exchange import Signal as Signal
     from aiodist._engine.handle import Handle as Handle
+    from aiodist._engine.handle import Issuer as Issuer
+    from aiodist._engine.handle import TurnClock as TurnClock
     from aiodist._engine.messenger import Inbox as Inbox
     from aiodist._engine.messenger import Messenger as Messenger
     from aiodist._engine.messenger import PreparedMessage as PreparedMessage
@@ -68,6 +70,8 @@ class Compiled(Protocol):
     Plan: type[Plan]
     Signal: type[Signal]
     Handle: type[Handle]
+    Issuer: type[Issuer]
+    TurnClock: type[TurnClock]
     Prepared: type[Prepared]
     Starter: type[Starter]
     Producer: type[Producer]

@@ -6,7 +6,7 @@ cimport numpy as np
 from libc.stdlib cimport calloc, free, malloc
 
 from aiodist._engine.handle cimport Driver, Handle
-from aiodist._engine.slots cimport Slots, all_made, note_finished, own_slot, relax, slot_of
+from aiodist._engine.slots cimport EndOfTurn, Slots, all_made, note_finished, own_slot, relax, slot_of
 
 np.import_array()
 
@@ -445,11 +445,12 @@ cdef class Exchange(Driver):
 
     cdef int bring_on(self) except -1:
         cdef int what, looks, index
+        cdef EndOfTurn turn
         cdef double ends
         if self.step():
             return 0
-        hub = self.plan.owner.hub
-        looks = hub.looks
+        hub, turn = self.plan.owner.hub, self.slots.end_of_turn
+        looks = turn.looks
         if not looks or self.busy or not self.slots.is_open():
             hub.end_of_turn_soon()  # which rings with a fence for what was written here
             return 0
@@ -460,7 +461,9 @@ cdef class Exchange(Driver):
                 if self.act(what):
                     return 0
                 break
-        ends = hub.start_polling()
+        if not turn.polled:
+            hub.awake()
+        ends = turn.turn.start(turn.poll)
         what = WAIT
         if self.slots.made and not has_ended(&self.c):
             with nogil:
@@ -471,7 +474,7 @@ cdef class Exchange(Driver):
                         if what != WAIT:
                             break
                         relax()
-        hub.turn.stop_polling()
+        turn.turn.stop()
         if what != WAIT:
             self.act(what)
         return 0

@@ -1,4 +1,14 @@
-# The handle's fields, for the compiled callers.
+# The fields of a handle, of what a group's handles share, and of the loop's turn, for the compiled callers.
+
+cdef class TurnClock:
+    cdef double began_at, poll_began, polled  # of the turn (negative: it has not begun), of a poll; seconds of polling
+    cdef double start(self, double limit) except? -1
+    cdef int stop(self) except -1
+
+cdef class Issuer:
+    cdef public unsigned long thread
+    cdef public object running
+    cdef public TurnClock turn
 
 cdef class Driver:
     cdef int bring_on(self) except -1

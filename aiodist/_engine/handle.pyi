@@ -12,6 +12,23 @@ FINGERPRINT: str
 """Stands for the sources of which the extension was made."""
 
 @disjoint_base
+class TurnClock:
+    """The time that the present turn of a loop has taken, and that of polling in it: the base of `Turn`."""
+
+    since: float | None
+    def __new__(cls) -> Self: ...
+    def start_polling(self, limit: float) -> float: ...
+    def stop_polling(self) -> None: ...
+
+@disjoint_base
+class Issuer:
+    """What an await asks of what a group's handles share: its thread, whether the loop runs, and its turn."""
+
+    thread: int
+    running: Any
+    turn: Any
+
+@disjoint_base
 class Driver:
     """The object that brings one operation on while it is awaited, without a call of Python code."""
 

@@ -29,6 +29,40 @@ cdef enum:
 cdef double PULSE = 0.001  # as `backends/work.py` has it
 
 
+cdef class TurnClock:
+    def __cinit__(self):
+        self.began_at = -1
+
+    @property
+    def since(self):
+        return None if self.began_at < 0 else self.began_at
+
+    @since.setter
+    def since(self, value):
+        if value is None:
+            self.began_at, self.polled = -1, 0
+        else:
+            self.began_at = value
+
+    cdef double start(self, double limit) except? -1:
+        self.poll_began = self._begin() if self.began_at < 0 else monotonic_seconds()
+        return self.poll_began + limit - self.polled
+
+    cdef int stop(self) except -1:
+        self.polled += monotonic_seconds() - self.poll_began
+        return 0
+
+    def start_polling(self, double limit):
+        return self.start(limit)
+
+    def stop_polling(self):
+        self.stop()
+
+
+cdef class Issuer:
+    pass
+
+
 cdef class Driver:
     cdef int bring_on(self) except -1:
         """Try to end the operation, for no longer than this turn of the loop may take."""
@@ -50,20 +84,20 @@ cdef class Handle:
         """Whether the await ends at once, and well; else nothing has happened, and `_await_on` does all of it."""
         cdef bint held = self._awaited
         cdef Driver driver
-        if self._held_back:
+        cdef Issuer issuer
+        if self._held_back or not isinstance(self._issuer, Issuer):
             return False
+        issuer = self._issuer
         self._awaited = True
         if self._state == PENDING and isinstance(self._driver, Driver):
-            if PyThread_get_thread_ident() == self._issuer.thread and self._issuer.running():
+            if PyThread_get_thread_ident() == issuer.thread and issuer.running():
                 driver = self._driver  # it is held here: the operation may end, or break its group, meanwhile
                 driver.bring_on()
-        if self._state == DONE:
-            since = self._issuer.turn.since
-            if since is not None:
-                if monotonic_seconds() - <double>since <= PULSE:
-                    self._take_back = None
-                    self._unheld = self._unheld and not held
-                    return True
+        if self._state == DONE and issuer.turn is not None and issuer.turn.began_at >= 0:
+            if monotonic_seconds() - issuer.turn.began_at <= PULSE:
+                self._take_back = None
+                self._unheld = self._unheld and not held
+                return True
         self._awaited = held
         return False
 

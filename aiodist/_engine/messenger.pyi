@@ -13,7 +13,7 @@ import numpy as np
 
 from aiodist._engine.handle import Driver
 from aiodist._engine.ring import Consumer
-from aiodist._engine.slots import EndOfTurn, Memory
+from aiodist._engine.slots import Memory
 
 FINGERPRINT: str
 """Stands for the sources of which the extension was made."""
@@ -157,7 +157,6 @@ class Messenger:
         begin: posts one now.
         gone: global ranks that send nothing more.
         peers: by group rank, the segment of a member on this host; None for others.
-        end_of_turn: of this process's side of shared memory, or None.
     """
 
     def __init__(
@@ -174,7 +173,6 @@ class Messenger:
         begin: Callable[[Any], None],
         gone: Collection[int],
         peers: list[Memory | None],
-        end_of_turn: EndOfTurn | None,
     ) -> None: ...
     def send(self, tensor: Any, dst: Any, tag: Any, held: bool) -> Any:
         """Send a tensor, if it can leave at once.

@@ -200,18 +200,19 @@ cdef class Receive(Driver):
     cdef int bring_on(self) except -1:
         cdef Inbox inbox = self.inbox
         cdef Consumer ring
+        cdef EndOfTurn turn = inbox.end_of_turn
         cdef int index, looks
         cdef double ends
         cdef bint found
         if self.is_over():
             return 0
         link = self.channel.link
-        ring = None if link is None or inbox.hub is None else link.consumer
+        ring = None if link is None or turn is None else link.consumer
         if ring is None:
             if not inbox.poller.until(self.poll_once):
                 self.work._driver = None
             return 0
-        looks = inbox.hub.looks
+        looks = turn.looks
         if ring.busy or not looks:
             inbox.hub.end_of_turn_soon()
             return 0
@@ -223,7 +224,9 @@ cdef class Receive(Driver):
             self.take(ring, link)
             if self.is_over():
                 return 0
-        ends = inbox.hub.start_polling()
+        if not turn.polled:
+            inbox.hub.awake()
+        ends = turn.turn.start(turn.poll)
         try:
             while not self.is_over() and ring.c.word != NULL:
                 found = False
@@ -243,7 +246,7 @@ cdef class Receive(Driver):
                 if monotonic_seconds() >= ends:
                     break
         finally:
-            inbox.hub.turn.stop_polling()
+            turn.turn.stop()
         return 0
 
     cdef int take(self, Consumer ring, link) except -1:
@@ -261,6 +264,7 @@ cdef class Receive(Driver):
 @cython.final
 cdef class Inbox:
     cdef object messages, of_bytes, complete, poller, hub, handler
+    cdef EndOfTurn end_of_turn  # None where no memory is shared
     cdef dict sources, waiting, next, awaited
     cdef list heard
     cdef dict signatures
@@ -268,6 +272,7 @@ cdef class Inbox:
     def __init__(self, messages, dict sources not None, of_bytes, complete, poller, hub):
         self.messages, self.sources, self.of_bytes, self.complete = messages, sources, of_bytes, complete
         self.poller, self.hub, self.handler = poller, hub, messages.take
+        self.end_of_turn = None if hub is None else hub.end_of_turn
         self.waiting, self.next, self.awaited = messages.next_messages, messages.numbers, messages.awaited
         self.heard, self.signatures = messages.heard, {}
 
@@ -381,10 +386,10 @@ cdef class Messenger:
     cdef list peers  # by group rank: the memory of a local one
 
     def __init__(self, Inbox inbox not None, messages, channels, issuer, dict counts not None, work, prepare,
-                 prepare_bytes, hold, begin, gone, list peers not None, EndOfTurn end_of_turn):
+                 prepare_bytes, hold, begin, gone, list peers not None):
         self.inbox, self.messages, self.issuer, self.counts, self.work = inbox, messages, issuer, counts, work
         self.prepare, self.prepare_bytes, self.hold, self.begin, self.gone = prepare, prepare_bytes, hold, begin, gone
-        self.peers, self.end_of_turn = peers, end_of_turn
+        self.peers, self.end_of_turn = peers, inbox.end_of_turn
         self.track, self.thread, self.runs = issuer.track, issuer.thread, issuer.running
         self.abandon, self.is_behind = messages.abandon, messages.held_up.is_behind
         self.receive_here = messages.receive_here

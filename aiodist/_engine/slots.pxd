@@ -2,6 +2,8 @@
 
 from libc.stdint cimport uint64_t
 
+from aiodist._engine.handle cimport TurnClock
+
 cdef extern from "slots.h" nogil:
     enum: SLOTS, PAYLOAD, SLOT_HEADER, SIGNATURE_BYTES, SIGNATURE_AT, STRIDE, REGION
     enum: CODE, FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT
@@ -55,7 +57,10 @@ cdef class Memory:
     cdef void let_go(self)
 
 cdef class EndOfTurn:
-    cdef public bint due
+    cdef public bint due, polled
+    cdef readonly double poll
+    cdef readonly int looks
+    cdef TurnClock turn
 
 cdef class Slots:
     cdef group c

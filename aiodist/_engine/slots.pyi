@@ -45,14 +45,26 @@ class Memory:
 
 @final
 class EndOfTurn:
-    """The end of the loop's present turn, as all groups of a process see it.
+    """The end of the loop's present turn, as all groups of a process see it, and what polls until then.
+
+    Args:
+        turn: of the loop.
+        poll: seconds of polling in a turn, all together.
+        looks: how often a poller looks before it offers the core to others; 0: nothing polls.
 
     Attributes:
+        poll, looks: as given.
         due: it comes with a look around (`Hub`).
+        polled: something has polled in this turn.
     """
 
     due: bool
-    def __new__(cls) -> Self: ...
+    polled: bool
+    @property
+    def poll(self) -> float: ...
+    @property
+    def looks(self) -> int: ...
+    def __new__(cls, turn: Any, poll: float, looks: int) -> Self: ...
 
 @final
 class Slots:

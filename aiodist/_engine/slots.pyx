@@ -6,6 +6,8 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+from aiodist._engine.handle cimport TurnClock
+
 cdef extern from "fingerprint.h":
     const char* AIODIST_FINGERPRINT
 
@@ -56,7 +58,8 @@ cdef class Memory:
 
 @cython.final
 cdef class EndOfTurn:
-    pass
+    def __cinit__(self, TurnClock turn not None, double poll, int looks):
+        self.turn, self.poll, self.looks = turn, poll, looks
 
 
 @cython.final

@@ -98,7 +98,19 @@ class PlainHandle:
         raise NotImplementedError
 
 
+class PlainIssuer:
+    """What an await asks of what a group's Works share: its thread, whether the loop runs, and its turn."""
+
+    __slots__ = ("running", "thread", "turn")
+
+    thread: int
+    running: Any
+    turn: Any
+
+
 if TYPE_CHECKING:
     Handle = PlainHandle
+    Issuer = PlainIssuer
 else:
     Handle = PlainHandle if _engine.compiled is None else _engine.compiled.Handle
+    Issuer = PlainIssuer if _engine.compiled is None else _engine.compiled.Issuer

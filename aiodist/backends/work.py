@@ -26,7 +26,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from aiodist.backends.forgotten import Forgotten, Origin
-from aiodist.backends.handle import DONE, FAILED, PENDING, Handle, PlainHandle
+from aiodist.backends.handle import DONE, FAILED, PENDING, Handle, Issuer, PlainHandle
 from aiodist.base.errors import GroupBroken, GroupClosed, UsageError
 from aiodist.base.timeouts import seconds
 from aiodist.base.types import Call, Kind
@@ -108,7 +108,7 @@ def _nobody() -> None:
     """What users hold where there is no group."""
 
 
-class GroupState:
+class GroupState(Issuer):
     """The state that all Works of one group share.
 
     Args:
@@ -138,11 +138,8 @@ class GroupState:
         "name",
         "number",
         "owner",
-        "running",
-        "thread",
         "track",
         "trouble",
-        "turn",
     )
 
     def __init__(

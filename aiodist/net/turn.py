@@ -6,26 +6,76 @@ import asyncio
 import contextvars
 import time
 import weakref
+from typing import TYPE_CHECKING
+
+from aiodist import _engine
 
 _NO_CONTEXT = contextvars.Context()  # the callback does not serve the first asker alone
 
 
-class Turn:
+class PlainTurnClock:
+    """The time that the present turn has taken, and that of polling in it: the hot half, in plain Python.
+
+    The engine has the same (`_engine/handle.pyx`).
+
+    Attributes:
+        since: when the turn began (time.monotonic); None: nobody has asked since the loop came round.
+    """
+
+    __slots__ = ("_poll_began", "_polled", "_since")
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._poll_began = 0.0
+        self._polled = 0.0  # seconds, in this turn
+
+    @property
+    def since(self) -> float | None:
+        return self._since
+
+    @since.setter
+    def since(self, value: float | None) -> None:
+        self._since = value
+        if value is None:
+            self._polled = 0.0
+
+    def start_polling(self, limit: float) -> float:
+        """The deadline (time.monotonic) of the caller's poll, where all of this turn may for `limit` seconds.
+
+        What counts is the time between this and `stop_polling`: a turn that carries out many operations polls
+        for each a little.
+        """
+        self._poll_began = now = self._begin() if self._since is None else time.monotonic()
+        return now + limit - self._polled
+
+    def stop_polling(self) -> None:
+        """End a poll: the caller has what it waits for, or has given up for this turn."""
+        self._polled += time.monotonic() - self._poll_began
+
+    def _begin(self) -> float:
+        raise NotImplementedError
+
+
+if TYPE_CHECKING:
+    TurnClock = PlainTurnClock
+else:
+    TurnClock = PlainTurnClock if _engine.compiled is None else _engine.compiled.TurnClock
+
+
+class Turn(TurnClock):
     """The time for which a loop has not turned. One exists for each loop (`Turn.of`).
 
     A turn begins when it is first asked for, and is over when the loop comes round. A callback notices that,
     which is queued once a turn, so the price of asking is one clock reading.
     """
 
-    __slots__ = ("__weakref__", "_asker", "_began", "_loop", "_polled", "since")
+    __slots__ = ("__weakref__", "_asker", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
         # Weak: the table that holds this must not keep the loop.
         self._loop = weakref.ref(loop)
-        self.since: float | None = None
         self._asker: object = None
-        self._began = 0.0  # when a poll began
-        self._polled = 0.0  # seconds, in this turn
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> Turn:
@@ -42,22 +92,6 @@ class Turn:
             self._begin()
             return False
         return time.monotonic() - since > limit
-
-    def start_polling(self, limit: float) -> float:
-        """The deadline (time.monotonic) of the caller's poll, where all of this turn may for `limit` seconds.
-
-        What counts is the time between this and `stop_polling`: a turn that carries out many operations polls
-        for each a little.
-        """
-        if self.since is None:
-            self._began = now = self._begin()
-        else:
-            self._began = now = time.monotonic()
-        return now + limit - self._polled
-
-    def stop_polling(self) -> None:
-        """End a poll: the caller has what it waits for, or has given up for this turn."""
-        self._polled += time.monotonic() - self._began
 
     def only(self, asker: object) -> bool:
         """Whether nobody else asked in this turn; what several ask is better sent together."""
@@ -81,7 +115,6 @@ class Turn:
     def _turned(self) -> None:
         self.since = None
         self._asker = None
-        self._polled = 0.0
 
 
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = weakref.WeakKeyDictionary()

@@ -212,6 +212,7 @@ def test_a_peer_that_writes_nonsense_delivers_nothing_else(data: st.DataObject) 
     first = data.draw(st.integers(1, 15)) * 8
     frame[0] = frame[0] or 1
     assert bench.producer.append(bytes(frame[:first]), frame[first:])
+    frame[48:56] = bytes(8)  # `word`, which says nothing here
     whole = frame == eager(FLOATS + 1) + (FLOATS + 1).tobytes()
     moved = bench.deliver()
     assert moved == (HEADER + 24 if whole else 0)
@@ -271,7 +272,6 @@ class Sender:
             begin=lambda _: None,
             gone=set(),
             peers=[None] * 4,
-            end_of_turn=None,
         )
 
 

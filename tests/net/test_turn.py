@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiodist.net import turn
-from aiodist.net.turn import Turn
+from aiodist.net.turn import PlainTurnClock, Turn
 
 
 class Loop:
@@ -53,9 +54,17 @@ def test_it_is_overdue_once_it_lasts_too_long(clock: SimpleNamespace) -> None:
     assert not present.overdue(0.001)
 
 
+class PlainTurn(PlainTurnClock):
+    """A turn without the engine, of a clock that is set."""
+
+    def _begin(self) -> float:
+        now: float = vars(turn)["time"].monotonic()
+        self.since = now
+        return now
+
+
 def test_all_who_poll_in_a_turn_have_one_budget(clock: SimpleNamespace) -> None:
-    loop: Any = Loop()
-    present = Turn(loop)
+    present = PlainTurn()
     assert present.start_polling(50e-6) == pytest.approx(clock.now + 50e-6, abs=1e-9)
     clock.now += 20e-6
     present.stop_polling()
@@ -64,8 +73,23 @@ def test_all_who_poll_in_a_turn_have_one_budget(clock: SimpleNamespace) -> None:
     clock.now += 30e-6
     present.stop_polling()
     assert present.start_polling(50e-6) == pytest.approx(clock.now, abs=1e-9)
-    loop.queued[-1]()
+    present.since = None
     assert present.start_polling(50e-6) == pytest.approx(clock.now + 50e-6, abs=1e-9)
+
+
+def test_a_turn_that_polls_counts_its_seconds_with_the_engine_and_without() -> None:
+    loop: Any = Loop()
+    for present in (Turn(loop), PlainTurn()):
+        first = present.start_polling(1000)
+        began = present.since
+        assert began is not None
+        assert first >= began + 1000
+        while time.monotonic() - began < 0.005:
+            pass
+        present.stop_polling()
+        assert present.start_polling(1000) - time.monotonic() <= 1000 - 0.004
+        present.since = None
+        assert present.start_polling(1000) - time.monotonic() > 1000 - 0.004
 
 
 async def test_a_loop_has_one_turn() -> None:

@@ -82,10 +82,9 @@ class FastMessages:
         hub = channels.resources.hub
         memories = {} if hub is None else hub.memories
         near = [memories[rank].shared if rank in memories else None for rank in channels.ranks]
-        turn = None if hub is None else hub.end_of_turn
         messenger = engine.Messenger(
             *(inbox, messages, channels, issuer, numbers.counts, Work, self._prepare, self._prepare_bytes),
-            *(self._hold_back, self._begin, gone, near, turn),
+            *(self._hold_back, self._begin, gone, near),
         )
         self.send, self.recv = messenger.send, messenger.recv
         self.send_bytes, self.recv_bytes = messenger.send_bytes, messenger.recv_bytes

@@ -11,7 +11,7 @@ import pytest
 from aiodist.backends.host import driving
 from aiodist.backends.host.driving import BACK_OFF, LOST, Poller
 from aiodist.net import turn
-from aiodist.net.turn import Turn
+from aiodist.net.turn import PlainTurnClock
 
 mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="")
 
@@ -59,6 +59,23 @@ class Clock:
         self.now += self.lost
 
 
+class ClockedTurn(PlainTurnClock):
+    """A turn of the running loop, by the clock that is set: the engine's would ask the real one."""
+
+    def _begin(self) -> float:
+        now: float = vars(turn)["time"].monotonic()
+        self.since = now
+        asyncio.get_running_loop().call_soon(self._turned)
+        return now
+
+    def _turned(self) -> None:
+        self.since = None
+
+
+def clocked() -> Any:
+    return ClockedTurn()
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -69,13 +86,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def test_it_polls_until_the_operation_is_over(clock: Clock) -> None:
-    poller, operation = Poller(Turn(asyncio.get_running_loop()), 1.0), Operation(ends_with=7)
+    poller, operation = Poller(clocked(), 1.0), Operation(ends_with=7)
     poller.until(operation.poll)
     assert operation.channel.polls == 7
 
 
 async def test_a_turn_of_the_loop_has_one_budget(clock: Clock) -> None:
-    poller, operation = Poller(Turn(asyncio.get_running_loop()), 200e-6), Operation()
+    poller, operation = Poller(clocked(), 200e-6), Operation()
     poller.until(operation.poll)
     polls = operation.channel.polls
     assert 25 <= polls <= 49  # two looks at the clock for 4 of them
@@ -87,7 +104,7 @@ async def test_a_turn_of_the_loop_has_one_budget(clock: Clock) -> None:
 
 
 async def test_who_loses_its_core_by_polling_sleeps_instead(clock: Clock) -> None:
-    poller, operation = Poller(Turn(asyncio.get_running_loop()), 50e-6), Operation()
+    poller, operation = Poller(clocked(), 50e-6), Operation()
     clock.lost = 2 * LOST
     poller.until(operation.poll)
     assert operation.channel.polls == 9
@@ -102,38 +119,38 @@ async def test_who_loses_its_core_by_polling_sleeps_instead(clock: Clock) -> Non
 async def test_nothing_to_poll_costs_nothing(clock: Clock) -> None:
     operation = Operation()
     operation.channels = []
-    Poller(Turn(asyncio.get_running_loop()), 1.0).until(operation.poll)
+    Poller(clocked(), 1.0).until(operation.poll)
     assert operation.channel.polls == 0
 
 
 async def test_what_it_sets_off_does_not_inherit_the_tasks_context(clock: Clock) -> None:
     mark.set("the awaiting task's")
     operation = Operation(ends_with=1)
-    Poller(Turn(asyncio.get_running_loop()), 1.0).until(operation.poll)
+    Poller(clocked(), 1.0).until(operation.poll)
     assert operation.channel.marks == {""}
 
 
 async def test_a_callback_that_awaits_again_does_not_nest(clock: Clock) -> None:
-    poller, outer, inner = Poller(Turn(asyncio.get_running_loop()), 1.0), Operation(ends_with=2), Operation()
+    poller, outer, inner = Poller(clocked(), 1.0), Operation(ends_with=2), Operation()
     outer.channels.append(cast("Any", type("", (), {"poll": lambda self: poller.until(inner.poll)})()))
     poller.until(outer.poll)
     assert inner.channel.polls == 0
 
 
 async def test_a_look_that_finds_something_ends_polling() -> None:
-    poller, polls = Poller(Turn(asyncio.get_running_loop()), 1.0), iter([False] * 7 + [True])
+    poller, polls = Poller(clocked(), 1.0), iter([False] * 7 + [True])
     assert poller.until(lambda: next(polls))
     assert list(polls) == []
 
 
 async def test_looks_in_vain_end_with_the_budget() -> None:
-    poller, polls = Poller(Turn(asyncio.get_running_loop()), 200e-6), Polls()
+    poller, polls = Poller(clocked(), 200e-6), Polls()
     assert poller.until(polls)
     assert polls.count > 1
 
 
 async def test_where_polling_rests_there_is_one_look() -> None:
-    poller, polls = Poller(Turn(asyncio.get_running_loop()), 1.0), Polls()
+    poller, polls = Poller(clocked(), 1.0), Polls()
     poller._polls_again = float("inf")
     assert not poller.until(polls)
     assert polls.count == 1

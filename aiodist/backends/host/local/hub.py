@@ -1,7 +1,7 @@
 """One process's side of shared memory: its segment and its peers', sleeping, and waking peers.
 
 The loop sleeps in `_end_of_turn`, which runs at most once a turn, and is woken by its bell, an eventfd. In
-`await` a Work polls for a while (`start_polling`).
+`await` a Work polls for a while.
 """
 
 # Why it is this way.
@@ -170,9 +170,8 @@ class Hub:
     Attributes:
         room: bytes of the segment that there are to give out.
         turn: the present turn of the loop.
-        end_of_turn: its end, for the engine, too: whether that comes with a look around.
+        end_of_turn: its end, and what polls until then, for the engine, too.
         shared: all of the segment, for the engine.
-        looks: how often a poller looks before it offers the core to others; 0 where polling is off.
         boards: groups' memory; asked for what is idle where there is no room, as the segment's holders are.
     """
 
@@ -192,10 +191,9 @@ class Hub:
         self.address = self.bytes.__array_interface__["data"][0]
         self.shared = engine().Memory(self.view, writable=True)
         self.memories = {rank: PeerMemory(peer_segment) for rank, peer_segment in peer_segments.items()}
-        self.end_of_turn = engine().EndOfTurn()
-        self._poll = poll
         self.turn = Turn.of(loop)
-        self.looks = 0 if not poll else 1 if local_ranks > cores() else _SPINS
+        looks = 0 if not poll else 1 if local_ranks > cores() else _SPINS
+        self.end_of_turn = engine().EndOfTurn(self.turn, poll, looks)
         self._loop = loop
         self._heap = segment.heap
         self.room = len(self.view) - HEAD
@@ -209,7 +207,6 @@ class Hub:
         self.leases = 0  # arrays in the segment that are held
         self._reusable: deque[int] = deque()  # entries of groups that are gone, the longest gone first
         self._fence = engine().fence
-        self._polled = False
         self._sleeps = 0
         self._left_groups: deque[_Left] = deque()  # perhaps still read
         table = self.bytes[_DIRECTORY:HEAD].view(np.uint64)
@@ -402,15 +399,10 @@ class Hub:
             self.end_of_turn.due = True
             self._loop.call_soon(self._end_of_turn)
 
-    def start_polling(self) -> float:
-        """The deadline (time.monotonic) of the caller's polling (`Turn`)."""
-        self.awake()
-        return self.turn.start_polling(self._poll)
-
     def awake(self) -> None:
         """Have nobody ring until this turn of the loop ends: the caller polls."""
-        if not self._polled:
-            self._polled = True
+        if not self.end_of_turn.polled:
+            self.end_of_turn.polled = True
             self.end_of_turn_soon()
             if self.words[ASLEEP_LOOP]:
                 self.words[ASLEEP_LOOP] = 0
@@ -418,7 +410,7 @@ class Hub:
     def _end_of_turn(self) -> None:
         """Stop polling, once a turn, and sleep if nothing more comes."""
         self.end_of_turn.due = False
-        polled, self._polled = self._polled, False
+        polled, self.end_of_turn.polled = self.end_of_turn.polled, False
         if not self.words:
             return  # closed meanwhile
         self.ring(self.memories.values())  # for what was finished in this turn without ringing

@@ -245,14 +245,19 @@ async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(
 
 async def test_polling_has_one_budget_a_turn(hubs: Any) -> None:
     mine, _ = hubs(2, poll=0.1)
-    ends = mine.start_polling()
+    poll = mine.end_of_turn.poll
+    assert poll == 0.1
+    mine.awake()
+    assert mine.end_of_turn.polled
+    ends = mine.turn.start_polling(poll)
     while time.monotonic() < ends:
         pass
     mine.turn.stop_polling()
-    assert mine.start_polling() <= time.monotonic()
+    assert mine.turn.start_polling(poll) <= time.monotonic()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert mine.start_polling() > time.monotonic()
+    assert mine.turn.start_polling(poll) > time.monotonic()
+    assert not mine.end_of_turn.polled
 
 
 async def test_arrays_in_the_home_are_seen_by_peers(hubs: Any) -> None:

@@ -111,7 +111,7 @@ def test_blocks_are_whole_pages_and_staging_is_bounded(part: int, size: int, ali
 @pytest.mark.parametrize("limits", [DEFAULTS, Thresholds(direct=64, inline=512, block=4096, staging=4096)])
 def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) -> None:
     memories = [engine().Memory(bytearray(8192), writable=True) for _ in range(size)]
-    slots = engine().Slots(memories, 0, 0xFFFF, engine().EndOfTurn())
+    slots = engine().Slots(memories, 0, 0xFFFF, engine().EndOfTurn(engine().TurnClock(), 0.0, 0))
     board: Any = SimpleNamespace(size=size, rank=0, slots=slots)
     said, found = most_staged(size, limits), 0
     for nbytes in (1, 64, 512, limits.direct, limits.inline, limits.inline + 1, 16 * MIB):
