@@ -3,7 +3,8 @@
 An operation costs 0.25 µs: a tuple in a deque; one for which the loop sleeps 0.6 µs more. What is always the
 same (op, dtype, shape, the line of the program) is written as text once, and has a number from then on. All
 that gets into memory that others can read when a thread says so (`flush`), ten times a second: so what is
-read of a process that has died, or is stuck in a call that holds its interpreter, is 0.1 s old at most.
+read of a process that has died, or is stuck in a call that holds its interpreter, is 0.1 s old at most. That
+thread describes sorts of operations, too: so the first of a sort costs hardly more than the next.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import json
 import struct
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import takewhile
 from operator import itemgetter
+from time import sleep
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,7 @@ MOST_SORTS = 500  # of one group that are told apart
 OTHERS = 1  # the number of the group by which operations are counted that have no sum of their own
 MOST_OTHERS = 16  # their sorts, one for each kind
 MOST_AT_ONCE = 256  # operations that `flush` writes: it holds the interpreter meanwhile
+DESCRIBED_AT_ONCE = 16  # sorts that it describes, likewise
 MOST_EVENTS = 200  # that are kept, the first ones; and as many troubles
 WASTE = TEXT_BYTES // 4  # bytes of closed groups for which the text is written anew
 MOST_UNWRITTEN = 1000  # lines that wait for that
@@ -84,6 +87,14 @@ def _no_parts(_number: int) -> int:
     return 0
 
 
+def _called(call: Call) -> str:
+    return call.name if call.detail else ""
+
+
+def _key(call: Call, tag: int) -> Any:
+    return (call.kind, _called(call), call.dtype.num, call.shape, call.reduce, call.root, tag)
+
+
 class CallSite:
     """Operations of a group that are alike but for their number.
 
@@ -92,30 +103,39 @@ class CallSite:
         nbytes: of the tensor that ranks agree on.
         description: what is written of it.
         parts: says how many numbers up to one are further steps of the user's calls.
+        track, call, tag: whose it is, and of one of its operations, until it is described and has its number.
         code, at, line: where one was issued last, as `Lines.known`, and the number of that line.
-        counted: the sort by which it is counted; itself, where there is room for its own sum.
+        others: the sort by which it is counted; None: it has a sum of its own.
         uses, slept, failed, waited, moved, total: as in `layout.SUM`, as far as `flush` has seen them.
     """
 
     __slots__ = (
         *(
             "at",
+            "call",
             "code",
-            "counted",
             "failed",
             "line",
             "mark",
             "moved",
             "nbytes",
+            "others",
             "parts",
             "slept",
             "description",
         ),
-        *("total", "uses", "waited"),
+        *("tag", "total", "track", "uses", "waited"),
     )
 
     def __init__(
-        self, mark: int, nbytes: int, description: Sequence[Any] = (), parts: Callable[[int], int] = _no_parts
+        self,
+        mark: int,
+        nbytes: int,
+        description: Sequence[Any] = (),
+        parts: Callable[[int], int] = _no_parts,
+        track: Track | None = None,
+        call: Call | None = None,
+        tag: int = 0,
     ) -> None:
         self.mark = mark
         self.parts = parts
@@ -123,7 +143,8 @@ class CallSite:
         self.at = self.line = 0
         self.nbytes = nbytes
         self.description = description
-        self.counted = self
+        self.track, self.call, self.tag = track, call, tag
+        self.others: CallSite | None = None
         self.uses = self.slept = self.failed = self.total = 0
         self.waited = self.moved = 0.0
 
@@ -144,6 +165,11 @@ class CallSite:
         self.waited += other.waited
         self.moved += other.moved
         self.total += other.total
+
+    @property
+    def counted(self) -> CallSite:
+        """The sort by which it is counted."""
+        return self.others or self
 
     @property
     def has_sum(self) -> bool:
@@ -279,6 +305,7 @@ class Recorder:
         waiting = list(self.pending.values())
         fresh = list(takewhile(lambda entry: entry[3] > self._flushed, reversed(kept)))[::-1]
         ended = list(takewhile(lambda one: abs(one[ENDED]) > self._flushed_end, reversed(over)))[::-1]
+        self._describe(dict.fromkeys(one[SORT] for one in (*fresh, *ended, *waiting)))
         self._count(fresh)
         for record in ended:
             record[SORT].counted.end(record)
@@ -307,6 +334,14 @@ class Recorder:
         if self.waste >= WASTE and self._text > TEXT_BYTES - WASTE:
             self._write_anew()
 
+    def _describe(self, seen: Iterable[CallSite]) -> None:
+        """Write the sorts that have no number yet; other threads may run in between."""
+        for count, sort in enumerate([sort for sort in seen if sort.track is not None], 1):
+            if sort.track is not None:  # not described with another one
+                sort.track.describe(sort)
+            if not count % DESCRIBED_AT_ONCE:
+                sleep(0)
+
     def _count(self, fresh: list[Entry]) -> None:
         """Add what was issued since the last time."""
         more = 1.0  # times as many as are seen: others were pushed out before
@@ -332,19 +367,19 @@ class Recorder:
         """Note that the process has left its job in good order."""
         _put_time(self._memory, LEFT_AT, self.clock())
 
-    def new_sort(self, track: Track | None, group: int, description: Sequence[Any]) -> CallSite:
-        """A sort of operations that is seen first."""
+    def describe(self, sort: CallSite, track: Track, group: int, description: Sequence[Any]) -> None:
+        """Give a sort of operations its number, and write what it is. For `flush` alone."""
         if self._free:
             mark = heappop(self._free)
         else:
             mark = self.sorts = self.sorts + 1
-        sort = CallSite(mark, description[-1], description, _no_parts if track is None else track.parts)
-        if not self._write("sort", mark, group, *description, owner=track):
-            sort.mark = 0
+        sort.description = description
+        if self._write("sort", mark, group, *description, owner=track):
+            sort.mark = mark
+        else:
             heappush(self._free, mark)
         if not sort.has_sum:
-            sort.counted = self._of_others(description[0])
-        return sort
+            sort.others = self._of_others(description[0])
 
     def _of_others(self, op: str) -> CallSite:
         """The sort by which operations are counted that have no sum of their own, whatever their group."""
@@ -372,6 +407,7 @@ class Recorder:
             return False
         if owner is not None:
             owner.nbytes += len(line)
+            self.waste += len(line) * owner.closed
         elif entry[0] == "about":
             self.waste += len(line)
         self._unwritten.append((owner, line))
@@ -494,6 +530,7 @@ class Track:
         "_end",
         "_epoch",
         "_group",
+        "_others",
         "_pending",
         "_recorder",
         "_sorts",
@@ -510,6 +547,7 @@ class Track:
         self._epoch = epoch
         self._group = group
         self._sorts: dict[Any, CallSite] = {}
+        self._others: dict[int, CallSite] = {}  # by kind, of those that are not told apart
         self.closed = False
         self.nbytes = 0
         self.parts: Callable[[int], int] = _no_parts
@@ -519,7 +557,7 @@ class Track:
     @property
     def sorts(self) -> list[CallSite]:
         """The track's sorts of operations."""
-        return list(self._sorts.values())
+        return [*self._sorts.values(), *self._others.values()]
 
     def close(self) -> None:
         """Note that the group has ended: what it did stays while there is room. May be called twice."""
@@ -541,40 +579,47 @@ class Track:
         recorder.event(text, trouble=True)
 
     def sort_of(self, call: Call, tag: int = 0) -> CallSite:
-        """The sort of operations like this one; where there are too many, that of their kind.
+        """The sort of operations like this one.
 
         Args:
             tag: of a message.
         """
-        called = call.name if call.detail else ""
-        key: Any = (call.kind, called, call.dtype.num, call.shape, call.reduce, call.root, tag)
+        key = _key(call, tag)
         sort = self._sorts.get(key)
         if sort is None:
-            reduce = "" if call.reduce is None else call.reduce.name
-            description: list[Any] = [
-                called,
-                call.dtype.name,
-                list(call.shape),
-                reduce,
-                call.root,
-                tag,
-                call.nbytes,
-            ]
+            sort = self.new_sort(call, tag)
             if len(self._sorts) < MOST_SORTS:
-                sort = self._new_sort(key, call, description)
-            else:
-                others = self._sorts.get(call.kind)
-                if others is None:
-                    others = self._new_sort(call.kind, call, ["", "", [], "", -1, 0, 0])
-                sort = CallSite(others.mark, call.nbytes, others.description, others.parts)
-                sort.counted = others.counted
+                sort = self._sorts.setdefault(key, sort)
         return sort
 
-    def _new_sort(self, key: Any, call: Call, description: list[Any]) -> CallSite:
-        sort = self._sorts[key] = self._recorder.new_sort(self, self._group, [call.kind.name, *description])
-        if call.message:  # whose numbers are apart
-            sort.parts = _no_parts
-        return sort
+    def new_sort(self, call: Call, tag: int = 0) -> CallSite:
+        """The same, for who remembers it: whether there is one already, the next flush finds out."""
+        return CallSite(0, 0, (), _no_parts, self, call, tag)
+
+    def describe(self, sort: CallSite) -> None:
+        """Write a sort of the group's; where there are too many, it is described by its kind. For `flush`."""
+        call, tag, sort.track, sort.call = sort.call, sort.tag, None, None
+        assert call is not None
+        sort.nbytes = call.nbytes
+        if not call.message:  # whose numbers are apart
+            sort.parts = self.parts
+        key, op = _key(call, tag), call.kind.name
+        known = self._sorts.get(key)
+        if known is None and len(self._sorts) < MOST_SORTS:
+            known = self._sorts.setdefault(key, sort)
+        if known is sort:
+            reduce = "" if call.reduce is None else call.reduce.name
+            more = [_called(call), call.dtype.name, list(call.shape), reduce, call.root, tag, call.nbytes]
+            self._recorder.describe(sort, self, self._group, [op, *more])
+            return
+        if known is None:
+            known = self._others.get(call.kind)
+        elif known.track is not None:
+            self.describe(known)
+        if known is None:
+            known = self._others[call.kind] = CallSite(0, 0, (), sort.parts)
+            self._recorder.describe(known, self, self._group, [op, "", "", [], "", -1, 0, 0])
+        sort.mark, sort.description, sort.others = known.mark, known.description, known.counted
 
     def note(self, sort: CallSite, number: int, frame: FrameType, at: float = 0.0) -> Entry:
         """Write down an operation that is being issued.

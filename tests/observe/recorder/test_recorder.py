@@ -210,6 +210,41 @@ def test_each_operation_is_counted_once_also_where_its_sort_has_no_sum(
     assert {one.group.ranks for one in elsewhere if one.group} <= {range(3, 4)}
 
 
+def test_a_sort_is_described_when_its_operations_are_written() -> None:
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    for number in range(40):
+        note(track, number, count=1 + number)
+    recorder.track("other", 0, range(8)).sort_of(a_call())  # of which there is no operation
+    lines = [line for _, line in recorder._texts]
+    assert [line[:8] for line in lines[:2]] == [b'["group"', b'["line",']
+    assert len(lines) == 3 and recorder.sorts == MOST_OTHERS
+    track.close()  # its text can go, also what comes yet
+    assert [record.shape for record in records(recorder)] == [(1 + number,) for number in range(40)]
+    assert (
+        recorder.waste == track.nbytes == sum(len(line) for owner, line in recorder._texts if owner is track)
+    )
+    assert recorder.sorts == MOST_OTHERS + 40
+    assert all(sort.track is None for sort in track.sorts)
+
+
+@pytest.mark.parametrize("most", [2, 500])
+def test_sorts_that_others_remember_are_the_same_ones(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "MOST_SORTS", most)
+    recorder = a_recorder()
+    track = recorder.track("world", 0, range(8))
+    for number in range(12):
+        sort = (track.sort_of, track.new_sort)[number % 2](a_call(number, 1 + number // 2 % 3))
+        track.note(sort, number, sys._getframe(0))
+    found = records(recorder)
+    assert [record.shape for record in found] == [
+        (1 + number // 2 % 3,) if number // 2 % 3 < most else () for number in range(12)
+    ]
+    assert sorted(one.uses for one in read(recorder._memory).sums) == [4] * 3
+    assert recorder.sorts == MOST_OTHERS + 3
+    assert sum(one.total for one in read(recorder._memory).sums) == 4 * 4 * (1 + 2 + 3)
+
+
 def test_operations_of_a_sort_that_come_from_several_lines() -> None:
     track = a_track()
     sort = track.sort_of(a_call())
