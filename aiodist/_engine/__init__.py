@@ -2,11 +2,12 @@
 
     combine.pyx     reductions of two arrays; `loops.h`, `halves.h`: its loops, in C
     slots.pyx       a group's slots in the segments of its members; `slots.h`, `words.h`: orders of loads
-    exchange.pyx    running operations between ranks of one host; `exchange.h`: what they do, in C
+    exchange.pyx    running operations between ranks of one host; `exchange.h`: what they do, in C;
+                    `layout.h`: the parts and blocks of their data
     ring.pyx        rings of records between two processes; `ring.h`: their layout and orders
     handle.pyx      what a Work does in the usual case: it is made, polled, and done
     messenger.pyx   the way of small messages: sent, and given to receives that wait; `message.h`: frames
-    starter.pyx     the way into a collective on plain arrays: a prepared call is looked up, numbered, begun
+    starter.pyx     the way into a collective on plain arrays: a prepared call is found, numbered, begun
     fingerprint     which sources an extension was made of
 
 Stubs (`.pyi`) say what each extension offers, and are the pages to read first. `pip install .` compiles

@@ -18,6 +18,7 @@ cdef extern from "plan.h" nogil:
         int kind
         int in_thread
         int in_slot
+        int cut
         int alike
         int sorts
         int collects
@@ -30,11 +31,15 @@ cdef extern from "plan.h" nogil:
         size_t* sizes
         size_t* starts
         size_t longest
+        size_t total
         size_t block
         size_t count
         size_t larger
         size_t fewer
         size_t depth
+        size_t most
+        size_t most_larger
+        size_t most_depth
         size_t lane
         size_t lanes
 
@@ -69,9 +74,11 @@ cdef class Plan:
     cdef readonly bint in_thread
     cdef readonly bint sees_all
     cdef readonly uint64_t digest
-    cdef bytes signature
-    cdef size_t total
+    cdef readonly bytes signature
     cdef bint is_long
+    cdef int make_room(self) except -1
+    cdef void lay(self) noexcept
+    cdef Plan like(self, object call, size_t count, int ndim, np.npy_intp* dims)
     cdef Exchange exchange(self, uint64_t seq)
 
 cdef class Exchange(Driver):

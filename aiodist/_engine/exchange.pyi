@@ -24,26 +24,30 @@ class Plan:
             `over`, `failed`.
         call: one of the calls; its number does not matter.
         path: how it runs, for people.
-        digest: 48 bits that stand for all that ranks agree on but the number.
         signature: of the call, 32 bytes.
         kind: of `KINDS`.
         gives, gets: by member: it gives this rank something; it gets something of this rank.
-        sizes, starts: elements of the part of, or for, each member, and where these parts begin.
+        count: elements that ranks agree on.
+        sizes: elements of the part of, or for, each member, where these differ.
         in_thread: the thread carries it out; else the loop.
-        in_slot: all that a rank gives lies in its slot.
+        in_slot: all that a rank gives lies in its slot. Of EACH that is a matter of its size.
+        cut: `count` is of the parts of all members; else of one.
         alike: all that take from a rank take the same; else there is a part for each.
         sorts: what comes has a place for each member.
         collects: this rank gets the result of a reduction in two phases.
         dtype: the number of the dtype (`DTYPE_CODES`); op: of the `ReduceOp`, 0: none.
-        block, larger: elements of a block; the same where nothing is staged.
-        depth: blocks that lie in staging at a time.
+        block, larger: elements of a block at most; the same where nothing is staged. 0: parts go whole.
+        depth: blocks that lie in staging at a time; 0: all.
         lanes: parts of a block in staging.
 
     Raises:
         ValueError: these do not fit the group, or the operation has no meaning for the dtype.
+        OverflowError: no machine has so many elements.
 
     Attributes:
-        call, path, owner, in_thread, digest: as given.
+        call, path, owner, signature, in_thread: as given.
+        digest: 48 bits that stand for all that ranks agree on but the number.
+        layout: the parts and blocks, by name as in `plan.h`: for tests.
         sees_all: an operation ends only when it has seen what all peers published (`Slots.unseen`).
     """
 
@@ -53,22 +57,25 @@ class Plan:
     in_thread: bool
     sees_all: bool
     digest: int
-    def __new__(
-        cls,
+    signature: bytes
+    @property
+    def layout(self) -> dict[str, Any]: ...
+    def __init__(
+        self,
         slots: Slots,
         owner: Any,
         call: Any,
         path: Any,
-        digest: int,
         signature: bytes,
         kind: int,
         gives: Sequence[bool],
         gets: Sequence[bool],
-        sizes: Sequence[int],
-        starts: Sequence[int],
+        count: int,
+        sizes: Sequence[int] | None = None,
         *,
         in_thread: bool = False,
         in_slot: bool = False,
+        cut: bool = False,
         alike: bool = True,
         sorts: bool = False,
         collects: bool = True,
@@ -76,9 +83,9 @@ class Plan:
         op: int = 0,
         block: int = 0,
         larger: int = 0,
-        depth: int = 1,
+        depth: int = 0,
         lanes: int = 1,
-    ) -> Self: ...
+    ) -> None: ...
     def begin(
         self,
         seq: int,
@@ -86,7 +93,6 @@ class Plan:
         recv: list[npt.NDArray[Any]],
         made: Any = None,
         signature: bytes | None = None,
-        digest: int = 0,
     ) -> Exchange:
         """An operation of this plan, not published yet.
 
@@ -96,7 +102,7 @@ class Plan:
                 members lie side by side. Contiguous. Kept until `drop`; the caller writes to none of them.
             recv: the parts that it is given, likewise; nobody else touches them.
             made: copies before and after (`Buffers`), or None.
-            signature, digest: of a call that says more than the plan's.
+            signature: of a call that says more than the plan's.
 
         Raises:
             ValueError: an array does not fit.

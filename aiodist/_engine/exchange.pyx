@@ -3,10 +3,15 @@
 
 cimport cython
 cimport numpy as np
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport SIZE_MAX
 from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
 
 from aiodist._engine.handle cimport Driver, Handle
-from aiodist._engine.slots cimport EndOfTurn, Slots, all_made, note_finished, own_slot, relax, slot_of
+from aiodist._engine.slots cimport (
+    SIGNATURE_BYTES, EndOfTurn, Slots, all_made, note_finished, own_slot, relax, slot_of,
+)
 
 np.import_array()
 
@@ -20,6 +25,12 @@ cdef extern from "exchange.h" nogil:
     int exchange_differs(exchange* x)
     bint has_ended(const exchange* x)
     void end_exchange(exchange* x)
+
+cdef extern from "layout.h" nogil:
+    void lay_parts(plan* p, size_t count)
+    void lay_blocks(plan* p)
+    void sign_shape(unsigned char* signature, int ndim, const np.npy_intp* dims)
+    uint64_t digest_of(const unsigned char* signature)
 
 cdef extern from "sched.h" nogil:
     int sched_yield()
@@ -49,55 +60,103 @@ cdef enum:
     RELEASED_FROM = 32 * 1024  # bytes: other threads may run Python code meanwhile
     POOL = 256  # exchanges of a group that are kept for their next use
 
+cdef size_t MOST_BYTES = SIZE_MAX // 4  # of the parts of all members
+
 
 @cython.final
 cdef class Plan:
-    def __cinit__(self, Slots slots not None, owner, call, path, uint64_t digest, bytes signature not None, int kind,
-                  gives, gets, sizes, starts, *, bint in_thread=False, bint in_slot=False, bint alike=True,
-                  bint sorts=False, bint collects=True, int dtype=1, int op=0, size_t block=0, size_t larger=0,
-                  size_t depth=1, size_t lanes=1):
+    def __init__(self, Slots slots not None, owner, call, path, bytes signature not None, int kind, gives, gets,
+                 size_t count, sizes=None, *, bint in_thread=False, bint in_slot=False, bint cut=False,
+                 bint alike=True, bint sorts=False, bint collects=True, int dtype=1, int op=0, size_t block=0,
+                 size_t larger=0, size_t depth=0, size_t lanes=1):
         cdef int size = slots.c.size, index
         cdef plan* c = &self.c
         cdef size_t itemsize = size_of(dtype)
-        if not (len(gives) == len(gets) == len(sizes) == len(starts) == size and len(signature) == 32 and itemsize):
+        if self.slots is not None:
+            raise ValueError("it is made")
+        if not (len(gives) == len(gets) == size and len(signature) == SIGNATURE_BYTES and itemsize):
             raise ValueError("a plan for another group")
-        self.slots, self.owner, self.call, self.path = slots, owner, call, path
-        self.digest, self.signature, self.in_thread = digest, signature, in_thread
+        if count > MOST_BYTES // <size_t>size // itemsize:
+            raise OverflowError(f"{count} elements of each of {size} ranks")
+        self.owner, self.call, self.path = owner, call, path
+        self.signature, self.in_thread = signature, in_thread
         c.all, c.kind, c.in_thread, c.in_slot = &slots.c, kind, in_thread, in_slot
-        c.alike, c.sorts, c.collects = alike, sorts, collects
+        c.cut, c.alike, c.sorts, c.collects = cut, alike, sorts, collects
         c.itemsize = itemsize
         c.alignment = 8 if itemsize == 16 else 4 if call.dtype.kind == "c" else itemsize
+        c.most, c.most_larger, c.most_depth, c.lanes = block, larger, depth, lanes
         if op:
             c.combine, c.finish = combine_loop_for(dtype, op), finish_loop_for(dtype, op)
             if c.combine == NULL:
                 raise ValueError(f"operation {op} has no meaning for {call.dtype}")
-        c.gives = <unsigned char*>calloc(2 * size, 1)
-        c.sizes = <size_t*>calloc(2 * size, sizeof(size_t))
-        if c.gives == NULL or c.sizes == NULL:
-            raise MemoryError
-        c.gets, c.starts = c.gives + size, c.sizes + size
+        self.make_room()
         givers = 0
         for index in range(size):
             c.gives[index], c.gets[index] = bool(gives[index]), bool(gets[index])
-            c.sizes[index], c.starts[index] = sizes[index], starts[index]
-            c.longest = max(c.longest, c.sizes[index])
-            self.total += c.sizes[index]
             givers += bool(gives[index]) and index != slots.c.rank
-        if kind == EACH:
-            c.longest = self.total = sizes[0]
-        self.is_long = in_thread or self.total * itemsize >= RELEASED_FROM
         self.sees_all = kind != SHARE or givers == size - 1
-        c.block = max(block, <size_t>1)
-        c.count = (c.longest + c.block - 1) // c.block
-        c.larger = max(larger, <size_t>1)
-        c.fewer = (c.longest + c.larger - 1) // c.larger
-        c.depth = depth
-        c.lane = (c.block * itemsize + 63) // 64 * 64
-        c.lanes = lanes
+        if sizes is None:
+            lay_parts(c, count)
+        elif len(sizes) != size:
+            raise ValueError("a plan for another group")
+        else:
+            for index in range(size):
+                c.sizes[index] = sizes[index]
+                c.starts[index] = 0 if index == 0 else c.starts[index - 1] + c.sizes[index - 1]
+        self.lay()
+        self.slots = slots  # without them nothing begins
 
     def __dealloc__(self):
-        free(self.c.gives)
         free(self.c.sizes)
+
+    cdef int make_room(self) except -1:
+        """Take memory for what is said of each member."""
+        cdef size_t size = self.c.all.size
+        free(self.c.sizes)
+        self.c.sizes = <size_t*>calloc(size, 2 * sizeof(size_t) + 2)
+        if self.c.sizes == NULL:
+            raise MemoryError
+        self.c.starts = self.c.sizes + size
+        self.c.gives = <unsigned char*>(self.c.starts + size)
+        self.c.gets = self.c.gives + size
+        return 0
+
+    cdef void lay(self) noexcept:
+        """Compute what follows from the parts and the signature."""
+        lay_blocks(&self.c)
+        self.is_long = self.in_thread or self.c.total * self.c.itemsize >= RELEASED_FROM
+        self.digest = digest_of(self.signature)
+
+    cdef Plan like(self, call, size_t count, int ndim, np.npy_intp* dims):
+        """The plan of the same call on arrays of another shape that takes the same path, with parts that are
+        alike."""
+        cdef Plan made = Plan.__new__(Plan)
+        cdef size_t size = self.c.all.size
+        made.c = self.c
+        made.c.sizes = NULL
+        made.make_room()
+        memcpy(made.c.gives, self.c.gives, 2 * size)
+        made.slots, made.owner, made.call, made.path = self.slots, self.owner, call, self.path
+        made.in_thread, made.sees_all = self.in_thread, self.sees_all
+        made.signature = PyBytes_FromStringAndSize(PyBytes_AS_STRING(self.signature), SIGNATURE_BYTES)
+        sign_shape(<unsigned char*>PyBytes_AS_STRING(made.signature), ndim, dims)
+        lay_parts(&made.c, count)
+        made.lay()
+        return made
+
+    @property
+    def layout(self):
+        cdef const plan* c = &self.c
+        cdef int size = 0 if self.slots is None else c.all.size
+        return {
+            "sizes": [c.sizes[index] for index in range(size)],
+            "starts": [c.starts[index] for index in range(size)],
+            "gives": [bool(c.gives[index]) for index in range(size)],
+            "gets": [bool(c.gets[index]) for index in range(size)],
+            "kind": c.kind, "in_slot": bool(c.in_slot), "longest": c.longest, "total": c.total,
+            "block": c.block, "count": c.count, "larger": c.larger, "fewer": c.fewer,
+            "depth": c.depth, "lane": c.lane, "lanes": c.lanes,
+        }
 
     cdef Exchange exchange(self, uint64_t seq):
         cdef Exchange made
@@ -116,16 +175,17 @@ cdef class Plan:
         made.signature = self.signature
         return made
 
-    def begin(self, uint64_t seq, list send not None, list recv not None, made=None, signature=None,
-              uint64_t digest=0):
+    def begin(self, uint64_t seq, list send not None, list recv not None, made=None, bytes signature=None):
         cdef Exchange one
-        if not self.slots.is_open():
+        if self.slots is None or not self.slots.is_open():
             raise ValueError("the segment is gone")
         one = self.exchange(seq)
         one.send, one.recv, one.made = send, recv, made
         if signature is not None:
+            if len(signature) != SIGNATURE_BYTES:
+                raise ValueError("no signature")
             one.signature = signature
-            one.c.code = digest << 16 | (seq + 1) & self.slots.c.low
+            one.c.code = digest_of(signature) << 16 | (seq + 1) & self.slots.c.low
         one.lay_out()
         return one
 
@@ -187,7 +247,7 @@ cdef class Exchange(Driver):
             array = arrays[index]
             if not PyArray_IS_C_CONTIGUOUS(array) or <size_t>np.PyArray_ITEMSIZE(array) != of.itemsize:
                 raise ValueError("no contiguous array of the plan's dtype")
-            size = one if not each else self.plan.total if count == 1 else sizes[index]
+            size = one if not each else of.total if count == 1 else sizes[index]
             if <size_t>np.PyArray_SIZE(array) != size:
                 raise ValueError(f"an array of {np.PyArray_SIZE(array)} elements in the place of {size}")
             parts[index] = <char*>np.PyArray_DATA(array)
@@ -209,11 +269,11 @@ cdef class Exchange(Driver):
             return 0
         if self.send:
             self.point(self.send, self.parts, not whole and not of.alike, of.sizes,
-                       self.plan.total if whole else of.sizes[of.all.rank])
+                       of.total if whole else of.sizes[of.all.rank])
             x.send = self.parts
         if self.recv:
             self.point(self.recv, self.parts + size, of.sorts, of.sizes,
-                       self.plan.total if whole else of.longest if of.alike else of.sizes[of.all.rank])
+                       of.total if whole else of.longest if of.alike else of.sizes[of.all.rank])
             x.recv = self.parts + size
         x.fills = self.made is not None and bool(self.made.before or self.made.factor is not None)
         self.place()
@@ -256,9 +316,9 @@ cdef class Exchange(Driver):
             x.exposed = x.source != 0
             self.needs = 0 if x.exposed else of.depth * of.lanes * of.lane
         else:
-            x.source = self.offset_of(x.send[0], self.plan.total * of.itemsize)
+            x.source = self.offset_of(x.send[0], of.total * of.itemsize)
             if x.recv != NULL:
-                x.result = self.offset_of(x.recv[0], self.plan.total * of.itemsize)
+                x.result = self.offset_of(x.recv[0], of.total * of.itemsize)
             x.exposed, x.shown = x.source != 0, x.result != 0
             parts = (0 if x.exposed else <size_t>(size - 1)) + (0 if x.shown else 1)
             self.needs = of.depth * parts * of.lane
@@ -280,7 +340,7 @@ cdef class Exchange(Driver):
         for index in range(of.all.size):
             if of.sizes[index] and send[index] != send[0] + of.starts[index] * of.itemsize:
                 return 0
-        return self.offset_of(send[0], self.plan.total * of.itemsize)
+        return self.offset_of(send[0], of.total * of.itemsize)
 
     cpdef publish(self, uint64_t staging=0):
         cdef exchange* x = &self.c

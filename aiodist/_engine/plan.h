@@ -22,6 +22,7 @@ typedef struct {
     int kind;
     int in_thread;     /* the thread carries it out; else the loop */
     int in_slot;       /* all that a rank gives lies in its slot */
+    int cut;           /* ranks agree on the number of elements of all parts; else of one */
     int alike;         /* all that take from a rank take the same; else there is a part for each */
     int sorts;         /* what comes has a place for each member */
     int collects;      /* this rank gets the result of REDUCE */
@@ -31,10 +32,11 @@ typedef struct {
     unsigned char *gives, *gets; /* by member: it gives this rank something; it gets something of this rank */
     size_t *sizes;     /* of the part of, or for, each member; of each member's part of what is reduced */
     size_t *starts;    /* where these parts begin */
-    size_t longest;    /* part */
+    size_t longest, total; /* elements of the longest part, and of all parts */
     size_t block, count; /* elements of a block, blocks */
     size_t larger, fewer; /* the same where nothing is staged at all (REDUCE in the thread) */
     size_t depth;      /* blocks that lie in staging at a time */
+    size_t most, most_larger, most_depth; /* of block, larger and depth; 0: as large as a part, and all blocks */
     size_t lane, lanes; /* bytes from one part of a block to the next in staging; parts of a block */
 } plan;
 

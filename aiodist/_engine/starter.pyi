@@ -1,16 +1,16 @@
 """The way into a collective on plain arrays: a prepared call is looked up, takes its number, and begins.
 
-What is always the same of calls that are alike is checked and computed once, in Python (`prepare`): a
-`Prepared`. A call that has one is started here, on numbers and strided arrays by copies. All else is no case
-for this, and nothing has happened: the general way checks it and says what is wrong.
+What calls of one kind, dtype, op and root share is checked once, in Python (`prepare`): a `Prepared`. What
+follows from the shape is computed here, and the last shapes are remembered. Such calls are started here, on
+numbers and strided arrays by copies. All else is no case for this, and nothing has happened: the general way
+checks it and says what is wrong.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, final
 
 import numpy as np
 
-from aiodist._engine.exchange import Plan
 from aiodist._engine.slots import Slots
 
 FINGERPRINT: str
@@ -18,14 +18,15 @@ FINGERPRINT: str
 
 @final
 class Prepared:
-    """What calls that are alike share.
+    """What calls of one kind, dtype, op and root share, whatever their shapes.
 
     Args:
-        plan: of their exchanges; None: of a group of one, where each is a copy.
-        call: what ranks agree on; its number does not matter.
-        sort: of such calls, in the recorder.
+        call: one of them; its number and shape do not matter. A barrier's is the only one without elements.
         op, root: what callers pass.
-        other_shapes: that the second array may have, two at most; a new one has the first.
+        size: ranks of the group.
+        cut: the first array has a part for each member, joined along its first axis.
+        splits: the second array is one of these parts. stacks: it has a part like the first array for each
+            member, stacked or joined along the first axis. Else it is like the first.
         one_tensor: one array is read on the root and written elsewhere.
         deals: what ranks agree on is got, and the second array is given, on the root.
         gives, gets: what this rank does.
@@ -38,13 +39,14 @@ class Prepared:
     call: Any
     def __new__(
         cls,
-        plan: Plan | None,
         call: Any,
-        sort: Any,
         op: Any,
         root: Any,
-        other_shapes: Sequence[tuple[int, ...]],
+        size: int,
         *,
+        cut: bool,
+        splits: bool,
+        stacks: bool,
         one_tensor: bool,
         deals: bool,
         gives: bool,
@@ -53,11 +55,17 @@ class Prepared:
     ) -> Self: ...
 
 @final
+class Sized:
+    """A prepared call on arrays of one shape. Only the starter makes such."""
+
+@final
 class Starter:
     """The starter of one group. It runs in the loop's thread.
 
     Args:
-        prepare: given kind, dtype, shape, op and root, the prepared call; None where there is no case.
+        prepare: given kind, dtype, op and root, what such calls share; None where there is no case.
+        span: given one of these calls, its plan, and the range of numbers of elements for which calls of
+            other shapes have one like it. False in the place of a plan: no case; None: of a group of one.
         issuer: what the group's Works have in common.
         numbers: of its operations.
         owner: the group: `board`, `staging`, `watch`, `note_all`.
@@ -69,11 +77,17 @@ class Starter:
         staged: given an array that is strided, and whether it is written, a contiguous copy and what copies
             that back and gives the array; None: it is refused.
         seconds: makes seconds of a timeout, or refuses it.
+
+    Attributes:
+        count: shapes of calls that are remembered, 1024 at most.
     """
+
+    count: int
 
     def __new__(
         cls,
-        prepare: Callable[[int, np.dtype[Any] | None, tuple[int, ...], Any, int], Prepared | None],
+        prepare: Callable[[int, np.dtype[Any] | None, Any, int], Prepared | None],
+        span: Callable[[Any], tuple[Any, range]],
         issuer: Any,
         numbers: Any,
         owner: Any,
@@ -119,6 +133,3 @@ class Starter:
 
     def close(self) -> None:
         """Let go of the group's memory, also where users still hold works."""
-
-    def forget(self) -> None:
-        """Forget which calls are prepared: their plans are gone."""

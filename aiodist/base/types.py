@@ -209,6 +209,10 @@ class Call:
         """A call like this one under another number; without offer."""
         return Call(self.kind, seq, self.dtype, self.shape, self.reduce, self.root, 0, self.detail)
 
+    def shaped(self, shape: tuple[int, ...]) -> Call:
+        """A call like this one on a tensor of another shape; without offer."""
+        return Call(self.kind, self.seq, self.dtype, shape, self.reduce, self.root, 0, self.detail)
+
     @property
     def name(self) -> str:
         """The name of the user's call: 'all_gather_object' for the all_gather that it is made of."""

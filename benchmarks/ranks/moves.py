@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from aiodist.backends.host.local.board import PAYLOAD
-from aiodist.backends.host.local.plan import INLINE_BLOCK, blocks, part_bounds
+from aiodist.backends.host.local.plan import INLINE_BLOCK, blocks
 from aiodist.base.environment.thresholds import DEFAULTS
 from benchmarks.harness.cases import COLLECTIVES, Case, five
 
@@ -133,8 +133,8 @@ class _Floor:
         if self.case.nbytes <= DEFAULTS.inline:
             block = min(part, INLINE_BLOCK // itemsize)
             return block, -(-part // block)
-        nbytes, depth = blocks(part * itemsize, self.size, self._lanes(), DEFAULTS, phases=1)
-        return nbytes // itemsize, depth
+        nbytes, depth = blocks(self.size, self._lanes(), DEFAULTS, phases=1)
+        return min(part, nbytes // itemsize), depth
 
     def _block_of_two(self) -> tuple[int, int]:
         """The same where there are two."""
@@ -143,12 +143,15 @@ class _Floor:
         if self.case.nbytes <= DEFAULTS.inline:
             return longest, 1
         lanes = 0 if self.case.shared and self.case.what == "all_reduce" else self.size - 1
-        nbytes, depth = blocks(longest * itemsize, self.size, lanes, DEFAULTS)
-        return nbytes // itemsize, depth
+        nbytes, depth = blocks(self.size, lanes, DEFAULTS)
+        return min(longest, nbytes // itemsize), depth
 
     def _spans(self) -> list[tuple[int, int]]:
+        """Where the part of each rank begins and ends: equal parts of whole cache lines."""
         length, _ = self.case.lengths(self.size)
-        return list(pairwise(part_bounds(length, self.size, self.case.numpy_dtype.itemsize)))
+        line = max(1, 64 // self.case.numpy_dtype.itemsize)
+        part = -(-length // (self.size * line)) * line
+        return list(pairwise(min(rank * part, length) for rank in range(self.size + 1)))
 
     def _gives(self, rank: int) -> bool:
         """Whether others read anything of this rank."""

@@ -21,7 +21,7 @@ from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.level import Groups
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
-from aiodist.backends.host.prepare import starter
+from aiodist.backends.host.prepare import copies, starter
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.host.wired import Collective
 from aiodist.backends.schedules.select import UNKNOWN, heard, select
@@ -290,7 +290,7 @@ class HostBackend(HostEngine):
     ) -> FastPath | None:
         """A way around `submit` for what is issued again and again, where there is one."""
         if self.size == 1:
-            return starter(issuer, numbers, 0, 1, None, self.resources.limits.inline)
+            return starter(issuer, numbers, 0, 1, partial(copies, self.resources.limits.inline))
         return None if self.local is None else self.local.fast_path(issuer, numbers, note)
 
     def fast_messages(

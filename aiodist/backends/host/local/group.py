@@ -15,8 +15,8 @@ from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import MASK, SLOTS, Board, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.hub import Hub
-from aiodist.backends.host.local.plan import Path, digest_of, fitting, most_staged, path_of, plan_of
-from aiodist.backends.host.prepare import starter
+from aiodist.backends.host.local.plan import Path, fitting, most_staged, path_of, plan_of, reach
+from aiodist.backends.host.prepare import Span, starter
 from aiodist.backends.release import BuffersInUse
 from aiodist.backends.work import GroupState, Work
 from aiodist.base.environment.thresholds import Thresholds
@@ -110,19 +110,13 @@ class LocalGroup:
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
-                self._forget_plans()
+                self._plans.clear()  # what runs goes on
             path = Path.wired if wired else path_of(call, self.board.size, nbytes, self._limits, uneven)
             plain = call if not call.detail else replace(call, detail="", offer=0)
             plan = self._plans[key] = plan_of(self.board, plain, path, self._limits, self, uneven)
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug("%s, %d bytes: %s", call.describe(), nbytes, path.value)
         return plan
-
-    def _forget_plans(self) -> None:
-        """Forget all plans. What runs goes on."""
-        self._plans.clear()
-        if self._starter is not None:
-            self._starter.forget()
 
     def begin(self, operation: Operation, nbytes: int, wired: Callable[[], None] | None = None) -> None:
         """Start an operation, or have it wait for its slot and for room.
@@ -143,7 +137,7 @@ class LocalGroup:
             send, recv = made.send, made.recv
         free = self.board.free(call.seq)
         if call.detail:
-            exchange = plan.begin(call.seq, send, recv, made, call.signature, digest_of(call))
+            exchange = plan.begin(call.seq, send, recv, made, call.signature)
         else:
             exchange = plan.begin(call.seq, send, recv, made)
         exchange.operation, exchange.work, exchange.start = operation, operation.work, wired
@@ -234,10 +228,14 @@ class LocalGroup:
         """The fast path: see `Backend.fast_path`."""
         self._note = note
         board = self.board
-        self._starter = starter(
-            issuer, numbers, board.rank, board.size, self.plan, owner=self, slots=self._slots
-        )
+        self._starter = starter(issuer, numbers, board.rank, board.size, self._span, self, self._slots)
         return self._starter
+
+    def _span(self, call: Call) -> Span:
+        """The plan of a call on arrays, where the loop carries it out, and how far it reaches."""
+        path, counts = reach(call, self.board.size, self._limits)
+        logger.debug("%s, %d to %d elements: %s", call.describe(), counts[0], counts[-1], path.value)
+        return path is not Path.bulk and plan_of(self.board, call, path, self._limits, self), counts
 
     def note_all(self) -> None:
         """Enter in flight what took the fast path and is pending."""
@@ -252,7 +250,7 @@ class LocalGroup:
     def statistics(self) -> dict[str, int]:
         """Counts of it as of now: see `ProcessGroup.statistics`."""
         return {
-            "plans": len(self._plans),
+            "plans": len(self._plans) + (0 if self._starter is None else self._starter.count),
             "running": self._slots.count,
             "waiting": len(self._waiting),
             "in_thread": len(self._in_thread),

@@ -1,21 +1,20 @@
-"""The plan of calls that are alike, computed once: their digest, their path, which ranks give and get.
+"""The plan of calls that are alike: their path, which ranks give and get, how large blocks are at most.
 
 The path follows from what all ranks agree on (law 3): kind, dtype, shape, op, root, sizes, and thresholds,
-which are compared when the group is made.
+which are compared when the group is made. Where the parts and blocks lie is arithmetic, and the engine's
+(`_engine/layout.h`).
 """
 
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import blake2b
-from itertools import pairwise
 from typing import Protocol
 
 from aiodist import _engine
 from aiodist.backends.arrays.kernels import INLINE_NS, cost_ns
-from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.local.board import PAYLOAD, Board
 from aiodist.backends.host.local.hub import Hub, engine
 from aiodist.base.environment.thresholds import Thresholds
@@ -36,6 +35,8 @@ class Path(enum.Enum):
 
 INLINE_BLOCK = 256 * 1024
 """Bytes of a block on the loop: peers take the first while the others are filled."""
+
+_ENDLESS = 1 << 62  # more elements than there are
 
 
 class Owner(Protocol):
@@ -88,61 +89,37 @@ def plan_of(
     gives, gets = roles.gives(rank, root), roles.gets(rank, root)
     sources = [gets and roles.gives(member, root) for member in range(size)]
     readers = [gives and roles.gets(member, root) for member in range(size)]
-    alike, itemsize = roles.source is Parts.ONE, call.dtype.itemsize
-    bulk, block, larger, depth, lanes = path is Path.bulk, 0, 0, 1, 1 if alike else size - 1
+    alike = roles.source is Parts.ONE
+    bulk, block, larger, depth, lanes = path is Path.bulk, 0, 0, 0, 1 if alike else size - 1
     if path in (Path.meet, Path.wired):
-        kind, starts = "meet", [0] * (size + 1)
+        kind = "meet"
     elif path is Path.direct:
-        kind, starts = "each", [call.count * member for member in range(size + 1)]
+        kind = "each"
     elif roles.reduces and not roles.cut and path is not Path.slot:
-        kind, starts = "reduce", part_bounds(call.count, size, itemsize)
-        block = larger = longest = starts[1]
+        kind = "reduce"
         if bulk:
-            block, depth = blocks(longest * itemsize, size, size - 1, limits)
-            larger, _ = blocks(longest * itemsize, size, 0, limits)
-            block, larger = block // itemsize, larger // itemsize
+            block, depth = blocks(size, size - 1, limits)
+            larger, _ = blocks(size, 0, limits)
     else:
-        total = call.count if roles.cut and not roles.agrees_on_part else call.count * size
-        kind, starts = "share", bounds_of(total, sizes, size)
-        block = longest = max(high - low for low, high in pairwise(starts))
+        kind, block = "share", INLINE_BLOCK
         if bulk:
-            block, depth = blocks(longest * itemsize, size, lanes, limits, phases=1)
-            block //= itemsize
-        elif longest * itemsize > INLINE_BLOCK:
-            block = INLINE_BLOCK // itemsize
-            depth = -(-longest // block)
+            block, depth = blocks(size, lanes, limits, phases=1)
     return engine().Plan(
-        *(board.slots, owner, call, path, digest_of(call), call.signature, engine().KINDS[kind]),
-        *(sources, readers, [high - low for low, high in pairwise(starts)], starts[:-1]),
+        *(board.slots, owner, call, path, call.signature, engine().KINDS[kind], sources, readers),
+        *(0 if kind == "meet" else call.count, sizes),
         in_thread=bulk,
-        in_slot=path is Path.slot or (path is Path.direct and call.nbytes <= PAYLOAD),
+        in_slot=path is Path.slot,
+        cut=roles.cut and not roles.agrees_on_part,
         alike=alike,
         sorts=roles.target is Parts.EACH,
         collects=root in (NO_ROOT, rank),
         dtype=DTYPE_CODES[call.dtype],
         op=call.combine or 0,
-        block=block,
-        larger=larger,
+        block=block // call.dtype.itemsize,
+        larger=larger // call.dtype.itemsize,
         depth=depth,
         lanes=lanes,
     )
-
-
-_LINE = 64  # bytes of a cache line: parts of one buffer meet at its edges
-
-
-def part_bounds(count: int, size: int, itemsize: int) -> list[int]:
-    """The start of each rank's part of a reduction, in elements: equal parts of whole cache lines."""
-    line = max(1, _LINE // itemsize)
-    part = -(-count // (size * line)) * line
-    return [min(rank * part, count) for rank in range(size + 1)]
-
-
-def digest_of(call: Call) -> int:
-    """48 bits of a call's signature without number and offer."""
-    signature = call.signature
-    packed = blake2b(signature[:16] + signature[24:28], digest_size=6).digest()
-    return int.from_bytes(packed, "little") or 1
 
 
 def path_of(
@@ -171,6 +148,33 @@ def path_of(
     return Path.slot if given(call, size, nbytes, sizes) <= min(PAYLOAD, limits.direct) else Path.inline
 
 
+def reach(call: Call, size: int, limits: Thresholds) -> tuple[Path, range]:
+    """The path of a call whose parts are alike, and the numbers of elements for which calls of other shapes
+    take it, too: of the same kind, dtype, op and root.
+
+    Args:
+        call: whose `count` is one of them.
+        size: ranks of the group.
+    """
+    each = call.dtype.itemsize * (size if ROLES[call.kind].agrees_on_part else 1)  # bytes of buffers for one
+    if not call.count:  # of a barrier
+        return Path.meet, range(1)
+    small = min(PAYLOAD, limits.direct)
+    edges = (0, small, small * size + size - 1, limits.direct, limits.inline)  # bytes, as in `path_of`
+    low = max(edge // each for edge in edges if edge // each < call.count) + 1
+    above = (edge // each for edge in edges if edge // each >= call.count)
+    high = min(above, default=max(_ENDLESS, call.count))
+
+    def path(count: int) -> Path:
+        return path_of(call, size, count * each, limits)
+
+    mine = path(call.count)
+    if call.reduce is not None:  # what takes too long is a matter of the size alone in between
+        low = bisect_left(range(call.count), True, low, key=lambda count: path(count) is mine)
+        high = bisect_left(range(high), True, call.count, key=lambda count: path(count + 1) is not mine)
+    return mine, range(low, high + 1)
+
+
 def given(call: Call, size: int, nbytes: int, sizes: Sequence[int] | None = None) -> int:
     """Bytes that one rank gives at most; arguments as of `path_of`."""
     roles = ROLES[call.kind]
@@ -190,15 +194,16 @@ def fitting(limits: Thresholds, nbytes: int) -> Thresholds:
 
 def most_staged(size: int, limits: Thresholds) -> int:
     """Bytes of staging that an operation of a group of `size` needs at most."""
-    endless, lanes = 1 << 40, size - 1
-    block, depth = blocks(endless, size, lanes, limits)
-    larger, deep = blocks(endless, size, lanes, limits, phases=1)
+    lanes = size - 1
+    block, depth = blocks(size, lanes, limits)
+    larger, deep = blocks(size, lanes, limits, phases=1)
     parts = 2 * limits.inline + 64 * size  # in whole blocks, and in whole cache lines
     return max(block * depth * size, larger * deep * lanes, parts, limits.direct)
 
 
-def blocks(part: int, size: int, lanes: int, limits: Thresholds, *, phases: int = 2) -> tuple[int, int]:
-    """The blocks of a part on the bulk path: bytes of one, and how many a rank may be ahead of its readers.
+def blocks(size: int, lanes: int, limits: Thresholds, *, phases: int = 2) -> tuple[int, int]:
+    """The blocks of parts on the bulk path: bytes of one at most, and how many a rank may be ahead of its
+    readers.
 
     What is staged has to stay in the cache, and every block is waited for once by every rank. Two ranks that
     reduce take small blocks: 100 MiB took them 14.3 ms by 256 KiB and 15.6 by 1 MiB. More ranks wait more for
@@ -208,7 +213,6 @@ def blocks(part: int, size: int, lanes: int, limits: Thresholds, *, phases: int 
     4.9 by 1 MiB.
 
     Args:
-        part: bytes of the largest part that one rank gives another.
         size: ranks of the group.
         lanes: blocks that lie in staging side by side; 0 where nothing is staged, because all sources and
             results lie in their ranks' segments.
@@ -217,5 +221,4 @@ def blocks(part: int, size: int, lanes: int, limits: Thresholds, *, phases: int 
     """
     block = limits.block if size == phases == 2 else limits.block * 4
     block = min(block, max(limits.staging // lanes, 64 * 1024)) if lanes else block * 2
-    pages = max(1, min(block // 4096, -(-part // 4096)))
-    return pages * 4096, limits.depth if size == phases == 2 else 2
+    return max(1, block // 4096) * 4096, limits.depth if size == phases == 2 else 2

@@ -14,7 +14,7 @@ from aiodist.backends.base import Array, Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import CODE, SLOTS, STRIDE, Board
 from aiodist.backends.host.local.hub import Hub
-from aiodist.backends.host.local.plan import Path, digest_of, plan_of
+from aiodist.backends.host.local.plan import Path, plan_of
 from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
@@ -62,7 +62,7 @@ class Member:
         plan = plan_of(self.board, replace(call, detail=""), path, self.limits, owner, parts)
         assert self.board.free(call.seq)
         send, recv = ([], []) if path is Path.meet else (made.send, made.recv)
-        exchange = plan.begin(call.seq, send, recv, made, call.signature, digest_of(call))
+        exchange = plan.begin(call.seq, send, recv, made, call.signature)
         exchange.operation = operation
         self._begun.append(exchange)
         self.publish(exchange)

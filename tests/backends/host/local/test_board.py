@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist._engine.exchange import Plan
 from aiodist.backends.host.local import board as numbers
 from aiodist.backends.host.local import hub as words
 from aiodist.backends.host.local.board import CODE, NUMBER_BITS, REGION, SLOTS, Board
@@ -27,27 +28,28 @@ def boards(hubs: list[Hub]) -> list[Board]:
     return [Board(hub, CONTEXT, ranks, rank) for rank, hub in enumerate(hubs)]
 
 
-def code(digest: int, seq: int) -> int:
+def plan(board: Board, which: int, kind: str = "share") -> Plan:
+    """The plan of operations in which nobody gets anything of another."""
+    signature = bytes([which, *range(1, 32)])
+    return engine().Plan(
+        *(board.slots, Owner(board), CALL, None, signature, engine().KINDS[kind]),
+        *([False] * board.size, [kind == "share"] * board.size, 0),
+    )
+
+
+def code(board: Board, which: int, seq: int) -> int:
     """The word that publishes an operation."""
-    return digest << 16 | (seq + 1) & (1 << NUMBER_BITS) - 1
+    return plan(board, which).digest << 16 | (seq + 1) & (1 << NUMBER_BITS) - 1
 
 
-def publish(board: Board, digest: int, seq: int) -> None:
+def publish(board: Board, which: int, seq: int) -> None:
     """Publish an operation."""
-    plan = engine().Plan(
-        *(board.slots, Owner(board), CALL, None, digest, bytes(range(32)), engine().KINDS["share"]),
-        *([False] * board.size, [True] * board.size, [0] * board.size, [0] * board.size),
-    )
-    plan.begin(seq, [], []).publish()
+    plan(board, which).begin(seq, [], []).publish()
 
 
-def end_unseen(board: Board, digest: int, seq: int) -> None:
+def end_unseen(board: Board, which: int, seq: int) -> None:
     """Publish one that ends without a look at others."""
-    plan = engine().Plan(
-        *(board.slots, Owner(board), CALL, None, digest, bytes(range(32)), engine().KINDS["share"]),
-        *([False] * board.size, [True] * board.size, [0] * board.size, [0] * board.size),
-    )
-    exchange = plan.begin(seq, [], [])
+    exchange = plan(board, which).begin(seq, [], [])
     exchange.publish()
     exchange.note_over()
 
@@ -74,7 +76,7 @@ async def test_a_region_is_found_once_its_owner_has_made_the_group(hubs: Any) ->
     assert mine.found(peer) and mine.complete()
     assert mine.slots.word(1, 5, CODE) == 0
     publish(theirs, 77, 5)
-    assert mine.slots.word(1, 5, CODE) == theirs.slots.word(1, 5, CODE) == code(77, 5)
+    assert mine.slots.word(1, 5, CODE) == theirs.slots.word(1, 5, CODE) == code(theirs, 77, 5)
     with pytest.raises(TypeError):
         peer.memory.words[theirs.at // 8] = 1  # only its owner writes it
 
@@ -92,11 +94,7 @@ async def test_a_region_that_begins_within_a_word_is_none(hubs: Any) -> None:
 
 async def test_an_exchange_that_is_added_again_is_counted_once(hubs: Any) -> None:
     (board, _) = boards(hubs(2))
-    plan = engine().Plan(
-        *(board.slots, Owner(board), CALL, None, 77, bytes(range(32)), engine().KINDS["meet"]),
-        *([False] * 2, [False] * 2, [0] * 2, [0] * 2),
-    )
-    exchange = plan.begin(3, [], [])
+    exchange = plan(board, 77, "meet").begin(3, [], [])
     for _ in range(2):
         board.slots.add(exchange)
     assert board.slots.count == 1
@@ -182,7 +180,7 @@ async def test_a_signature_has_the_number_of_its_operation(hubs: Any) -> None:
     group = boards(hubs(2))
     mine, theirs = group
     assert mine.complete()
-    publish(theirs, 77, 9)
+    publish(theirs, 0, 9)
     assert mine.signature_of(1, 9) == bytes(range(16)) + (9).to_bytes(8, "little") + bytes(range(24, 32))
     assert mine.signature_of(1, 9 + SLOTS)[16:24] == (9 + SLOTS).to_bytes(8, "little")
 
@@ -260,7 +258,7 @@ async def test_a_group_that_was_made_cannot_be_renounced_any_more(hubs: Any) -> 
     second.will_not_join(CONTEXT)
     assert mine.found(mine.peers[0])
     publish(theirs, 77, 0)
-    assert mine.slots.word(1, 0, CODE) == code(77, 0)
+    assert mine.slots.word(1, 0, CODE) == code(theirs, 77, 0)
     assert not mine.abandoned()
 
 

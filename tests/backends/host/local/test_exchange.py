@@ -14,7 +14,7 @@ from aiodist._engine.exchange import Exchange
 from aiodist.backends.host.local import board
 from aiodist.backends.host.local.board import FILL, OUT, RESULT, SLOTS, SOURCE, TOOK, TOOK_OUT
 from aiodist.backends.host.local.hub import ASLEEP_BULK, ASLEEP_LOOP
-from aiodist.backends.host.local.plan import Path, digest_of, plan_of
+from aiodist.backends.host.local.plan import Path, plan_of
 from aiodist.base.environment.thresholds import Thresholds
 from aiodist.base.types import Kind, ReduceOp
 from tests.backends.host.local.members import Member, call_of, run
@@ -187,7 +187,7 @@ async def test_the_word_that_publishes_is_never_zero_and_holds_both(
 
         word = code(seq)
         assert 0 < word < 1 << 64
-        assert word >> 16 == digest_of(plan.call)
+        assert word >> 16 == plan.digest
         assert word & 0xFFFF == (seq + 1) % (1 << bits)
         for later in range(1, SLOTS + 1):  # what a slot held before is no later operation
             assert word != code(seq + later)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,22 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import _engine
+from aiodist._engine.exchange import Plan
 from aiodist.backends.base import Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.hub import engine, supported
 from aiodist.backends.host.local.plan import (
     Path,
     blocks,
-    digest_of,
     fitting,
     most_staged,
-    part_bounds,
     path_of,
     plan_of,
 )
 from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.base.operations import ROLES
-from aiodist.base.types import Call, Kind, ReduceOp
+from aiodist.base.types import DTYPES, Call, Kind, ReduceOp
 
 KIB, MIB = 1024, 1024 * 1024
 FLOAT32 = np.dtype(np.float32)
@@ -56,14 +54,52 @@ def test_paths_by_size(call: Call, path: Path) -> None:
     assert path_of(call, 2, call.nbytes, DEFAULTS) is path
 
 
+def plan_of_any(call: Call, path: Path, size: int = 2) -> Plan:
+    """The plan of a call on rank 0 of a group that shares nothing."""
+    memories = [engine().Memory(bytearray(8192), writable=True) for _ in range(size)]
+    slots = engine().Slots(memories, 0, 0xFFFF, engine().EndOfTurn(engine().TurnClock(), 0.0, 0))
+    board: Any = SimpleNamespace(size=size, rank=0, slots=slots)
+    return plan_of(board, call, path, DEFAULTS, board)
+
+
 @given(st.integers(0, 10_000), st.integers(1, 17), st.sampled_from([1, 2, 4, 8, 16]))
 def test_parts_are_whole_cache_lines_and_cover_everything(count: int, size: int, itemsize: int) -> None:
-    bounds = part_bounds(count, size, itemsize)
-    assert bounds[0] == 0
-    assert bounds[-1] == count
-    assert bounds == sorted(bounds)
-    assert all(low * itemsize % 64 == 0 for low in bounds[:-1] if low < count)
-    assert max(high - low for low, high in pairwise(bounds)) == bounds[1]
+    dtype = next(one for one in DTYPES if one.itemsize == itemsize)
+    layout = plan_of_any(all_reduce(count * itemsize, dtype), Path.inline, size).layout
+    starts, sizes = layout["starts"], layout["sizes"]
+    assert starts[0] == 0
+    assert [*starts[1:], count] == [start + part for start, part in zip(starts, sizes, strict=True)]
+    assert all(low * itemsize % 64 == 0 for low in starts if low < count)
+    assert max(sizes) == sizes[0]
+
+
+def test_a_plan_is_made_once_and_as_a_whole() -> None:
+    call = all_reduce(64)
+    made, bare = plan_of_any(call, Path.inline), Plan.__new__(Plan)
+    again: Any = Plan.__init__
+    slots = engine().Slots(
+        [engine().Memory(bytearray(8192), writable=True)],
+        0,
+        0xFFFF,
+        engine().EndOfTurn(engine().TurnClock(), 0.0, 0),
+    )
+    given: Any = (slots, None, call, None, call.signature, engine().KINDS["share"])
+    for wrong, error in (
+        ((*given, [True], [False, True], 1), ValueError),
+        ((*given, [True], [True], 1, [1, 2]), ValueError),
+        ((*given, [True], [True], 1, [-1]), OverflowError),
+        ((*given, [True], [True], 1 << 63), OverflowError),
+        ((*given[:4], b"short", given[5], [True], [True], 1), ValueError),
+    ):
+        with pytest.raises(error):
+            again(bare, *wrong)
+        assert bare.layout["sizes"] == []
+        with pytest.raises(ValueError, match="gone"):
+            bare.begin(0, [], [])
+    with pytest.raises(ValueError, match="made"):
+        again(made, *given, [True], [True], 1)
+    with pytest.raises(ValueError, match="signature"):
+        made.begin(0, [], [], None, b"short")
 
 
 def test_a_slow_dtype_leaves_the_loop_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,21 +124,20 @@ def test_digests_tell_calls_apart_but_not_their_numbers() -> None:
         Call(Kind.barrier, 0, FLOAT32, (0,), detail="a"),
         Call(Kind.barrier, 0, FLOAT32, (0,), detail="b"),
     ]
-    digests = [digest_of(call) for call in calls]
+    digests = [plan_of_any(call, Path.meet).digest for call in calls]
     assert len(set(digests)) == len(calls)
     assert all(0 < digest < 1 << 48 for digest in digests)
-    assert digest_of(all_reduce(64, seq=7)) == digests[0]
+    assert plan_of_any(all_reduce(64, seq=7), Path.meet).digest == digests[0]
 
 
-@given(st.integers(1, 1 << 32), st.integers(2, 64), st.booleans())
-def test_blocks_are_whole_pages_and_staging_is_bounded(part: int, size: int, alike: bool) -> None:
+@given(st.integers(2, 64), st.booleans())
+def test_blocks_are_whole_pages_and_staging_is_bounded(size: int, alike: bool) -> None:
     lanes = 1 if alike else size - 1
-    block, depth = blocks(part, size, lanes, DEFAULTS)
-    assert block % 4096 == 0
-    assert 4096 <= block <= max(4096, -(-part // 4096) * 4096)
+    block, depth = blocks(size, lanes, DEFAULTS)
+    assert block % 4096 == 0 < block
     assert block * lanes <= max(DEFAULTS.staging, 64 * KIB * lanes)
     assert depth >= 2
-    mapped, _ = blocks(part, size, 0, DEFAULTS)
+    mapped, _ = blocks(size, 0, DEFAULTS)
     assert block <= mapped <= DEFAULTS.block * (2 if size == 2 else 8)
 
 
