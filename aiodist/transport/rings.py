@@ -161,7 +161,10 @@ class Rings:
         if not self.waiting or producer is None or waking is None:
             return
         try:
-            while self.waiting and producer.append(self.waiting[0], _EMPTY):
+            while self.waiting:
+                frame = memoryview(self.waiting[0])
+                if not producer.append(bytes(frame[:HEADER]), frame[HEADER:]):
+                    break
                 self.waiting.popleft()
         except RingError as error:
             self._owner.broke_soon(WireError(str(error)))

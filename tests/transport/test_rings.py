@@ -186,11 +186,12 @@ async def test_what_comes_while_nobody_polls_is_found_when_the_process_is_woken(
     assert pair.recv(1) == (sent, True)
 
 
-async def test_what_a_ring_has_no_room_for_waits_until_it_has(make: Callable[..., Pair]) -> None:
+@pytest.mark.parametrize("nbytes", [EAGER_MESSAGE, EAGER_MESSAGE - 3, 4001])
+async def test_what_a_ring_has_no_room_for_waits_until_it_has(make: Callable[..., Pair], nbytes: int) -> None:
     pair = make()
     await pair.meet()
-    count = 3 * RING // EAGER_MESSAGE
-    sent = [pair.send(seq, EAGER_MESSAGE) for seq in range(1, count)]
+    count = 3 * RING // nbytes
+    sent = [pair.send(seq, nbytes) for seq in range(1, count)]
     assert (pair.out.room, pair.out.idle) == (False, False)
     pair.watched.woken.clear()
     pair.watched.poll()
@@ -198,7 +199,7 @@ async def test_what_a_ring_has_no_room_for_waits_until_it_has(make: Callable[...
     while len(pair.arrived) < count:
         pair.poll()
     assert (pair.out.room, pair.arrived) == (True, list(range(count)))
-    assert [pair.recv(seq, EAGER_MESSAGE) for seq in range(1, count)] == [(data, True) for data in sent]
+    assert [pair.recv(seq, nbytes) for seq in range(1, count)] == [(data, True) for data in sent]
 
 
 @pytest.mark.parametrize("first", ["sender", "receiver"])
