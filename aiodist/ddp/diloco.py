@@ -32,7 +32,7 @@ from aiodist.base.errors import (
 from aiodist.base.types import FLOATS, ReduceOp
 from aiodist.ddp.arguments import listed, number
 from aiodist.ddp.awaited import each_awaited
-from aiodist.ddp.holders import first_holder, is_newcomer, is_orphan, misfit
+from aiodist.ddp.holders import first_holder, is_newcomer, is_orphan, misfit, note_values
 from aiodist.ddp.outer import Common, Outer
 from aiodist.ddp.rhythm import Rhythm, parts
 from aiodist.group import ErrorFeedback, ProcessGroup
@@ -139,9 +139,7 @@ class DiLoCo:
         plan = f"{shapes} {self._parts} {self._rhythm} {outer} {mix} {self._codec} {elastic} {admit}"
         self._plan = int.from_bytes(hashlib.blake2b(plan.encode(), digest_size=8).digest(), "little")
         self._known = False  # this rank has common values
-        self._late = elastic and is_newcomer(pg)
-        self._orphan = elastic and is_orphan(pg)  # as in `first_holder`
-        self._came = self._late  # and has not met the members yet
+        self._came = elastic and is_newcomer(pg)  # and has not met the members yet
         self._moved: Array | None = None
         self._under_way: Work[Any] | None = None
         self._busy = False
@@ -366,7 +364,8 @@ class DiLoCo:
         leaves."""
         progress = (self.exchanges, self.steps) if self._known else (0, 0)
         has = _LOADED if self._came and self._known else int(self._known)
-        row = np.array([has, self._plan, *progress, self._digest(), int(self._orphan)], np.uint64)
+        orphan = self._elastic and is_orphan(self.pg)
+        row = np.array([has, self._plan, *progress, self._digest(), int(orphan)], np.uint64)
         rows = _counted([tuple(map(int, one)) for one in await self.pg.all_gather(row)])
         mine, self._came = rows[self.pg.rank], False
         self._known = mine[0] > 0
@@ -376,6 +375,8 @@ class DiLoCo:
         source = source_of([row[:-1] for row in rows])
         if source is not None:
             await self._take_over(source, differs=rows[source][:-1] != mine[:-1])
+        if self._elastic:
+            note_values(self.pg)
         return True
 
     def _digest(self) -> int:
@@ -468,7 +469,6 @@ class DiLoCo:
 
     async def _rebuild(self, admit: bool) -> None:
         """Go on with the members that are left, and, if all say so, with newcomers."""
-        self._orphan = self._late and not self._known
         self.pg = await self.pg.rebuild(self._min_size, admit=admit)
 
     # ── what is saved ────────────────────────────────────────────────────────────────────────────────

@@ -7,16 +7,25 @@ from typing import Any
 
 from aiodist.base.errors import QuorumLost
 from aiodist.group import ProcessGroup
+from aiodist.group.family import Progress
 
 
 def is_newcomer(pg: ProcessGroup) -> bool:
-    """Whether this process came into a running job, in this epoch: the members may have values already."""
-    return 0 < pg.epoch == pg._core.lineage.began
+    """Whether this process came into a running job, and has never had the common values: the members may have
+    them already."""
+    lineage = pg._core.lineage
+    return lineage.newcomer and lineage.progress is not Progress.OWN
 
 
 def is_orphan(pg: ProcessGroup) -> bool:
-    """Whether this process is a newcomer, and members were lost while it came: see `first_holder`."""
-    return is_newcomer(pg) and pg._core.lineage.bereft
+    """Whether members had the common values when this process came, and it has never had them; so it does not
+    begin anew without them. See `first_holder`."""
+    return pg._core.lineage.progress is Progress.OTHERS
+
+
+def note_values(pg: ProcessGroup) -> None:
+    """Note that this process has the common values: newcomers are told."""
+    pg._core.lineage.progress = Progress.OWN
 
 
 def first_holder(holds: Sequence[bool], orphans: Sequence[bool]) -> int:
@@ -24,8 +33,7 @@ def first_holder(holds: Sequence[bool], orphans: Sequence[bool]) -> int:
 
     Args:
         holds: by member: it has the common values.
-        orphans: by member: it came as a newcomer, and those whom it met first were lost before it had
-            their values.
+        orphans: by member: `is_orphan`.
 
     Raises:
         QuorumLost: only such newcomers are left. They must not begin anew as if nothing had been there.

@@ -16,7 +16,7 @@ from aiodist.base.types import FLOATS, ReduceOp, check_reduction
 from aiodist.ddp.arguments import listed
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import Bucket, cap_of, digest, plan
-from aiodist.ddp.holders import first_holder, is_newcomer, is_orphan, misfit
+from aiodist.ddp.holders import first_holder, is_orphan, misfit, note_values
 from aiodist.group import ErrorFeedback, ProcessGroup
 from aiodist.group.quantized import codec_named
 
@@ -95,8 +95,7 @@ class GradientSync:
         self._min_size = min_size
         if elastic:
             pg.check_rebuild()
-        self._late = elastic and is_newcomer(pg)
-        self._holds, self._orphan = False, elastic and is_orphan(pg)  # has had the common values; see holders
+        self._holds = False  # this rank has had the common values
         self._ending = Once[list[Any]]()
         self._sharing = Once[None]()
         self._finishing = False
@@ -176,7 +175,7 @@ class GradientSync:
             source = 0
             try:
                 if self._elastic:
-                    mine = np.array([self._holds, self._orphan, self._layout], np.uint64)
+                    mine = np.array([self._holds, is_orphan(self.pg), self._layout], np.uint64)
                     holds, orphans, layouts = (await self.pg.all_gather(mine)).T.tolist()
                     self._check_layout(misfit(layouts, holds, self.pg.rank))
                     if any(one != self._layout for one in layouts):  # a newcomer's, who leaves
@@ -190,6 +189,8 @@ class GradientSync:
                 await self._regroup(error)
                 continue
             self._synced = self._holds = True
+            if self._elastic:
+                note_values(self.pg)
             if self.pg.rank != source:
                 for index, value in enumerate(self._values):
                     copy_into(value, self._slices[index])
@@ -208,7 +209,6 @@ class GradientSync:
         """Go on with the members that are left, and newcomers; the values are to be shared then."""
         if error is not None and (not self._elastic or isinstance(error, Evicted | QuorumLost)):
             raise error
-        self._orphan = self._late and not self._holds
         self.pg = await self.pg.rebuild(self._min_size)
         self._begin()
 

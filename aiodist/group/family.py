@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Awaitable, Iterator, Sequence
+from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.backends.forgotten import Forgotten, never_closed
@@ -77,16 +78,36 @@ class Family(Generic[G]):
         return iter(list(self._groups))
 
 
+class Progress(IntEnum):
+    """The knowledge that a process has of the common values that the job's training has made. The greater
+    one counts where members tell each other theirs."""
+
+    UNTOLD = 0
+    """It came as a newcomer, and no member has told it yet."""
+    NONE = 1
+    """There were none when it came. Nobody can get further without it since."""
+    OTHERS = 2
+    """Members had them when it came, and it has not got them yet."""
+    OWN = 3
+    """It has had them."""
+
+
 class Lineage(Generic[G]):
     """The groups that took each other's places, epoch after epoch: all of them share this.
 
     Attributes:
         latest: the newest; closing an earlier one closes it. None between is kept.
-        began: the epoch of the first that the program was given: that in which this process came.
-        bereft: members died while it came, so that it was given a later one than that of its admission.
+        newcomer: this process came into a running job.
+        progress: what it knows of the job's training.
     """
 
-    def __init__(self, first: G, began: int) -> None:
+    def __init__(self, first: G, epoch: int) -> None:
         self.latest = first
-        self.began = began
-        self.bereft = False
+        self.newcomer = epoch > 0
+        self.progress = Progress.UNTOLD if self.newcomer else Progress.NONE
+
+    def told(self, most: int) -> None:
+        """Learn from the greatest `progress` of the members of an epoch, which all tell in entering it. Where
+        nobody knows, since all that were there before have died, there may have been values."""
+        if self.progress is Progress.UNTOLD:
+            self.progress = Progress.NONE if most == Progress.NONE else Progress.OTHERS

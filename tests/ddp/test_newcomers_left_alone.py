@@ -152,3 +152,95 @@ def test_one_whose_members_die_while_it_comes_says_so_too(
             failed = chaos.joined[0].exception()
             assert isinstance(failed, dist.QuorumLost | dist.StateLost) and not reached, failed
     assert alone
+
+
+@pytest.mark.parametrize("train", [sync, diloco, sharded])
+def test_one_that_calls_rebuild_itself_first_says_so_too(
+    train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
+) -> None:
+    """It was taken for one of the beginning, as its epoch is not that in which it came."""
+    alone = 0
+    for step in range(1, 8):
+        chaos, reached, sizes = Chaos(step), list[int](), list[int]()
+
+        async def newcomer(
+            pg: ProcessGroup,
+            chaos: Chaos = chaos,
+            reached: list[int] = reached,
+            sizes: list[int] = sizes,
+            step: int = step,
+        ) -> None:
+            chaos.crash_at_step(0, chaos.processes[0].steps + step)
+            pg = await pg.rebuild()
+            sizes.append(pg.size)
+            await train(pg, reached)
+
+        async def main(pg: ProcessGroup, chaos: Chaos = chaos, who: Any = newcomer) -> None:
+            asyncio.get_running_loop().call_later(0.025, chaos.join, who, 20.0)
+            await train(pg, [])
+
+        run_virtual(run_cluster(1, main, processes=chaos, return_exceptions=True))
+        if sizes == [1]:
+            alone += 1
+            failed = chaos.joined[0].exception()
+            assert isinstance(failed, dist.QuorumLost | dist.StateLost) and not reached, failed
+    assert alone
+
+
+@pytest.mark.parametrize("train", [sync, diloco, sharded])
+def test_one_that_came_before_there_were_values_begins(
+    train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
+) -> None:
+    """The only member of the beginning dies in the first steps of the training, before a step is done."""
+    begun = 0
+    for step in range(1, 8):
+        chaos, reached, sizes = Chaos(step), list[int](), list[int]()
+
+        async def newcomer(pg: ProcessGroup, reached: list[int] = reached, sizes: list[int] = sizes) -> None:
+            pg = await pg.rebuild()
+            await train(pg, reached)
+            sizes.append(pg.size)
+
+        async def main(pg: ProcessGroup, chaos: Chaos = chaos, who: Any = newcomer, step: int = step) -> None:
+            chaos.join(who, 20.0)
+            pg = await (await pg.grow()).rebuild()
+            chaos.crash_at_step(0, chaos.processes[0].steps + step)
+            await train(pg, [])
+
+        run_virtual(run_cluster(1, main, processes=chaos, return_exceptions=True))
+        assert chaos.joined[0].exception() is None
+        begun += reached == [0] and sizes == [2]
+    assert begun
+
+
+@pytest.mark.parametrize("train", [sync, diloco, sharded])
+def test_one_that_has_had_values_trains_another_model(
+    train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
+) -> None:
+    """The others die in the first steps of the second training, in the epoch in which it came."""
+    begun = 0
+    for step in range(1, 8):
+        chaos, reached = Chaos(step), list[int]()
+
+        async def twice(pg: ProcessGroup, chaos: Chaos, reached: list[int], step: int) -> None:
+            values, done = np.full(3, float(pg.epoch)), np.zeros((), np.int64)
+            first = await dist.GradientSync(pg, [values], elastic=True, state=[done])
+            while done < STEPS:
+                first.ready(0, np.ones(3))
+                done += bool(await first.finish())
+                await asyncio.sleep(0.01)
+            if first.pg.rank == 0:
+                chaos.crash_at_step(0, chaos.processes[0].steps + step)
+            await train(first.pg, reached)
+
+        def join(chaos: Chaos = chaos, reached: list[int] = reached, step: int = step) -> None:
+            chaos.join(lambda pg: twice(pg, chaos, reached, step), 20.0)
+
+        async def main(pg: ProcessGroup, chaos: Chaos = chaos, join: Any = join, step: int = step) -> None:
+            asyncio.get_running_loop().call_later(0.025, join)
+            await twice(pg, chaos, [], step)
+
+        run_virtual(run_cluster(1, main, processes=chaos, return_exceptions=True))
+        assert chaos.joined[0].exception() is None
+        begun += reached == [0]
+    assert begun

@@ -29,7 +29,7 @@ from aiodist.base.types import ReduceOp
 from aiodist.ddp.arguments import check_disjoint, number
 from aiodist.ddp.awaited import each_awaited
 from aiodist.ddp.buckets import cap_of
-from aiodist.ddp.holders import is_newcomer, is_orphan
+from aiodist.ddp.holders import is_newcomer, is_orphan, note_values
 from aiodist.ddp.sharded import resharding, state_dict
 from aiodist.ddp.sharded.model import Model, apart
 from aiodist.ddp.sharded.options import Options, differing, digest
@@ -173,9 +173,7 @@ class ShardedOptimizer:
         self._synced = False  # all ranks have the same values
         self._lost = False  # nobody has the state of some elements any more
         self._missing_elements = 0  # of how many, where that was raised
-        self._late = self._elastic and is_newcomer(pg)
-        self._orphan = self._elastic and is_orphan(pg)  # as in `first_holder`
-        self._came = self._late  # and has not met the members yet
+        self._came = self._elastic and is_newcomer(pg)  # and has not met the members yet
         self._complete = True  # the arrays hold what the pieces hold; not within a step, and after a load
         self._loaded = False
         self._history = _new_history()
@@ -493,7 +491,6 @@ class ShardedOptimizer:
                 self._synced = False
                 raise
             if self._elastic and not await self.pg.agree(met is not None):
-                self._orphan = self._late and not self._held
                 self.pg = await self.pg.rebuild(self._min_size, admit=admit)
                 continue
             assert met is not None
@@ -513,6 +510,8 @@ class ShardedOptimizer:
             copy_into(array, arrived)
         await self._model.write(self.pg)
         self._held = self._synced = self._complete = True
+        if self._elastic:
+            note_values(self.pg)
         self._lost = self._loaded = False
         self._missing_elements = 0
 
@@ -581,7 +580,7 @@ class ShardedOptimizer:
             "known": self._held,
             "came": self._came,
             "lost": self._lost,
-            "orphan": self._orphan,
+            "orphan": self._elastic and is_orphan(self.pg),
             "plan": self._plan,
             "steps": self.steps,
             "history": self._history,

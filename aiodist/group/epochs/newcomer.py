@@ -49,11 +49,7 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
         if job.admitted is not None:
             await job.admitted()
         await visit.close()
-        group = await regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
-        lineage = group._core.lineage
-        lineage.bereft = group.epoch > lineage.began
-        lineage.began = group.epoch
-        return group
+        return await regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
     except BaseException as error:
         await visit.give_up(error)
         raise

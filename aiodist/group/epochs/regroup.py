@@ -45,6 +45,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from aiodist.base.errors import (
     Evicted,
     GroupBroken,
@@ -54,6 +56,7 @@ from aiodist.base.errors import (
     RendezvousError,
     RendezvousTimeout,
 )
+from aiodist.base.types import AS, Kind, ReduceOp
 from aiodist.group.core import GroupCore
 from aiodist.group.default import replace_default
 from aiodist.group.epochs.candidate import Candidate
@@ -68,6 +71,7 @@ from aiodist.group.membership.newcomers import WaitingList
 from aiodist.group.membership.presence import LATEST
 from aiodist.group.membership.record import Number, Record
 from aiodist.group.process_group import ProcessGroup
+from aiodist.group.requests import internal
 from aiodist.group.services.switchboard import Switchboard
 from aiodist.net.shortage import shortage
 from aiodist.rendezvous import Store
@@ -216,7 +220,7 @@ class Regroup:
                     await self.job.store.set(LATEST, candidate.record.encode())
             await self._core.connect(max(deadline - self._loop.time(), FORMING))
             limit = max(deadline - self._loop.time(), FORMING)
-            await self.group.barrier(timeout=limit)  # and then all are ready
+            await self._tell_progress(limit)  # and then all are ready
         except Evicted:
             raise
         except GroupBroken as error:
@@ -224,6 +228,14 @@ class Regroup:
             again = Ready(self._number(), ready.min_size, ready.admit, 0, ready.excluded)
             return await self._next_epoch(again, max(deadline - self._loop.time(), FORMING))
         return self.group
+
+    async def _tell_progress(self, timeout: float) -> None:
+        """Have newcomers know whether members have values that must not be lost: these may die next."""
+        lineage = self._core.lineage
+        most = np.array([lineage.progress], np.uint8)
+        asked = internal(Kind.all_reduce, most, reduce=ReduceOp.MAX, detail=f"{AS}rebuild()")
+        await self._core.issue(asked, timeout, False)
+        lineage.told(int(most[0]))
 
     def _check_open(self) -> None:
         if self.listener.over or self._core.closed:

@@ -276,3 +276,31 @@ def test_what_a_newcomer_has_loaded_itself_takes_no_part_of_the_model(steps: int
     results = run_virtual(run_cluster(2, lambda pg: train(pg, False), processes=chaos))
     for found in (*results, chaos.joined[0].result()):
         assert found == (STEPS, 3, without_deaths())
+
+
+def test_what_a_newcomer_has_loaded_takes_no_part_either_where_it_rebuilds_first() -> None:
+    """A member dies when it has come, so it calls `rebuild`, and loads its state then. All were refused."""
+    chaos, shelf = Chaos(), Shelf()
+
+    async def train(pg: ProcessGroup, joins: bool) -> tuple[int, int, list[bytes]]:
+        mine = fresh()
+        if joins:
+            chaos.crash(1)
+            pg = await pg.rebuild()
+        optimizer = ShardedOptimizer(pg, mine, momentum, elastic=True, redundancy=1)
+        if joins:
+            optimizer.load_state_dict({**shelf.saved(), "steps": 1})
+        await optimizer
+        while optimizer.steps < STEPS:
+            if optimizer.steps == 2 and optimizer.pg.size == 2 and not joins:
+                if optimizer.pg.rank not in shelf.parts:
+                    await shelf.save(optimizer)
+                if optimizer.pg.rank == 0 and not chaos.joined:
+                    chaos.join(lambda newcomers: train(newcomers, True), 30.0)
+                await asyncio.sleep(2)  # virtual: it waits by then
+            await optimizer.step(gradients(optimizer.steps, optimizer.pg.rank, optimizer.pg.size))
+        return optimizer.steps, optimizer.pg.size, [one.tobytes() for one in mine]
+
+    results: list[Any] = run_virtual(run_cluster(2, lambda pg: train(pg, False), processes=chaos))
+    assert isinstance(results[1], Crashed)
+    assert results[0] == chaos.joined[0].result() == (STEPS, 2, without_deaths())

@@ -19,7 +19,7 @@ from aiodist.base.errors import Evicted, GroupBroken, QuorumLost, UsageError, sh
 from aiodist.base.types import ReduceOp
 from aiodist.ddp.awaited import Once
 from aiodist.ddp.buckets import MIB, cap_of
-from aiodist.ddp.holders import first_holder, is_newcomer, is_orphan, misfit
+from aiodist.ddp.holders import first_holder, is_orphan, misfit, note_values
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group
 from aiodist.integrations.torch.data_parallel.buckets import GradBucket, buckets_of
@@ -138,7 +138,6 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self._hook_state: Any = None
         self._synchronising = True  # not within no_sync
         self._synced = self._holds = False  # these members have the same values; this one ever had them
-        self._late, self._orphan = elastic and is_newcomer(self.pg), elastic and is_orphan(self.pg)
         self._times: list[int] | None = None  # how often each gradient comes in a step; static, once known
         self._passes: set[asyncio.Future[None]] = set()  # backward passes in threads
         self._ending, self._sharing = Once[bool](), Once[None]()
@@ -174,6 +173,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
                     continue
                 await self._share_all(source)
                 self._synced = self._holds = True
+                if self._elastic:
+                    note_values(self.pg)
             except GroupBroken as error:
                 await self._regroup(error)
 
@@ -200,7 +201,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         mine += [f"{name} with requires_grad" for name in self._names]
         options = (self._finds, self._static, self._sends_buffers, self._elastic)
         mine += [f"bucket_cap_mb={self._cap / MIB:g}", *map("{}={}".format, _COMPARED, options)]
-        rows = await self.pg.all_gather_object((self._holds, self._orphan, mine))
+        orphan = self._elastic and is_orphan(self.pg)
+        rows = await self.pg.all_gather_object((self._holds, orphan, mine))
         holds, orphans, modules = map(list, zip(*rows, strict=True))
         other = misfit(modules, holds, self.pg.rank)
         if other is not None:
@@ -229,7 +231,6 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         """Go on with the members that are left, and newcomers; the values are to be shared then."""
         if error is not None and (not self._elastic or isinstance(error, Evicted | QuorumLost)):
             raise error
-        self._orphan = self._late and not self._holds
         self.pg = await self.pg.rebuild(self._min_size)
         self._synced = False
         self._make_buckets()
