@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import socket
+from dataclasses import replace
 from typing import Any
 
 from aiodist.base.backoff import Backoff
@@ -58,8 +59,8 @@ class TcpStore(Store):
 
     The client replaces a broken connection, and sends pending requests again; the server makes sure that each
     happens once. If connecting fails for `RECONNECT_SECONDS`, every pending call fails with
-    `RendezvousError`. A durable store may be started again meanwhile; then each call waits for it until its
-    own timeout.
+    `RendezvousError`, and so does every later one, unless `reopen` reaches it after all. A durable store may
+    be started again meanwhile; then each call waits for it until its own timeout.
 
     Another store at the same address, or this one on older data, is refused with `StoreReplaced`.
 
@@ -96,6 +97,7 @@ class TcpStore(Store):
         self._reconnecting: asyncio.Task[None] | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._closed: RendezvousError | None = None
+        self._given_up = False  # for it could not be reached
         self._last_id = 0
         self._pending: dict[int, PendingRequest] = {}
         self._watches: dict[int, tuple[Watch, str]] = {}
@@ -355,9 +357,28 @@ class TcpStore(Store):
         except StoreReplaced as error:
             self._finish(error)
         except RendezvousError as error:
+            self._given_up = self._closed is None
             self._finish(
                 RendezvousError(f"lost the connection to the store: {error.message}", hint=error.hint)
             )
+
+    async def reopen(self) -> None:
+        """Connect to the same store again, as a new client, if it was given up because it was out of reach.
+
+        Raises:
+            RendezvousTimeout: it still is.
+            RendezvousError: another one is there, or it was closed.
+        """
+        if self._closed is None:
+            return
+        if not self._given_up:
+            raise again(self._closed)
+        # The store may have forgotten the old one; nothing of it is pending.
+        self._identity = replace(self._identity, card=os.urandom(CLIENT_ID_BYTES))
+        self._connections = self._acknowledged = self._vain = 0
+        self._away = ""
+        await self._dial(REFUSED_SECONDS, 0.0)
+        self._closed, self._given_up = None, False
 
     def _where(self) -> str:
         return join_address(self.host, self.port)

@@ -15,6 +15,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.rendezvous import StoreServer, TcpStore
+from tests.support.faults.proxy import FaultProxy
 
 
 async def begin() -> None:
@@ -23,6 +24,19 @@ async def begin() -> None:
         print(pg.rank, pg.size, pg.epoch, flush=True)
         while True:
             await pg.all_reduce(np.array([10**pg.rank]))
+
+
+async def stay() -> None:
+    """Two begin, and compute until they are told that they have no say any more."""
+    async with await dist.join(timeout=90) as pg:
+        print(pg.rank, pg.size, pg.epoch, flush=True)
+        with pytest.raises((dist.Evicted, dist.PeerLost)):
+            while True:
+                await pg.all_reduce(np.array([10**pg.rank]))
+        try:
+            await pg.rebuild()
+        except dist.Evicted as error:
+            print(type(error).__name__, error, flush=True)
 
 
 async def come() -> None:
@@ -130,6 +144,39 @@ async def test_all_die_while_a_newcomer_waits_and_all_begin_anew(known: dict[str
     await kill(await start_all(known))
 
 
+@pytest.mark.slow("two runs of a job, one beside the other")
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("count", [1, 3])
+async def test_members_that_are_all_cut_off_end_where_all_have_begun_anew(
+    known: dict[str, str], count: int
+) -> None:
+    """None of them has died, so they go on; they find out when they reach the store again, and take nothing
+    from the job that goes on now: another one may join it."""
+    host, port = known["AIODIST_STORE"].split(":")
+    reached = True
+
+    async def lead() -> tuple[str, int]:
+        if not reached:
+            raise OSError("cut off")
+        return host, int(port)
+
+    async with await FaultProxy.start(lead) as proxy:
+        apart = known | {"AIODIST_STORE": f"127.0.0.1:{proxy.address[1]}", "WORLD_SIZE": str(count)}
+        before = [await start("stay", apart | {"RANK": str(rank)}) for rank in range(count)]
+        assert [await said(rank) for rank in before] == [f"{rank} {count} 0" for rank in range(count)]
+        reached = False
+        proxy.cut()
+        ranks = await start_all(known)
+        reached = True
+        for rank in before:
+            assert (await said(rank)).startswith("Evicted the job has begun anew without this process")
+            assert await rank.wait() == 0
+        waits = await start("come", known)
+        await rings(known)
+        assert waits.returncode is None
+        await kill([*ranks, waits])
+
+
 async def rings(environ: dict[str, str]) -> None:
     """A newcomer waits to be admitted."""
     host, port = environ["AIODIST_STORE"].split(":")
@@ -141,4 +188,4 @@ async def rings(environ: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    dist.run({"begin": begin, "come": come, "life": life}[sys.argv[1]]())
+    dist.run({"begin": begin, "come": come, "life": life, "stay": stay}[sys.argv[1]]())

@@ -282,6 +282,48 @@ async def test_a_store_that_refuses_connections_is_given_up_sooner(
     await store.aclose()
 
 
+async def test_a_store_that_was_given_up_is_reached_again(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a new client: the store may have forgotten the old one, and knows nothing that it waits for."""
+    monkeypatch.setattr(client_module, "RECONNECT_SECONDS", 1e-6)
+    store = await connect(server)
+    await store.reopen()
+    await store.set("k", "before")
+    waits = asyncio.ensure_future(store.get("never"))
+    await arrived(store)
+    cut(server)
+    with pytest.raises(RendezvousError, match="lost the connection to the store"):
+        await waits
+    with pytest.raises(RendezvousError, match="lost the connection to the store"):
+        await store.get("k")
+    await store.reopen()
+    assert await store.get("k") == b"before"
+    assert await store.add("n", 3) == 3
+    await store.aclose()
+    with pytest.raises(RendezvousError, match="the store is closed"):
+        await store.reopen()
+
+
+async def test_a_store_that_is_still_away_is_not_reached_again(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "RECONNECT_SECONDS", 1e-6)
+    store = await connect(server)
+    waits = asyncio.ensure_future(store.get("never"))
+    await arrived(store)
+    assert server._server is not None
+    server._server.close()
+    cut(server)
+    with pytest.raises(RendezvousError, match="lost the connection to the store"):
+        await waits
+    with pytest.raises(RendezvousTimeout, match="Connection refused"):
+        await store.reopen()
+    with pytest.raises(RendezvousError, match="lost the connection to the store"):
+        await store.get("k")
+    await store.aclose()
+
+
 async def test_a_store_that_is_closed_says_so() -> None:
     async with await StoreServer.start(HOST, 0, "job", b"secret") as server:
         store = await connect(server)

@@ -188,6 +188,12 @@ class Listener:
             error = self._be_out(f"epoch {record.epoch} was formed without this process")
             self._core.break_group(error, tell=False)
 
+    def replaced(self) -> None:
+        """Take no part any more: all ranks have begun anew, while this process was cut off from the store."""
+        error = self._be_out("the job has begun anew without this process, which was cut off from the store")
+        for core in self._core.family:
+            core.break_group(error, tell=False)
+
     def _be_out(self, why: str) -> Evicted:
         self._why_out = self._why_out or why
         self.agreements.lose()

@@ -8,10 +8,10 @@ run has a name, and one at a time is on record: who is of another has no say (`S
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import blake2b
 
-from aiodist.base.errors import RendezvousError, RendezvousTimeout, StoreFull
+from aiodist.base.errors import AuthenticationError, RendezvousError, RendezvousTimeout, StoreFull
 from aiodist.group.membership.record import decode_record
 from aiodist.rendezvous.store import Store
 
@@ -37,14 +37,31 @@ _DEAD = 3.0  # seconds in which a store finds that a process is dead
 class Presence:
     """A member's own key. Not under a lease with a short ttl: a loop that computes for a minute is not dead.
 
+    Members that are cut off from the store go on meanwhile, and all ranks may begin anew without them. So
+    each looks which run is on record, as soon as it reaches the store again.
+
     Args:
         store: where the job meets.
         uid: the member's.
         words: who it is, for people.
+        run: that the member is of; '': it is not looked which one is on record.
+        replaced: called where that is another one. The key is left alone then.
+        reopen: has the store be reached again that was given up.
     """
 
-    def __init__(self, store: Store, uid: bytes, words: bytes) -> None:
+    def __init__(
+        self,
+        store: Store,
+        uid: bytes,
+        words: bytes,
+        run: str = "",
+        replaced: Callable[[], None] | None = None,
+        reopen: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._store = store
+        self._run = run
+        self._replaced = replaced
+        self._reopen = reopen
         self._key = f"{MEMBERS}{uid.hex()}"
         self._words = words
         self._staying = asyncio.get_running_loop().create_task(self._stay())
@@ -62,13 +79,38 @@ class Presence:
     async def _stay(self) -> None:
         while True:
             try:
+                if await self._is_replaced():
+                    if self._replaced is not None:
+                        self._replaced()
+                    return
                 if not await self._store.check([self._key]):
                     await self._store.claim(self._key, self._words)
             except (RendezvousTimeout, StoreFull):
                 pass  # it may become better
             except RendezvousError:
-                return  # the store is gone, for those who could ask it, too
+                if not await self._may_come_back():
+                    return  # the store is gone, for those who could ask it, too
             await asyncio.sleep(RENEWAL)
+
+    async def _is_replaced(self) -> bool:
+        """Whether another run is on record, and no mere attempt to begin one, which is taken back."""
+        for _ in range(2):
+            if not self._run or await run_on_record(self._store) in ("", self._run):
+                return False
+            await asyncio.sleep(_PAUSE)
+        return True
+
+    async def _may_come_back(self) -> bool:
+        """Reach the store again, which was given up → False: it is another one now, or was closed."""
+        if self._reopen is None:
+            return False
+        try:
+            await self._reopen()
+        except RendezvousTimeout:
+            return True
+        except (RendezvousError, AuthenticationError):
+            return False
+        return True
 
 
 def run_of(uids: Sequence[bytes]) -> str:

@@ -26,14 +26,16 @@ from aiodist.base.sanitize import one_line
 from aiodist.base.types import WHOLE
 from aiodist.group import ProcessGroup
 from aiodist.group.control.liveness import Patience
+from aiodist.group.core import GroupCore
 from aiodist.group.default import find_default, set_default
 from aiodist.group.epochs.beginning import first_epoch
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.newcomer import join_running
-from aiodist.group.epochs.regroup import regroup_of
+from aiodist.group.epochs.regroup import Regroup, regroup_of
 from aiodist.group.epochs.world import Settings, World
+from aiodist.group.family import Lineage
 from aiodist.group.membership.newcomers import OVER
-from aiodist.group.membership.presence import LATEST, Presence
+from aiodist.group.membership.presence import LATEST, Presence, run_on_record
 from aiodist.group.membership.record import UID_BYTES
 from aiodist.group.runtime.answer import Answerer
 from aiodist.group.runtime.interrupts import Interrupts
@@ -201,7 +203,12 @@ class Member:
         if self._tls is not None and group.rank == 0:
             warn_of_plain_traffic(group.backend)
         if outlives_jobs(self._meeting.store) and not job.store_host:
-            self._presence = job.presence = Presence(job.store, job.uid, self._me)
+            store, lineage = _behind(self._meeting.store), group._core.lineage
+            self._presence = job.presence = Presence(
+                *(job.store, job.uid, self._me, job.run),
+                replaced=lambda: _replaced(lineage),
+                reopen=store.reopen if isinstance(store, TcpStore) else None,
+            )
 
     async def _open_endpoint(self, rank: int, _place: str) -> SocketEndpoint:
         check_open_port(self._meeting.address, self._secret, self._tuned.allow_insecure)
@@ -267,8 +274,11 @@ class Member:
 
     async def _finish(self, epoch: int, size: int) -> None:
         """Note that all was well here. If so at every member, the job is over: nobody need wait to join."""
-        if await self.job.store.add(f"over/{epoch}", 1) == size:
-            await self.job.store.set(OVER, b"1")
+        store, run = self.job.store, self.job.run
+        if run and await run_on_record(store) != run:
+            return  # all ranks have begun anew, and that job is not over
+        if await store.add(f"over/{epoch}", 1) == size:
+            await store.set(OVER, b"1")
             await self._meeting.store.set(ELASTIC, b"over")
 
     def _calls(self, now: float) -> dict[str, Any] | None:
@@ -358,6 +368,12 @@ def _key(store: Store, where: str, job: str, name: str) -> str:
     """
     this = store.instance.hex() or where
     return blake2b(f"{this} {job} {name}".encode(), digest_size=6).hexdigest()
+
+
+def _replaced(lineage: Lineage[GroupCore]) -> None:
+    """Break a world, whichever epoch it is in, for which all ranks have begun another one."""
+    if isinstance(regroup := lineage.latest.family.regroup, Regroup):
+        regroup.listener.replaced()
 
 
 def _about(job: str, name: str, address: str, log_dir: str) -> dict[str, Any]:

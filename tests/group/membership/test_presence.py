@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Sequence
 
 import pytest
 
-from aiodist.base.errors import RendezvousError
+from aiodist.base.errors import RendezvousError, RendezvousTimeout, StoreReplaced
+from aiodist.base.timeouts import Timeout
 from aiodist.group.membership.presence import (
     GRACE,
     LATEST,
@@ -119,6 +122,78 @@ def test_a_run_does_not_begin_where_a_member_of_the_last_one_comes_meanwhile() -
             with pytest.raises(RendezvousError, match="last run is there again"):
                 await begin_run(store, "second")
             assert await store.get(RUN) == b"first"
+
+    run_virtual(main())
+
+
+def test_a_member_learns_that_all_ranks_have_begun_anew_and_leaves_its_key_alone() -> None:
+    async def main() -> None:
+        async with HashStore() as store:
+            told = asyncio.Event()
+            await begin_run(store, "first")
+            presence = Presence(store, UIDS[1], b"somebody", "first", told.set)
+            assert await store.get(key_of(1)) == b"somebody"
+            await asyncio.sleep(3 * RENEWAL)
+            assert not told.is_set()
+            await store.delete_key(key_of(1))
+            await store.set(RUN, b"second")
+            await told.wait()
+            await asyncio.sleep(3 * RENEWAL)
+            assert await store.list_keys(MEMBERS) == []
+            await presence.leave()
+
+    run_virtual(main())
+
+
+def test_an_attempt_to_begin_anew_that_is_taken_back_harms_no_member() -> None:
+    class Attempt(HashStore):
+        async def get(self, key: str, timeout: Timeout = None) -> bytes:
+            return b"second" if key == RUN and next(looks) == 1 else await super().get(key, timeout)
+
+    looks = itertools.count()
+
+    async def main() -> None:
+        async with Attempt() as store:
+            told = asyncio.Event()
+            await begin_run(store, "first")
+            presence = Presence(store, UIDS[1], b"somebody", "first", told.set)
+            await asyncio.sleep(3 * RENEWAL)
+            assert next(looks) > 2 and not told.is_set()
+            assert await store.get(key_of(1)) == b"somebody"
+            await presence.leave()
+
+    run_virtual(main())
+
+
+def test_a_store_that_was_given_up_is_reached_again_until_it_is_another_one() -> None:
+    class Away(HashStore):
+        away = False
+
+        async def check(self, keys: Sequence[str]) -> bool:
+            if self.away:
+                raise RendezvousError("lost the connection to the store")
+            return await super().check(keys)
+
+    async def main() -> None:
+        async with Away() as store:
+            tries: list[Exception | None] = [RendezvousTimeout("not yet"), None, StoreReplaced("another")]
+
+            async def reopen() -> None:
+                if (error := tries.pop(0)) is not None:
+                    raise error
+                store.away = False
+
+            presence = Presence(store, UIDS[1], b"somebody", reopen=reopen)
+            assert await store.get(key_of(1)) == b"somebody"
+            store.away = True
+            await store.delete_key(key_of(1))
+            assert await store.get(key_of(1)) == b"somebody"
+            assert len(tries) == 1
+            store.away = True
+            await store.delete_key(key_of(1))
+            await asyncio.sleep(5 * RENEWAL)
+            assert not tries and await store.list_keys(MEMBERS) == []
+            await presence.leave()
 
     run_virtual(main())
 
