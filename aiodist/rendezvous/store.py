@@ -7,7 +7,7 @@ call that waits has a timeout, the store's own by default, and says what it wait
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from aiodist.base.errors import RendezvousTimeout, UsageError
@@ -30,6 +30,8 @@ class Store(ABC):
             where the store is in this process.
         instance: bytes that name this very store, the same for all who use it; another one, also the next at
             the same address, has others. b'': the store does not say.
+        on_replaced: called once if the store finds by itself that another run of the job has begun in the
+            place of the one that this store is of. Only etcd's does.
 
     Raises (every method):
         UsageError: a key, value or number without meaning.
@@ -43,6 +45,7 @@ class Store(ABC):
 
     def __init__(self, timeout: Timeout = None) -> None:
         self.timeout = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
+        self.on_replaced: Callable[[], None] = _nothing
 
     # What kinds of stores differ in.
 
@@ -202,3 +205,7 @@ class Store(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _nothing() -> None:
+    pass

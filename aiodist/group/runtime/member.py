@@ -202,8 +202,9 @@ class Member:
         job = self.job
         if self._tls is not None and group.rank == 0:
             warn_of_plain_traffic(group.backend)
-        if outlives_jobs(self._meeting.store) and not job.store_host:
-            store, lineage = _behind(self._meeting.store), group._core.lineage
+        store, lineage = _behind(self._meeting.store), group._core.lineage
+        store.on_replaced = lambda: _replaced(lineage)
+        if outlives_jobs(store) and not job.store_host:
             self._presence = job.presence = Presence(
                 *(job.store, job.uid, self._me, job.run),
                 replaced=lambda: _replaced(lineage),

@@ -60,6 +60,7 @@ class EtcdRun:
         client: what names this process in etcd.
         lease: the run's lease.
         base: what every key of the run begins with.
+        on_replaced: called once if another run is found in the place of this one.
     """
 
     def __init__(self, gateway: Gateway, job: str, on_lost: Callable[[AiodistError], None]) -> None:
@@ -75,6 +76,7 @@ class EtcdRun:
         self._id = b""
         self._own_lease = 0
         self._on_lost = on_lost
+        self.on_replaced: Callable[[], object] = lambda: None
         self._keeper: asyncio.Task[None] | None = None
 
     @classmethod
@@ -197,7 +199,21 @@ class EtcdRun:
                 continue
             except AiodistError as error:
                 self._lose(error)
+                await self._until_replaced()
+                self.on_replaced()
                 return
+
+    async def _until_replaced(self) -> None:
+        """Return when another run is there. Processes that were all cut off from etcd may still go on."""
+        while True:
+            try:
+                deadline = self._loop.time() + CLIENT_SECONDS
+                run = (await self._ask([], [words.get(self._key)], (), deadline)).ranges[0].item
+            except (AiodistError, NoLease):
+                run = None
+            if run is not None and run.value != self._id:
+                return
+            await asyncio.sleep(_KEEP_SECONDS)
 
     def _lose(self, error: AiodistError) -> None:
         on_lost, self._on_lost = self._on_lost, lambda error: None

@@ -116,6 +116,7 @@ class EtcdStore(Store):
             self = cls(gateway, timeout)
             deadline = self._loop.time() + self.timeout
             self._run = await EtcdRun.join(gateway, job, deadline, self._lost)
+            self._run.on_replaced = lambda: self.on_replaced()
             self._ledger = ChangeLedger(self._run)
             self._keys = self._run.base + b"key/"
             self.instance = hashlib.blake2b(self._run.base, digest_size=16).digest()

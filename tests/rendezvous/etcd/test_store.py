@@ -220,6 +220,38 @@ async def test_what_a_dead_run_left_does_not_meet_the_next(
     await dead.aclose()
 
 
+async def test_a_process_that_was_away_is_told_that_another_run_is_there(
+    etcd: Any, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives, and so may its group, whose members were all away: they must not go on beside the others."""
+    monkeypatch.setattr(etcd_run, "_KEEP_SECONDS", 0.05)
+    away, told = False, asyncio.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(etcd_run, "CLIENT_SECONDS", 1)
+        before = await EtcdStore.connect(etcd.url, job)
+    before.on_replaced = told.set
+    call = before._gateway.call
+
+    async def reach(*asked: Any) -> Any:
+        if away:
+            raise RendezvousTimeout("cut off")
+        return await call(*asked)
+
+    monkeypatch.setattr(before._gateway, "call", reach)
+    await before.set("k", b"v")
+    away = True
+    while True:  # etcd looks for leases that ran out twice a second
+        async with await EtcdStore.connect(etcd.url, job) as fresh:
+            if not await fresh.check(["k"]):
+                assert not told.is_set()
+                away = False
+                await told.wait()
+                with pytest.raises(RendezvousError, match="does not know this run"):
+                    await before.get("k")
+                break
+    await before.aclose()
+
+
 async def test_a_process_that_was_away_is_there_again(
     etcd: Any, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
