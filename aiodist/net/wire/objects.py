@@ -39,7 +39,7 @@ from aiodist.base.errors import AiodistError, UsageError, WireError, shown
 from aiodist.base.sanitize import one_line
 from aiodist.base.types import BFLOAT16, DTYPE_CODES, DTYPES
 from aiodist.net.wire.bounded import SHORT, unpack
-from aiodist.net.wire.repeats import TEXT, Account, Repeated
+from aiodist.net.wire.repeats import CONTAINER, FREE_BYTES, FREE_TIME, TEXT, Account, Repeated
 
 UNLESS_PICKLED = (
     "Convert it to plain types or arrays; or pass allow_pickle=True on both sides, "
@@ -102,12 +102,8 @@ def encode(obj: Any, *, allow_pickle: bool = False, apart: Apart | None = None) 
             where.
     """
     try:
-        if _is_plain(obj):
-            try:
-                plain = _packed(obj)
-                return _HEAD.pack(FORMAT, len(plain)) + plain
-            except OverflowError:
-                pass  # an integer of over 64 bits
+        if _are_usual((obj,), set(), [_AGAIN, _LONG_BYTES], 0):
+            return _packed(obj)
         encoder = _Encoder(allow_pickle, apart)
         encoder.value(obj, 0)
         structure = encoder.packer.getbuffer()
@@ -259,43 +255,64 @@ def _large_integer(value: int) -> msgpack.ExtType:
 
 _NUMBERS = frozenset({type(None), bool, int, float})
 _PLAIN = _NUMBERS | {str, bytes}
+_SCALARS = frozenset(dtype.type for dtype in DTYPES)
+_MARKED = {
+    kind: msgpack.ExtType(code, b"")
+    for kind, code in ((tuple, _Ext.tuple), (set, _Ext.set), (frozenset, _Ext.frozenset))
+}
+_HOLDERS = frozenset({list, dict, *_MARKED})
 _MANY = 16  # items, from which on their types are gone through at C speed
-_PLAIN_DEPTH = 3
+_DEEP = 32  # containers inside containers, in what is usual
+_AGAIN = FREE_TIME // (2 * CONTAINER)
+"""Items that a value may hold again, one that is usual: writing them takes less than any object may take."""
+
+_LONG_BYTES = FREE_BYTES // 2
+"""Bytes of its long texts and of its arrays, likewise; short texts add less than as many."""
 
 
-def _is_plain(x: Any) -> bool:
-    """Whether msgpack can write a value by itself, at C speed: lists and dicts, not deep, of leaves that it
-    has types for. Most messages are. One that holds a container twice, or long texts, which it may hold
-    often, is written with an account."""
-    if type(x) is str or type(x) is bytes:
-        return True
-    return _are_plain((x,), set(), 0)
+def _are_usual(items: Collection[Any], seen: set[int], room: list[int], depth: int) -> bool:
+    """Whether msgpack can write values by itself, at C speed, with `_stand_in` for what it has no types for.
+    Most objects are such. What may have to be refused is not: it is written with an account.
 
-
-def _are_plain(items: Collection[Any], seen: set[int], depth: int) -> bool:
+    Args:
+        items: the values.
+        seen: ids of the containers that were met.
+        room: what is left of `_AGAIN` and of `_LONG_BYTES`.
+        depth: containers around them.
+    """
     if len(items) > _MANY and _NUMBERS.issuperset(map(type, items)):
         return True
     for item in items:
         kind = type(item)
         if kind is str or kind is bytes:
             if len(item) >= TEXT:
-                return False
-        elif kind is list or kind is dict:
-            if depth > _PLAIN_DEPTH or id(item) in seen:
-                return False
+                room[1] -= len(item)
+                if room[1] < 0:
+                    return False
+        elif kind in _NUMBERS:
+            continue
+        elif kind in _HOLDERS:
+            if id(item) in seen:
+                room[0] -= 1 + len(item)
             seen.add(id(item))
+            if room[0] < 0 or depth == _DEEP:
+                return False
             if kind is dict:
                 for key in item:
                     kind = type(key)
                     if kind is str or kind is bytes:
                         if len(key) >= TEXT:
                             return False
-                    elif kind not in _NUMBERS:
+                    elif kind not in _NUMBERS and not _are_usual((key,), seen, room, depth + 1):
                         return False
                 item = item.values()
-            if not _are_plain(item, seen, depth + 1):
+            if not _are_usual(item, seen, room, depth + 1):
                 return False
-        elif kind not in _NUMBERS:
+        elif kind is np.ndarray:
+            room[1] -= item.nbytes
+            if room[1] < 0 or item.dtype not in DTYPE_CODES:
+                return False
+        elif kind not in _SCALARS or item.dtype not in DTYPE_CODES:
             return False
     return True
 
@@ -307,13 +324,7 @@ _CONTAINERS = 64  # fewer than `MAX_DEPTH`: they may stand in each other
 
 def encode_small(x: Any) -> bytes | None:
     """A small plain value as `encode` has it; None for every other, which may be encodable all the same."""
-    if not _is_small(x):
-        return None
-    try:
-        plain = _packed(x)
-    except OverflowError:
-        return None
-    return _HEAD.pack(FORMAT, len(plain)) + plain
+    return _packed(x) if _is_small(x) else None
 
 
 def _is_small(x: Any) -> bool:
@@ -348,23 +359,59 @@ def _is_small(x: Any) -> bool:
 
 
 _KEPT = 64 * 1024  # bytes of room that a packer may have that is kept
-_packers: list[Any] = []  # one at most, that nobody uses now
+_packers: list[tuple[Callable[[Any], bytes], list[Any]]] = []  # one at most, that nobody uses now
 
 
 def _packed(x: Any) -> bytes:
-    """A plain value as msgpack. While one packs, another thread may, or a finalizer: each has a packer alone.
-
-    Raises:
-        OverflowError: an integer has over 64 bits.
-    """
+    """The encoding of a usual value. While one packs, another thread may, or a finalizer: each has a packer
+    alone, with a list of the blobs that it leaves for the end."""
     try:
-        packer = _packers.pop()
+        pack, blobs = _packers.pop()
     except IndexError:
-        packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
-    packed: bytes = packer.pack(x)
-    if len(packed) <= _KEPT and not _packers:
-        _packers.append(packer)
-    return packed
+        blobs = []
+        pack = msgpack.Packer(
+            default=partial(_stand_in, blobs), strict_types=True, unicode_errors="surrogatepass"
+        ).pack
+    structure = pack(x)
+    encoding = _HEAD.pack(FORMAT, len(structure)) + structure
+    if blobs:
+        encoding = b"".join([encoding, *blobs])
+        blobs.clear()
+    if len(structure) <= _KEPT and not _packers:
+        _packers.append((pack, blobs))
+    return encoding
+
+
+def _stand_in(blobs: list[Any], x: Any) -> Any:
+    """What msgpack writes in the place of a usual value that it has no type for.
+
+    Args:
+        blobs: takes the bytes of an array.
+    """
+    kind = type(x)
+    mark = _MARKED.get(kind)
+    if mark is not None:
+        return [mark, *x]
+    if kind is np.ndarray:
+        if x.size:
+            blobs.append(_bytes_of(x))
+        return msgpack.ExtType(_Ext.array, _described(x, 0))
+    return _large_integer(x) if kind is int else msgpack.ExtType(_Ext.scalar, _scalar(x))
+
+
+def _described(x: np.ndarray[Any, Any], flags: int) -> bytes:
+    """An array's description."""
+    return _ARRAY.pack(DTYPE_CODES[x.dtype], flags) + struct.pack(f"<{x.ndim}Q", *x.shape)
+
+
+def _bytes_of(x: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of an array that has some, in C order."""
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+
+
+def _scalar(x: Any) -> bytes:
+    """A NumPy scalar: its dtype and its bytes."""
+    return bytes([DTYPE_CODES[x.dtype]]) + bytes(x.tobytes())
 
 
 _Write = Callable[["_Encoder", Any, int], None]
@@ -399,7 +446,7 @@ class _Encoder:
         elif kind is np.ndarray:
             self.array(x)
         elif isinstance(x, np.generic) and kind is x.dtype.type and x.dtype in DTYPE_CODES:
-            self.leaf(_Ext.scalar, bytes([DTYPE_CODES[x.dtype]]) + x.tobytes())
+            self.leaf(_Ext.scalar, _scalar(x))
         elif kind is _torch_tensor():
             self.tensor(x)
         elif self._apart is not None and (parts := self._apart(x)) is not None:
@@ -546,10 +593,9 @@ class _Encoder:
 
     def blob(self, x: np.ndarray[Any, Any], flags: int) -> None:
         """Write an array's description, and leave its bytes for the end."""
-        shape = struct.pack(f"<{x.ndim}Q", *x.shape)
-        self.leaf(_Ext.array, _ARRAY.pack(DTYPE_CODES[x.dtype], flags) + shape)
+        self.leaf(_Ext.array, _described(x, flags))
         if x.size:
-            self.blobs.append(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+            self.blobs.append(_bytes_of(x))
 
     def pickle(self, x: Any, problem: str) -> None:
         """Write what is no data, if that is allowed."""
@@ -715,13 +761,10 @@ class _Decoder:
 
     def decode(self) -> Any:
         """The object. Raises anything where the bytes are nonsense."""
-        value = unpack(
-            self._structure,
-            ext_hook=self._extension,
-            list_hook=self._list,
-            object_pairs_hook=_build_dict,
-            **_UNPACKING,
-        )
+        hooks: dict[str, Any] = {"ext_hook": self._extension, "list_hook": self._list, **_UNPACKING}
+        if len(self._structure) > SHORT:
+            hooks["object_pairs_hook"] = _build_dict
+        value = unpack(self._structure, **hooks)
         if self._marks:
             raise WireError("an object with the mark of a container where there is none")
         if self._next != len(self._data):
@@ -735,6 +778,9 @@ class _Decoder:
         return items
 
     def _extension(self, code: int, payload: bytes) -> Any:
+        if not payload and code in _MARKS:
+            self._marks += 1
+            return _MARKS[code]
         match code:
             case _Ext.integer:
                 return int.from_bytes(payload, "little", signed=True)
@@ -749,10 +795,7 @@ class _Decoder:
                 return self._array(payload)
             case _Ext.pickled:
                 return self._pickled(payload)
-        if payload or code not in _MARKS:
-            raise WireError(f"an object with an unknown extension, {code}")
-        self._marks += 1
-        return _MARKS[code]
+        raise WireError(f"an object with an unknown extension, {code}")
 
     def _take(self, size: int, what: str) -> memoryview:
         """The next blob."""

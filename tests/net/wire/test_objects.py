@@ -8,6 +8,7 @@ import gc
 import math
 import struct
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from fractions import Fraction
 from typing import Any
@@ -22,7 +23,7 @@ from hypothesis.extra import numpy as hnp
 
 from aiodist.base.errors import UsageError, WireError
 from aiodist.base.types import BFLOAT16, DTYPES
-from aiodist.net.wire import objects
+from aiodist.net.wire import objects, repeats
 from aiodist.net.wire.objects import decode, encode
 from tests.levels import COSTLY
 
@@ -398,6 +399,93 @@ def test_the_named_zone_of_a_datetime_is_kept() -> None:
         decode(bad)
 
 
+def walked(obj: Any) -> Any:
+    """The encoding by the walk with an account, or what it is refused with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "_are_usual", lambda *_: False)
+        return outcome(obj)
+
+
+def outcome(obj: Any) -> Any:
+    """The encoding, or what it is refused with."""
+    try:
+        return encode(obj)
+    except UsageError as error:
+        return str(error), error.hint
+
+
+@pytest.mark.slow(COSTLY)
+@given(anything)
+def test_what_is_usual_is_encoded_as_all_else_is(obj: Any) -> None:
+    assert outcome(obj) == walked(obj)
+
+
+def nested(kind: Any, depth: int) -> Any:
+    """So many containers inside each other."""
+    made: Any = kind()
+    for _ in range(depth):
+        made = kind([made])
+    return made
+
+
+def knot() -> Any:
+    """A list that holds itself."""
+    made: list[Any] = [1]
+    made.append((2, made))
+    return made
+
+
+_SHARED = [(1, "two", 3.0), np.arange(6).reshape(2, 3), np.float32(0.5), {"a": (1,)}, frozenset({(1, 2)})]
+_LONG_TEXT = "a" * 5000
+
+USUAL: dict[str, Callable[[], Any]] = {
+    "leaves": lambda: [None, True, -1, 1 << 64, -(1 << 90), 0.5, "é", "\ud800", b"b", 1j, date(2024, 2, 29)],
+    "containers": lambda: [(), (1,), {1, "a"}, frozenset({2}), {(1, (2,)): {3}}, OrderedDict(a=1), [[(0,)]]],
+    "arrays": lambda: {
+        "w": np.eye(3)[::-1].T,
+        "none": np.zeros((0, 4)),
+        "one": np.array(7),
+        "b": np.bool_(1),
+    },
+    "arrays of no dtype that is sent": lambda: [np.array(["a"]), np.datetime64(1, "s")],
+    "scalars in another order": lambda: [np.arange(3, dtype=">i4"), np.arange(3, dtype=">i4")[1]],
+    "subclasses": lambda: [Colour.red, Point(1, 2)],
+    "shared": lambda: [_SHARED, _SHARED, tuple(_SHARED)],
+    "shared often": lambda: [_SHARED[0]] * 5000,
+    "shared too often": lambda: [[[[[0] * 50] * 50] * 50] * 50] * 50,
+    "long texts": lambda: [_LONG_TEXT, (_LONG_TEXT,), {_LONG_TEXT: _LONG_TEXT.encode()}],
+    "lists": lambda: [nested(list, depth) for depth in (31, 32, 33, 90)],
+    "tuples": lambda: nested(tuple, 98),
+    "tuples, too deep": lambda: nested(tuple, 101),
+    "itself": knot,
+}
+
+
+@pytest.mark.parametrize("what", USUAL)
+def test_what_is_usual_is_encoded_or_refused_as_all_else_is(what: str) -> None:
+    obj = USUAL[what]()
+    assert outcome(obj) == walked(obj)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("part", ["b" * 5000, b"c" * 5000, np.broadcast_to(np.uint8(1), 5000)], ids=type)
+def test_bytes_that_are_held_too_often_are_refused_as_before(
+    part: Any, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeats, "FREE_BYTES", 200_000)
+    monkeypatch.setattr(objects, "_LONG_BYTES", 100_000)
+    found = outcome([[part] * 5, (part, [part])] * (20 if refused else 2))
+    assert found == walked([[part] * 5, (part, [part])] * (20 if refused else 2))
+    assert isinstance(found, tuple) == refused
+
+
+def test_what_is_encoded_is_not_kept() -> None:
+    for obj in ([1], (1, np.arange(5)), [np.arange(3)] * 2):
+        encode(obj)
+        ((_, blobs),) = objects._packers
+        assert blobs == []
+
+
 def test_what_is_packed_meanwhile_is_its_own() -> None:
     """Where msgpack refuses an integer it makes an exception; the collector may run then, and so anything."""
     seen: list[bytes] = []
@@ -456,13 +544,13 @@ def test_small_plain_values_are_encoded_as_all_others() -> None:
         {},
         [1, [2.0, {"a": [None, "x"]}]],
         {1: 2, None: b"k", b"l": 3},
+        [1 << 80],
     ]
     for value in [*plain, [[[[[[[["deeper"]]]]]]]]]:
         assert objects.encode_small(value) == objects.encode(value)
     for value in [
         (1,),
         {1},
-        1 << 80,
         [bytearray(2)],
         "a" * 20_000,
         [list(range(300))],
