@@ -117,8 +117,9 @@ class Slots:
     def finished(self, seq: int) -> None:
         """Note that this rank reads nothing of an operation any more."""
 
-    def pass_over(self, seq: int) -> None:
-        """Pass over a number without an operation, whose slot is free: nothing in it may look like one."""
+    def pass_over(self, seq: int) -> bool:
+        """Pass over a number without an operation, if its slot is free and not `unseen`: nothing in it may
+        look like one → whether that was done."""
 
     def withdraw(self, numbers: Iterable[int]) -> None:
         """Withdraw operations that are published and not finished here: they end without a result.

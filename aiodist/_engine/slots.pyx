@@ -160,9 +160,13 @@ cdef class Slots:
             note_finished(&self.c, seq)
 
     def pass_over(self, uint64_t seq):
-        if self.is_open():
-            word_store(own_slot(&self.c, seq) + CODE, 0)
-            note_finished(&self.c, seq)
+        if not self.is_open():
+            return True
+        if self.c.unseen >> slot_of(seq) & 1 or not slot_is_free(&self.c, seq):
+            return False
+        word_store(own_slot(&self.c, seq) + CODE, 0)
+        note_finished(&self.c, seq)
+        return True
 
     def withdraw(self, numbers):
         if not self.is_open():

@@ -109,17 +109,20 @@ class Starter:
         root: Any = -1,
         timeout: Any = None,
         depth: int = 1,
+        convert: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Take a number and start, if this is a case for it, and give the Work; else None.
 
         Args:
-            kind: a collective.
+            kind: a collective; `OBJECT_KINDS` more: the frames of one of objects.
             lead: the tensor whose dtype and shape are agreed on, unchecked: the source, but for scatter.
             other: the other tensor or None, unchecked.
             held: the caller passed `async_op=True`.
             op, root: what the caller passed, unchecked.
             timeout: what the caller passed, unchecked: one that is none is refused here.
             depth: how many calls the program's line is above the caller.
+            convert: makes what the Work gives of a contiguous array that was got. What it raises breaks the
+                group.
         """
 
     def note_all(self) -> None:

@@ -168,7 +168,7 @@ cdef class Starter:
 
     # ── the call ──
 
-    def start(self, int kind, lead, other, bint held, op=0, root=-1, timeout=None, int depth=1):
+    def start(self, int kind, lead, other, bint held, op=0, root=-1, timeout=None, int depth=1, convert=None):
         cdef Sized call
         cdef np.ndarray array, second
         if self.closed or PyThread_get_thread_ident() != self.thread or self.blocks or not self.runs():
@@ -193,7 +193,7 @@ cdef class Starter:
         else:
             second = other
         if is_plain(array) and (second is None or is_plain(second)):
-            return self.arrange(call, array, second, lead, other, held, limit, depth)
+            return self.arrange(call, array, second, lead, other, held, limit, depth, convert)
         return self.start_staged(call, array, second, held, limit, depth)
 
     cdef start_staged(self, Sized call, np.ndarray lead, np.ndarray other, bint held, limit, int depth):
@@ -342,7 +342,7 @@ cdef class Starter:
         made.sort = self.new_sort(made.call)
         if plan is not None:
             like = plan
-            made.plan = like.like(made.call, count, made.lead.ndim, made.lead.dims)
+            made.plan = like if made.call.detail else like.like(made.call, count, made.lead.ndim, made.lead.dims)
         made.code, made.at, made.line = of.code, of.at, of.line
         return made
 

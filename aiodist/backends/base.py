@@ -180,7 +180,7 @@ class FastPath(Protocol):
 
     def start(
         self,
-        kind: Kind,
+        kind: int,
         lead: Any,
         other: Any,
         held: bool,
@@ -188,16 +188,20 @@ class FastPath(Protocol):
         root: Any = NO_ROOT,
         timeout: Timeout = None,
         depth: int = 1,
+        convert: Callable[[Any], Any] | None = None,
     ) -> Work[Any] | None:
         """A collective.
 
         Args:
+            kind: it; `OBJECT_KINDS` more: the frames of one of objects.
             lead: the tensor whose dtype and shape are agreed on, unchecked: the source, but for scatter.
             other: the other tensor or None, unchecked.
             op, root: what the caller passed, unchecked.
             held: the caller passed `async_op=True`.
             timeout: what the caller passed, unchecked: one that is none is refused here.
             depth: of the program's line: it has called the method (1) that calls this, or others between.
+            convert: makes what the Work gives of a contiguous array that was got. What it raises breaks the
+                group.
         """
 
     def note_all(self) -> None:
@@ -314,7 +318,8 @@ class HostEngine(Executor):
         """
 
     def skip(self, seq: int) -> None:
-        """Note that a carrier of the group carries out collective `seq`, on every rank."""
+        """Note that no collective `seq` comes here, on any rank: a carrier carries it out, or it was reserved
+        and is not needed."""
 
     def hold(self, operation: Operation) -> None:
         """Note an operation that was issued and is submitted later: a collective's number is reserved."""

@@ -671,6 +671,19 @@ class Work(Handle, Coroutine[Any, Any, T], Generic[T]):
         if first._noted is not None:
             self._noted = _OfAnother(first._noted[:4])
 
+    def _goes_on(self, result: Any) -> Work[Any]:
+        """Make the handle of its operation, which the engine is about to end with a result: this Work itself
+        goes on, by further operations."""
+        first: Work[Any] = Work(self._issuer, self.call, True, result=result)
+        first._noted, self._noted = self._noted, _OfAnother(self._noted[:4])
+        if type(first._noted) is list:
+            first._callbacks = []  # as in `_is_pending`
+        exchange: Any = self._driver
+        self._driver, exchange.work = None, first
+        if exchange.operation is not None:
+            exchange.operation.work, exchange.operation.happened = first, first._happened
+        return first
+
     def _not_begun(self, what: str) -> UsageError:
         return UsageError(
             f"{self.op} #{self.seq} begins when the coalesce() block is left", hint=f"{what} after the block"

@@ -24,6 +24,9 @@ from dataclasses import dataclass
 OBJECT_TAGS = 2**31
 """The first tag of messages that are objects: apart from those of tensors."""
 
+OBJECT_KINDS = 16
+"""What is added to a collective's number where its frames are prepared: those of a collective of objects."""
+
 
 class Kind(enum.IntEnum):
     """The operations that a backend carries out. Numbers are part of the protocol: append, never renumber."""

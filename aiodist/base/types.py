@@ -301,6 +301,19 @@ def agree(mine: bytes, theirs: bytes) -> bool:
     return mine[:-4] == theirs[:-4]
 
 
+def frames_of(kind: Kind, root: int) -> tuple[Kind, int, str]:
+    """The first step of a collective of objects: kind, root and detail of the collective of its frames. The
+    detail is the user's call, which the second step has, too: ranks that disagree find it in the first one.
+
+    Args:
+        kind: what becomes of the objects.
+        root: of that; NO_ROOT where there is none.
+    """
+    roles = ROLES[kind]
+    detail = f"{AS}{kind.name}_object({f'{roles.root_name}={root}' if roles.rooted else ''})"
+    return (Kind.broadcast, root, detail) if roles.root_gives else (Kind.all_gather, NO_ROOT, detail)
+
+
 def describe_signature(signature: bytes) -> str:
     """A peer's signature as text; the shape is not in it, so the element count stands for it."""
     kind, dtype, reduce, ndim, root, count, _seq, shape, _offer = _SIGNATURE.unpack(signature)

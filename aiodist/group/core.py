@@ -682,6 +682,11 @@ class GroupCore:
         self.host.reserve(number)
         return number
 
+    def pass_over(self, number: int) -> None:
+        """Note that nothing is issued under a reserved number, on any rank."""
+        self.numbers.begin(number)
+        self.host.skip(number)
+
     def compose(
         self, first: Work[Any], rest: Callable[[], Coroutine[Any, Any, Any]], async_op: bool
     ) -> Work[Any]:

@@ -455,9 +455,10 @@ async def test_a_member_that_claims_an_impossible_size_breaks_the_group(claim: i
 
     async def main(pg: ProcessGroup) -> None:
         if pg.rank == 0:
-            size = np.array([claim], np.int64)
+            frame = np.zeros(1024, np.uint8)
+            frame[:8].view(np.int64)[:] = claim
             await core_of(pg).issue(
-                internal(Kind.broadcast, size, root=0, detail=f"{AS}broadcast_object(src=0)"), 5, True
+                internal(Kind.broadcast, frame, root=0, detail=f"{AS}broadcast_object(src=0)"), 5, True
             )
             core_of(pg).reserve()
         else:

@@ -441,7 +441,7 @@ async def test_a_cancelled_task_of_the_groups_own_breaks_the_group_and_leaves_no
     """Whoever cancels all tasks of the loop cancels the second step of objects, too, which has its number."""
 
     async def main(pg: ProcessGroup) -> None:
-        work = pg.all_gather_object(pg.rank, async_op=True)
+        work = pg.all_gather_object([pg.rank] * 2000, async_op=True)
         if pg.rank == 1:
             for task in core_of(pg)._steps.pending():
                 task.cancel()

@@ -221,7 +221,9 @@ async def _batch(group: ProcessGroup, item: Batch) -> None:
         issued = [issue(group, step) for step in item.steps]
         if item.objects:
             objects = [
-                group.all_gather_object({"rank": group.rank, "text": "x" * group.rank}, async_op=True),
+                group.all_gather_object(
+                    {"rank": group.rank, "text": "x" * (700 * group.rank)}, async_op=True
+                ),
                 group.broadcast_object(["root"] if group.rank == 0 else None, 0, async_op=True),
             ]
         match item.birth:
@@ -246,7 +248,7 @@ async def _batch(group: ProcessGroup, item: Batch) -> None:
         one.spoil()
     if objects:
         size = group.size
-        assert await objects[0] == [{"rank": rank, "text": "x" * rank} for rank in range(size)]
+        assert await objects[0] == [{"rank": rank, "text": "x" * (700 * rank)} for rank in range(size)]
         assert await objects[1] == ["root"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from heapq import heappop
 
 import pytest
 
@@ -25,16 +24,15 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 def old_words(patch: pytest.MonkeyPatch) -> None:
     """A skipped number leaves in its slot what was there."""
 
-    def finish(self: LocalGroup, slot: int) -> None:
-        numbers = self._skipped[slot]
-        while numbers and self.board.free(numbers[0]):
-            self.reuse(numbers[0])
-            self.board.slots.finished(heappop(numbers))
+    def finish(self: LocalGroup, seq: int) -> bool:
+        free = self.board.free(seq)
+        if free:
+            self.reuse(seq)
+            self.board.slots.finished(seq)
             self.hub.end_of_turn_soon()
-        if not numbers:
-            del self._skipped[slot]
+        return free
 
-    patch.setattr(LocalGroup, "_pass_over", finish)
+    patch.setattr(LocalGroup, "_passes_over", finish)
 
 
 def words_that_stay(patch: pytest.MonkeyPatch) -> None:

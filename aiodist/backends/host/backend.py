@@ -239,7 +239,8 @@ class HostBackend(HostEngine):
             self.hierarchy.reserve(operation, agreed_bytes(operation, self.size))
 
     def skip(self, seq: int) -> None:
-        """Note that another backend of the group carries out collective `seq`, on every rank."""
+        """Note that no collective `seq` comes, on any rank; see `HostEngine`."""
+        self._reserved.discard(seq)
         self._issued = max(self._issued, seq + 1)
         for peer, signature, _, _ in self._early.pop(seq, ()):
             self.disagreed(seq, peer, signature)  # not on that one

@@ -14,9 +14,9 @@ from aiodist.backends.arrays.view import overlaps_itself, torch_memory, view
 from aiodist.backends.base import Array, Numbers
 from aiodist.backends.work import GroupState, Work
 from aiodist.base.errors import UsageError
-from aiodist.base.operations import ROLES, Kind, Parts
+from aiodist.base.operations import OBJECT_KINDS, ROLES, Kind, Parts
 from aiodist.base.timeouts import seconds
-from aiodist.base.types import DTYPE_CODES, Call, ReduceOp, check_reduction
+from aiodist.base.types import DTYPE_CODES, Call, ReduceOp, check_reduction, frames_of
 
 Span = tuple[Any, range]
 """The plan of a call, and the numbers of elements for which calls of other shapes have one like it. False in
@@ -82,11 +82,13 @@ def _prepared(
     rank: int, size: int, number: int, dtype: np.dtype[Any] | None, op: Any, root: int
 ) -> _engine.Prepared | None:
     """What calls of a kind on arrays of a dtype share; None where they are no case for that."""
-    kind = Kind(number)
+    kind, place, detail = Kind(number % OBJECT_KINDS), root, ""
+    if number >= OBJECT_KINDS:
+        kind, place, detail = frames_of(kind, root)
     roles = ROLES[kind]
     call = Call(kind, 0, np.dtype(np.uint8), (0,))  # of those without data
     if roles.source is not Parts.NONE:
-        if dtype not in DTYPE_CODES or not dtype.isnative or (roles.rooted and not 0 <= root < size):
+        if dtype not in DTYPE_CODES or not dtype.isnative or (roles.rooted and not 0 <= place < size):
             return None
         try:
             reduce = check_reduction(op, dtype) if roles.reduces else None
@@ -94,7 +96,7 @@ def _prepared(
             return None
         if reduce is ReduceOp.PREMUL_SUM:
             return None
-        call = Call(kind, 0, dtype, (), reduce, root)
+        call = Call(kind, 0, dtype, (), reduce, place, detail=detail)
     assert _engine.compiled is not None
     return _engine.compiled.Prepared(
         *(call, op, root, size),
@@ -103,7 +105,7 @@ def _prepared(
         stacks=roles.agrees_on_part,
         one_tensor=roles.one_tensor,
         deals=roles.root_gives and not roles.one_tensor,
-        gives=roles.gives(rank, root),
-        gets=roles.gets(rank, root),
+        gives=roles.gives(rank, place),
+        gets=roles.gets(rank, place),
         in_place=roles.source is roles.target is Parts.ONE and not roles.root_gives,
     )

@@ -207,20 +207,27 @@ class LocalGroup:
 
     def skip(self, seq: int) -> None:
         """Pass over the slot of a number, once it is free: no rank publishes anything under that number."""
-        if not self._dead:
+        if not self._dead and (seq & MASK in self._skipped or not self._passes_over(seq)):
             heappush(self._skipped.setdefault(seq & MASK, []), seq)
-            self._pass_over(seq & MASK)
-            if self._skipped:
-                self.watch()
+            self.watch()
 
     def _pass_over(self, slot: int) -> None:
-        numbers, board = self._skipped[slot], self.board
-        while numbers and board.free(numbers[0]):
-            self.reuse(numbers[0])
-            self._slots.pass_over(heappop(numbers))
-            self.hub.end_of_turn_soon()  # it rings peers that wait for the slot
+        numbers = self._skipped[slot]
+        while numbers and self._passes_over(numbers[0]):
+            heappop(numbers)
         if not numbers:
             del self._skipped[slot]
+
+    def _passes_over(self, seq: int) -> bool:
+        """Pass over the slot of a number if it is free → whether it is."""
+        if not self._slots.pass_over(seq):
+            if not self.board.free(seq):
+                return False
+            self.reuse(seq)
+            self._slots.pass_over(seq)
+        if not self._slots.end_of_turn.due:
+            self.hub.end_of_turn_soon()  # it rings peers that wait for the slot
+        return True
 
     def fast_path(
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
@@ -232,8 +239,10 @@ class LocalGroup:
         return self._starter
 
     def _span(self, call: Call) -> Span:
-        """The plan of a call on arrays, where the loop carries it out, and how far it reaches."""
+        """The plan of a call on arrays, where the loop carries it out, and how far it reaches: one with a
+        detail to no other shape."""
         path, counts = reach(call, self.board.size, self._limits)
+        counts = range(call.count, call.count + 1) if call.detail else counts
         logger.debug("%s, %d to %d elements: %s", call.describe(), counts[0], counts[-1], path.value)
         return path is not Path.bulk and plan_of(self.board, call, path, self._limits, self), counts
 

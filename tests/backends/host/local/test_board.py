@@ -118,6 +118,24 @@ async def test_a_slot_is_free_when_all_have_finished_what_it_held(hubs: Any) -> 
     assert not mine.free(1 + SLOTS)
 
 
+async def test_a_number_is_passed_over_once_its_slot_is_free_and_seen(hubs: Any) -> None:
+    mine, theirs = boards(hubs(2))
+    assert mine.slots.pass_over(5) and mine.slots.word(0, 5, CODE) == 0
+    assert not mine.slots.pass_over(5 + SLOTS)  # not before the other has finished what it holds
+    assert theirs.slots.pass_over(5) and mine.complete()
+    assert mine.slots.pass_over(5 + SLOTS)
+    end_unseen(mine, 77, 6)
+    mine.slots.finished(6)
+    publish(theirs, 77, 6)
+    theirs.slots.finished(6)
+    assert not mine.slots.pass_over(6 + SLOTS)
+    assert mine.slots.word(0, 6, CODE) != 0
+    assert mine.look_back([6]) is None
+    assert mine.slots.pass_over(6 + SLOTS) and mine.slots.word(0, 6, CODE) == 0
+    mine.close()
+    assert mine.slots.pass_over(7)  # nothing is touched any more
+
+
 async def test_what_ended_unseen_is_compared_when_peers_have_published(hubs: Any) -> None:
     local = hubs(3)
     mine = Board(local[0], CONTEXT, range(3), 0)
