@@ -10,7 +10,8 @@ from libc.string cimport memcpy
 
 from aiodist._engine.handle cimport Driver, Handle
 from aiodist._engine.slots cimport (
-    SIGNATURE_BYTES, EndOfTurn, Slots, all_made, note_finished, own_slot, relax, slot_of,
+    SIGNATURE_BYTES, EndOfTurn, Slots, all_made, first_unseen, is_seen, look_back, note_finished, own_slot, relax,
+    slot_of,
 )
 
 np.import_array()
@@ -360,7 +361,7 @@ cdef class Exchange(Driver):
                 x.result = staging
         if self.made is not None and not of.in_thread:
             self.made.fill()
-        if self.slots.c.unseen >> slot_of(x.seq) & 1:
+        if not is_seen(&self.slots.c, slot_of(x.seq)):
             self.plan.owner.reuse(x.seq)
         if self.plan.is_long:
             with nogil:
@@ -481,7 +482,7 @@ cdef class Exchange(Driver):
         if not slots.end_of_turn.due:
             self.plan.owner.hub.end_of_turn_soon()  # it rings peers that wait for the slot
         if not self.plan.sees_all:
-            if slots.c.unseen:
+            if slots.c.unseen and (not slots.made or look_back(&slots.c, first_unseen(&slots.c)) >= 0):
                 self.plan.owner.look_back(slots.unseen[:1])
             slots.c.unseen |= <uint64_t>1 << slot
             slots.c.unseen_seq[slot] = self.c.seq

@@ -157,6 +157,15 @@ static inline int look_back(group *all, unsigned slot) {
     return -1;
 }
 
+/* The first of the slots that are unseen, of which there is one. */
+static inline unsigned first_unseen(const group *all) { return (unsigned)__builtin_ctzll(all->unseen); }
+
+/* Whether a slot may be written again, as far as it is unseen: what it held is the same with all peers. */
+static inline int is_seen(group *all, unsigned slot) {
+    uint64_t bit = (uint64_t)1 << slot;
+    return !(all->unseen & bit) || (look_back(all, slot) < 0 && !(all->unseen & bit));
+}
+
 /* A place as SOURCE and RESULT have it: any byte of the segment, and whether all of the array lies there, where it
  * is communicated; else blocks go around in staging. */
 static inline uint64_t place_word(uint64_t at, int exposed) { return at << 1 | (uint64_t)(exposed != 0); }

@@ -48,6 +48,8 @@ cdef extern from "slots.h" nogil:
     void note_finished(group* all, uint64_t seq)
     bint differs(const group* all, uint64_t theirs, uint64_t code)
     int look_back(group* all, unsigned slot)
+    unsigned first_unseen(const group* all)
+    bint is_seen(group* all, unsigned slot)
 
 
 cdef class Memory:

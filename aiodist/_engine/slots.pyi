@@ -118,8 +118,8 @@ class Slots:
         """Note that this rank reads nothing of an operation any more."""
 
     def pass_over(self, seq: int) -> bool:
-        """Pass over a number without an operation, if its slot is free and not `unseen`: nothing in it may
-        look like one → whether that was done."""
+        """Pass over a number without an operation, if its slot is free and was the same with all members:
+        nothing in it may look like one → whether that was done."""
 
     def withdraw(self, numbers: Iterable[int]) -> None:
         """Withdraw operations that are published and not finished here: they end without a result.

@@ -162,7 +162,7 @@ cdef class Slots:
     def pass_over(self, uint64_t seq):
         if not self.is_open():
             return True
-        if self.c.unseen >> slot_of(seq) & 1 or not slot_is_free(&self.c, seq):
+        if not slot_is_free(&self.c, seq) or not is_seen(&self.c, slot_of(seq)):
             return False
         word_store(own_slot(&self.c, seq) + CODE, 0)
         note_finished(&self.c, seq)

@@ -124,16 +124,17 @@ async def test_a_number_is_passed_over_once_its_slot_is_free_and_seen(hubs: Any)
     assert not mine.slots.pass_over(5 + SLOTS)  # not before the other has finished what it holds
     assert theirs.slots.pass_over(5) and mine.complete()
     assert mine.slots.pass_over(5 + SLOTS)
-    end_unseen(mine, 77, 6)
-    mine.slots.finished(6)
-    publish(theirs, 77, 6)
-    theirs.slots.finished(6)
-    assert not mine.slots.pass_over(6 + SLOTS)
-    assert mine.slots.word(0, 6, CODE) != 0
-    assert mine.look_back([6]) is None
-    assert mine.slots.pass_over(6 + SLOTS) and mine.slots.word(0, 6, CODE) == 0
+    for seq, theirs_is in ((6, 77), (7, 78)):
+        end_unseen(mine, 77, seq)
+        publish(theirs, theirs_is, seq)
+        theirs.slots.finished(seq)
+        assert mine.slots.pass_over(seq + SLOTS) == (theirs_is == 77)
+        assert (mine.slots.word(0, seq, CODE) == 0) == (theirs_is == 77)
+    assert mine.slots.unseen == [7] and mine.look_back([7]) == (7, 1)
+    mine.slots.forget_unseen(7)
+    assert mine.slots.pass_over(7 + SLOTS)
     mine.close()
-    assert mine.slots.pass_over(7)  # nothing is touched any more
+    assert mine.slots.pass_over(8)  # nothing is touched any more
 
 
 async def test_what_ended_unseen_is_compared_when_peers_have_published(hubs: Any) -> None:
