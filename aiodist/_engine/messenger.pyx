@@ -329,45 +329,47 @@ def deliver(Consumer ring not None, channel, uint64_t most):
     if ring.busy or channel.questions:
         return 0
     takers, budgets, batch = channel.takers, channel.budgets, channel.batch
-    while moved < most and consumer_is_waiting(&ring.c):
-        record = consumer_first(&ring.c, &nbytes)
-        if record == NULL or nbytes < FRAME_BYTES:
-            break
-        memcpy(&head, record, FRAME_BYTES)  # its writer could change it meanwhile
-        size = FRAME_BYTES + <uint64_t>head.nbytes
-        if size > nbytes or not is_message(&head, EAGER, MOST_EAGER):
-            break
-        taker = takers.get(head.context)
-        if type(taker) is not Inbox:
-            break
-        spent = channel.spent_all
-        if spent + size > <uint64_t>budgets:
-            break
-        inbox = taker
-        receive = inbox.find(channel.rank, &head)
-        if receive is None:
-            break
-        source = inbox.sources[channel.rank]
-        if receive.into != NULL:
-            memcpy(receive.into, record + FRAME_BYTES, head.nbytes)
-        else:
-            receive.place = PyBytes_FromStringAndSize(record + FRAME_BYTES, head.nbytes)
-        inbox.matched(receive, source, head.seq)
-        consumer_took(&ring.c, size)
-        # As `transport/receiving.py` counts what has come, and was received at once.
-        channel.spent_all = spent + size
-        owed = <uint64_t>channel.owed.get(head.context, 0) + size
-        channel.owed[head.context] = owed
-        owed_all = <uint64_t>channel.owed_all + size
-        channel.owed_all = owed_all
-        moved += size
-        receive.end(source, head.seq)
-        if owed >= <uint64_t>batch or owed_all * 4 >= <uint64_t>budgets:
-            channel.return_credit(head.context)
-    if moved and ring.c.waits != NULL:
-        full_fence()
-        if word_load(ring.c.waits):
-            channel.link.tell_room()
+    try:
+        while moved < most and consumer_is_waiting(&ring.c):
+            record = consumer_first(&ring.c, &nbytes)
+            if record == NULL or nbytes < FRAME_BYTES:
+                break
+            memcpy(&head, record, FRAME_BYTES)  # its writer could change it meanwhile
+            size = FRAME_BYTES + <uint64_t>head.nbytes
+            if size > nbytes or not is_message(&head, EAGER, MOST_EAGER):
+                break
+            taker = takers.get(head.context)
+            if type(taker) is not Inbox:
+                break
+            spent = channel.spent_all
+            if spent + size > <uint64_t>budgets:
+                break
+            inbox = taker
+            receive = inbox.find(channel.rank, &head)
+            if receive is None:
+                break
+            source = inbox.sources[channel.rank]
+            if receive.into != NULL:
+                memcpy(receive.into, record + FRAME_BYTES, head.nbytes)
+            else:
+                receive.place = PyBytes_FromStringAndSize(record + FRAME_BYTES, head.nbytes)
+            inbox.matched(receive, source, head.seq)
+            consumer_took(&ring.c, size)
+            # As `transport/receiving.py` counts what has come, and was received at once.
+            channel.spent_all = spent + size
+            owed = <uint64_t>channel.owed.get(head.context, 0) + size
+            channel.owed[head.context] = owed
+            owed_all = <uint64_t>channel.owed_all + size
+            channel.owed_all = owed_all
+            moved += size
+            receive.end(source, head.seq)
+            if owed >= <uint64_t>batch or owed_all * 4 >= <uint64_t>budgets:
+                channel.return_credit(head.context)
+    finally:  # also where what decodes a message is interrupted
+        if moved and ring.c.waits != NULL:
+            full_fence()
+            if word_load(ring.c.waits):
+                channel.link.tell_room()
     return moved
 
 

@@ -306,8 +306,10 @@ class Rings:
         try:
             while moved < BURST and consumer.waiting() and self._owner.listens():
                 moved += self._owner.deliver(consumer, BURST - moved)
-                if not consumer.waiting() or self._owner.consumer is not consumer:
-                    continue
+                if self._owner.consumer is not consumer:
+                    return  # as below
+                if not consumer.waiting():
+                    break
                 record = consumer.first()
                 if len(record) < HEADER:
                     raise WireError(f"a record of {len(record)} bytes in a ring")

@@ -191,6 +191,24 @@ def test_a_producer_that_waits_for_room_is_woken() -> None:
     assert len(bench.told) == 1
 
 
+def test_a_producer_is_woken_where_what_decodes_a_message_is_interrupted() -> None:
+    bench = Bench()
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    work: Any = SimpleNamespace(_finish=bench.results.append, _fail=bench.results.append)
+    receive = bench.engine.Receive(bench.inbox, work, SOURCE, 5, None, None, interrupted, lambda _: None)
+    bench.messages.next_messages[5] = receive
+    data = np.arange(9, dtype=np.uint8)
+    assert bench.producer.append(eager(data), data.tobytes())
+    bench.producer.wait(True)
+    with pytest.raises(KeyboardInterrupt):
+        bench.deliver()
+    assert len(bench.told) == 1
+    assert not bench.consumer.waiting()
+
+
 def test_several_messages_go_at_once_up_to_one_that_is_another() -> None:
     bench, places = Bench(), [np.zeros(3) for _ in range(3)]
     for tag, place in enumerate(places):
