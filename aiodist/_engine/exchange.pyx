@@ -372,14 +372,13 @@ cdef class Exchange(Driver):
     # ── going on ──
 
     cdef bint is_writable(self) except -1:
-        """Whether what is written still may be: its owner may have forbidden it meanwhile."""
-        cdef np.ndarray array
+        """Whether what is written still may be: its owner may have forbidden it meanwhile. Where parts are received
+        they are views of the owner's arrays, and have flags of their own."""
         if self.got is not None:
             return PyArray_ISWRITEABLE(self.got)
-        for array in self.recv or NOTHING:
-            if not PyArray_ISWRITEABLE(array):
-                return False
-        return True
+        return not self.recv or all_writable(self.recv) and (
+            self.operation is None or all_writable(self.operation.target)
+        )
 
     cdef int look(self):
         """Go as far as peers let it. No Python code runs, but where regions are still looked for."""
@@ -539,6 +538,16 @@ cdef class Exchange(Driver):
         if what != WAIT:
             self.act(what)
         return 0
+
+
+cdef bint all_writable(arrays) except -1:
+    """Whether an array, or all of a list, may be written."""
+    if isinstance(arrays, np.ndarray):
+        return PyArray_ISWRITEABLE(arrays)
+    for array in arrays or NOTHING:
+        if not PyArray_ISWRITEABLE(array):
+            return False
+    return True
 
 
 cdef inline bint any_other(const unsigned char* which, int size, int rank) noexcept:

@@ -468,16 +468,22 @@ async def test_abort_ends_short_all_reduces(pg: ProcessGroup) -> None:
 
 @pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize("awaited", [True, False])
-@pytest.mark.parametrize("kind", ["contiguous", "strided"])
+@pytest.mark.parametrize("kind", ["contiguous", "strided", "held back", "large"])
 @spmd(world_size=2, transport="shm")
 async def test_an_array_that_becomes_read_only_breaks_the_group(
     pg: ProcessGroup, kind: str, awaited: bool
 ) -> None:
-    """The result cannot be written any more: the operation fails like any other, and is not left pending."""
+    """The result cannot be written any more: the operation fails like any other, and is not left pending. A
+    view of the array, which the caller has not made, may be writable still."""
     await pg.all_reduce(np.ones(3))
-    tensor = np.arange(6.0)[::2] if kind == "strided" else np.ones(3)
-    work = pg.all_reduce(tensor, async_op=True)
-    tensor.flags.writeable = False
+    tensor = np.ones(2_000_000 if kind == "large" else 6)[:: 2 if kind == "strided" else 1]
+    if kind == "held back":
+        async with pg.coalesce():
+            work = pg.all_reduce(tensor, async_op=True)
+            tensor.flags.writeable = False
+    else:
+        work = pg.all_reduce(tensor, async_op=True)
+        tensor.flags.writeable = False
     if awaited:
         with pytest.raises(GroupBroken, match="read-only"):
             await work
