@@ -169,29 +169,30 @@ static void reduce_members(const plan *of, const char **operands, int mine, char
     }
 }
 
-/* AVG divides, with NumPy's results: a complex number is divided as by a complex one. */
+/* AVG divides, with NumPy's results: a complex number is divided as by a complex one. That makes NaNs of infinities,
+ * whose bits a compiler may choose: see loops.h. */
 #define DIVIDE(NAME, TYPE)                                                    \
     FOR_EACH_PROCESSOR static void NAME(void *array, int divisor, size_t count) { \
         TYPE *at = array;                                                     \
         const TYPE number = (TYPE)divisor;                                    \
         INDEPENDENT for (size_t i = 0; i < count; i++) at[i] = at[i] / number; \
     }
-#define DIVIDE_PAIRS(NAME, TYPE)                                              \
+#define DIVIDE_PAIRS(NAME, TYPE, ONE_NAN)                                     \
     static void NAME(void *array, int divisor, size_t count) {                \
         TYPE *at = array;                                                     \
         const TYPE ratio = (TYPE)0 / (TYPE)divisor, scale = (TYPE)1 / ((TYPE)divisor + (TYPE)0 * ratio); \
         for (size_t i = 0; i < count; i++, at += 2) {                         \
             const TYPE real = at[0], imaginary = at[1];                       \
-            at[0] = (real + imaginary * ratio) * scale;                       \
-            at[1] = (imaginary - real * ratio) * scale;                       \
+            at[0] = ONE_NAN((real + imaginary * ratio) * scale);              \
+            at[1] = ONE_NAN((imaginary - real * ratio) * scale);              \
         }                                                                     \
     }
 #define DIVIDE_HALVES(NAME, TYPE)                                             \
     static void NAME(void *array, int divisor, size_t count) { scale_loop_for(TYPE, 1)(array, (float)divisor, count); }
 DIVIDE(divide_f32, float)
 DIVIDE(divide_f64, double)
-DIVIDE_PAIRS(divide_c64, float)
-DIVIDE_PAIRS(divide_c128, double)
+DIVIDE_PAIRS(divide_c64, float, one_nan32)
+DIVIDE_PAIRS(divide_c128, double, one_nan64)
 DIVIDE_HALVES(average_f16, F16)
 DIVIDE_HALVES(average_b16, B16)
 

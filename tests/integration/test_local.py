@@ -535,6 +535,17 @@ async def test_nans_of_a_small_all_reduce_are_the_same_on_all_ranks(pg: ProcessG
     assert (seen[0] == seen[1]).all()
 
 
+@pytest.mark.parametrize("count", [1, 3, 3000, 40_000])
+@spmd(world_size=2, transport="shm")
+async def test_an_average_has_one_nan_where_infinities_make_one(pg: ProcessGroup, count: int) -> None:
+    """A complex number is divided as by a complex one, and infinity times 0 is a NaN, of any bits."""
+    for dtype in (np.complex64, np.complex128):
+        tensor = np.full(count, complex(pg.rank, np.inf), dtype)
+        await pg.all_reduce(tensor, op=ReduceOp.AVG)
+        assert tensor.imag[0] == np.inf
+        assert tensor.real.tobytes() == np.full(count, np.nan, tensor.real.dtype).tobytes()
+
+
 # ── responsiveness, and what is left behind ──────────────────────────────────────────────────────────
 
 
