@@ -10,8 +10,8 @@ from libc.string cimport memcpy
 
 from aiodist._engine.handle cimport Driver, Handle
 from aiodist._engine.slots cimport (
-    SIGNATURE_BYTES, EndOfTurn, Slots, all_made, first_unseen, is_seen, look_back, note_finished, own_slot, relax,
-    slot_of,
+    PAYLOAD, SIGNATURE_BYTES, EndOfTurn, Slots, all_made, first_unseen, is_seen, look_back, note_finished, own_slot,
+    relax, slot_of,
 )
 
 np.import_array()
@@ -79,6 +79,8 @@ cdef class Plan:
             raise ValueError("a plan for another group")
         if count > MOST_BYTES // <size_t>size // itemsize:
             raise OverflowError(f"{count} elements of each of {size} ranks")
+        if kind == SHARE and lanes < <size_t>(1 if alike else size - 1):
+            raise ValueError(f"no room in blocks of {lanes} parts")
         self.owner, self.call, self.path = owner, call, path
         self.signature, self.in_thread = signature, in_thread
         c.all, c.kind, c.in_thread, c.in_slot = &slots.c, kind, in_thread, in_slot
@@ -105,6 +107,8 @@ cdef class Plan:
                 c.sizes[index] = sizes[index]
                 c.starts[index] = 0 if index == 0 else c.starts[index - 1] + c.sizes[index - 1]
         self.lay()
+        if in_slot and (c.longest if alike or kind == EACH else c.total) * itemsize > PAYLOAD:
+            raise ValueError("more than a slot has room for")
         self.slots = slots  # without them nothing begins
 
     def __dealloc__(self):
@@ -164,7 +168,7 @@ cdef class Plan:
         if self.slots.pool:
             made = self.slots.pool.pop()
         else:
-            made = Exchange.__new__(Exchange, self.slots)
+            made = Exchange.__new__(Exchange, self)
         made.plan = self
         made.c.of = &self.c
         made.c.seq = seq
@@ -193,9 +197,10 @@ cdef class Plan:
 
 @cython.final
 cdef class Exchange(Driver):
-    def __cinit__(self, Slots slots not None):
-        cdef int size = slots.c.size
-        self.slots = slots
+    def __cinit__(self, Plan plan not None):
+        cdef int size = plan.slots.c.size
+        self.plan, self.slots = plan, plan.slots
+        self.c.of, self.c.stage, self.c.ended = &plan.c, GONE, True  # until it is one of `Plan.begin`
         self.parts = <char**>calloc(2 * size, sizeof(char*))
         self.c.sources = <uint64_t*>calloc(2 * size, sizeof(uint64_t))
         if self.parts == NULL or self.c.sources == NULL:
@@ -244,9 +249,11 @@ cdef class Exchange(Driver):
         cdef np.ndarray array
         cdef Py_ssize_t index, count = len(arrays)
         cdef size_t size
+        if count != 1 and (not each or count != of.all.size):
+            raise ValueError(f"{count} parts for {of.all.size} members")
         for index in range(count):
             array = arrays[index]
-            if not PyArray_IS_C_CONTIGUOUS(array) or <size_t>np.PyArray_ITEMSIZE(array) != of.itemsize:
+            if array is None or not PyArray_IS_C_CONTIGUOUS(array) or <size_t>np.PyArray_ITEMSIZE(array) != of.itemsize:
                 raise ValueError("no contiguous array of the plan's dtype")
             size = one if not each else of.total if count == 1 else sizes[index]
             if <size_t>np.PyArray_SIZE(array) != size:
@@ -254,8 +261,6 @@ cdef class Exchange(Driver):
             parts[index] = <char*>np.PyArray_DATA(array)
         if each and count == 1:
             spread(of, parts, parts[0], True)
-        elif each and count != of.all.size:
-            raise ValueError(f"{count} parts for {of.all.size} members")
         return 0
 
     cdef int lay_out(self) except -1:

@@ -149,7 +149,7 @@ cdef class Awaiting:
 
     cdef begun(self):
         if self.rest is None:
-            self.rest = self.work._await_on()
+            self.rest = of_work(self)._await_on()
         return self.rest
 
     @property
@@ -161,14 +161,22 @@ cdef class Awaiting:
         return self.rest
 
 
+cdef inline Handle of_work(Awaiting awaiting):
+    if awaiting.work is None:
+        raise TypeError("only `await` makes this")
+    return awaiting.work
+
+
 cdef int send_to(PyObject* awaiting, PyObject* value, PyObject** result) except -1:
     cdef Awaiting one = <Awaiting>awaiting
+    cdef Handle work
     if one.rest is None:
-        if one.work.is_done_at_once():
-            Py_INCREF(one.work._result)
-            result[0] = <PyObject*>one.work._result
+        work = of_work(one)
+        if work.is_done_at_once():
+            Py_INCREF(work._result)
+            result[0] = <PyObject*>work._result
             return PYGEN_RETURN
-        one.rest = one.work._await_on()
+        one.rest = work._await_on()
     return PyIter_Send(one.rest, <object>value, result)
 
 

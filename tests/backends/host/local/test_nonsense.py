@@ -18,7 +18,7 @@ from tests.backends.host.local.members import Member, call_of
 KINDS = [kind for kind, roles in ROLES.items() if roles.source is not Parts.NONE and not roles.message]
 COUNTS = (FILL, TOOK, OUT, TOOK_OUT)
 WORDS = (CODE, FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT)
-COUNT = 3 * 700
+COUNT, SLOT_COUNT = 3 * 700, 3 * 340  # elements; of an operation in the slots
 EDGE = 1 << 63
 
 PROGRAMS = 60
@@ -28,10 +28,11 @@ def begin(member: Member, kind: Kind, path: Path, place: str) -> Any:
     """An operation of three members; the one that writes nonsense is the root of what has one."""
     roles, rank = ROLES[kind], member.rank
     root = 1 if roles.rooted else NO_ROOT
-    part = COUNT // 3
-    shape = part if roles.agrees_on_part else COUNT
-    source = np.arange(COUNT if roles.source is Parts.EACH else shape) + 1000 * rank
-    target = np.full(3 * shape if roles.target is Parts.EACH and roles.agrees_on_part else COUNT, -1)
+    count = SLOT_COUNT if path is Path.slot else COUNT
+    part = count // 3
+    shape = part if roles.agrees_on_part else count
+    source = np.arange(count if roles.source is Parts.EACH else shape) + 1000 * rank
+    target = np.full(3 * shape if roles.target is Parts.EACH and roles.agrees_on_part else count, -1)
     if roles.cut and roles.target is Parts.ONE:
         target = np.full(part, -1)
     given = member.put(source, place) if roles.gives(rank, root) else None

@@ -156,6 +156,10 @@ async def test_arrays_that_do_not_fit_are_refused(hubs: Any, join: Any, kind: Ki
         if ROLES[kind].source is Parts.EACH and side == "send":
             with pytest.raises(ValueError, match="parts for 3 members"):
                 plan.begin(0, [array[:4], array[4:8]], [])
+    odd: list[Any] = [[None], [None] * SIZE, [source] * 9]
+    for arrays in odd:
+        with pytest.raises(ValueError, match=r"parts for 3 members|no contiguous array"):
+            plan.begin(0, arrays, [])
     assert member.word(0) == 0
 
 
