@@ -9,6 +9,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from aiodist import _engine
+from aiodist.net.turn import Turn, TurnOfLoop
 
 PENDING, DONE, FAILED = 0, 1, 2
 """The states of a Work."""
@@ -114,3 +115,10 @@ if TYPE_CHECKING:
 else:
     Handle = PlainHandle if _engine.compiled is None else _engine.compiled.Handle
     Issuer = PlainIssuer if _engine.compiled is None else _engine.compiled.Issuer
+
+    if _engine.compiled is not None:
+
+        class EngineTurn(TurnOfLoop, _engine.compiled.TurnClock):
+            """The turn of a loop, whose hot half is the engine's."""
+
+        Turn.kind = EngineTurn

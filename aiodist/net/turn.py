@@ -6,9 +6,7 @@ import asyncio
 import contextvars
 import time
 import weakref
-from typing import TYPE_CHECKING
-
-from aiodist import _engine
+from typing import ClassVar
 
 _NO_CONTEXT = contextvars.Context()  # the callback does not serve the first asker alone
 
@@ -56,34 +54,21 @@ class PlainTurnClock:
         raise NotImplementedError
 
 
-if TYPE_CHECKING:
-    TurnClock = PlainTurnClock
-else:
-    TurnClock = PlainTurnClock if _engine.compiled is None else _engine.compiled.TurnClock
+class TurnOfLoop:
+    """What a turn does beside counting: it begins when it is asked for, and ends when the loop comes round.
 
-
-class Turn(TurnClock):
-    """The time for which a loop has not turned. One exists for each loop (`Turn.of`).
-
-    A turn begins when it is first asked for, and is over when the loop comes round. A callback notices that,
-    which is queued once a turn, so the price of asking is one clock reading.
+    The base of `Turn`, and of the class that takes its place with the engine.
     """
 
-    __slots__ = ("__weakref__", "_asker", "_loop")
+    since: float | None
+    _asker: object
+    _loop: weakref.ref[asyncio.AbstractEventLoop]
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         # Weak: the table that holds this must not keep the loop.
         self._loop = weakref.ref(loop)
-        self._asker: object = None
-
-    @staticmethod
-    def of(loop: asyncio.AbstractEventLoop) -> Turn:
-        """The one of a loop."""
-        turn = _turns.get(loop)
-        if turn is None:
-            turn = _turns[loop] = Turn(loop)
-        return turn
+        self._asker = None
 
     def overdue(self, limit: float) -> bool:
         """Whether the loop has not turned for longer than `limit` seconds: the asker ought to yield to it."""
@@ -117,4 +102,25 @@ class Turn(TurnClock):
         self._asker = None
 
 
+class Turn(TurnOfLoop, PlainTurnClock):
+    """The time for which a loop has not turned. One exists for each loop (`Turn.of`).
+
+    A turn begins when it is first asked for, and is over when the loop comes round. A callback notices that,
+    which is queued once a turn, so the price of asking is one clock reading.
+    """
+
+    kind: ClassVar[type[Turn]]
+    """The class of the turns that `of` makes: another one with the engine (`backends/handle.py`)."""
+
+    @staticmethod
+    def of(loop: asyncio.AbstractEventLoop) -> Turn:
+        """The one of a loop. Where the loop has one of another class, from before the engine was there, its
+        users keep that."""
+        turn = _turns.get(loop)
+        if turn is None or type(turn) is not Turn.kind:
+            turn = _turns[loop] = Turn.kind(loop)
+        return turn
+
+
+Turn.kind = Turn
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = weakref.WeakKeyDictionary()
