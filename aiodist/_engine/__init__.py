@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from aiodist._engine.messenger import Messenger as Messenger
     from aiodist._engine.messenger import PreparedMessage as PreparedMessage
     from aiodist._engine.messenger import Receive as Receive
+    from aiodist._engine.messenger import ReceiveAccount as ReceiveAccount
+    from aiodist._engine.messenger import SendAccount as SendAccount
     from aiodist._engine.ring import Consumer as Consumer
     from aiodist._engine.ring import Producer as Producer
     from aiodist._engine.slots import EndOfTurn as EndOfTurn
@@ -81,6 +83,8 @@ class Compiled(Protocol):
     Messenger: type[Messenger]
     PreparedMessage: type[PreparedMessage]
     Receive: type[Receive]
+    ReceiveAccount: type[ReceiveAccount]
+    SendAccount: type[SendAccount]
     RING_LAYOUT: tuple[int, ...]
     LAYOUT: tuple[int, ...]
     KINDS: dict[str, int]

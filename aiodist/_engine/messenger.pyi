@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Self, final
 
 import numpy as np
+from typing_extensions import disjoint_base
 
 from aiodist._engine.handle import Driver
 from aiodist._engine.ring import Consumer
@@ -17,6 +18,33 @@ from aiodist._engine.slots import Memory
 
 FINGERPRINT: str
 """Stands for the sources of which the extension was made."""
+
+@disjoint_base
+class SendAccount:
+    """The counts of a channel's sending end: the base of `transport.Outgoing`, which explains them."""
+
+    link: Any
+    over: bool
+    closing: bool
+    budget: int
+    budgets: int
+    spent_all: int
+    spent: dict[int, int]
+    offers: list[Any]
+
+@disjoint_base
+class ReceiveAccount:
+    """The counts of a channel's receiving end: the base of `transport.Incoming`, which explains them."""
+
+    link: Any
+    rank: int
+    budgets: int
+    batch: int
+    spent_all: int
+    owed_all: int
+    owed: dict[int, int]
+    questions: set[Any]
+    takers: Any
 
 @final
 class PreparedMessage:
@@ -126,7 +154,7 @@ class Inbox:
     ) -> None: ...
     def __call__(self, rank: int, stream: int, number: int, signature: bytes, data: memoryview) -> int: ...
 
-def deliver(ring: Consumer, channel: Any, most: int) -> int:
+def deliver(ring: Consumer, channel: ReceiveAccount, most: int) -> int:
     """Give receives that wait for them the messages at the beginning of a ring, up to so many bytes.
 
     It stops before the first record that is anything else.

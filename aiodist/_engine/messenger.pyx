@@ -70,6 +70,22 @@ cdef enum:
     MOST_EAGER = 8 * 1024
 
 
+cdef class SendAccount:
+    cdef public object link
+    cdef public bint over, closing
+    cdef public uint64_t budget, budgets, spent_all
+    cdef public dict spent
+    cdef public list offers
+
+
+cdef class ReceiveAccount:
+    cdef public object link, rank
+    cdef public uint64_t budgets, batch, spent_all, owed_all
+    cdef public dict owed
+    cdef public set questions
+    cdef public object takers
+
+
 @cython.final
 cdef class PreparedMessage:
     cdef object call, sort, channel, dtype, stream, key
@@ -319,16 +335,15 @@ cdef class Inbox:
         return 0
 
 
-def deliver(Consumer ring not None, channel, uint64_t most):
+def deliver(Consumer ring not None, ReceiveAccount channel not None, uint64_t most):
     cdef const char* record
-    cdef uint64_t nbytes = 0, moved = 0, size, spent, owed_all, owed
+    cdef uint64_t nbytes = 0, moved = 0, size, owed
     cdef frame head
     cdef Receive receive
     cdef Inbox inbox
     cdef int source
     if ring.busy or channel.questions:
         return 0
-    takers, budgets, batch = channel.takers, channel.budgets, channel.batch
     try:
         while moved < most and consumer_is_waiting(&ring.c):
             record = consumer_first(&ring.c, &nbytes)
@@ -338,11 +353,10 @@ def deliver(Consumer ring not None, channel, uint64_t most):
             size = FRAME_BYTES + <uint64_t>head.nbytes
             if size > nbytes or not is_message(&head, EAGER, MOST_EAGER):
                 break
-            taker = takers.get(head.context)
+            taker = channel.takers.get(head.context)
             if type(taker) is not Inbox:
                 break
-            spent = channel.spent_all
-            if spent + size > <uint64_t>budgets:
+            if channel.spent_all + size > channel.budgets:
                 break
             inbox = taker
             receive = inbox.find(channel.rank, &head)
@@ -356,14 +370,13 @@ def deliver(Consumer ring not None, channel, uint64_t most):
             inbox.matched(receive, source, head.seq)
             consumer_took(&ring.c, size)
             # As `transport/receiving.py` counts what has come, and was received at once.
-            channel.spent_all = spent + size
+            channel.spent_all += size
             owed = <uint64_t>channel.owed.get(head.context, 0) + size
             channel.owed[head.context] = owed
-            owed_all = <uint64_t>channel.owed_all + size
-            channel.owed_all = owed_all
+            channel.owed_all += size
             moved += size
             receive.end(source, head.seq)
-            if owed >= <uint64_t>batch or owed_all * 4 >= <uint64_t>budgets:
+            if owed >= channel.batch or channel.owed_all * 4 >= channel.budgets:
                 channel.return_credit(head.context)
     finally:  # also where what decodes a message is interrupted
         if moved and ring.c.waits != NULL:
@@ -477,12 +490,12 @@ cdef class Messenger:
         cdef Handle work
         cdef Memory memory
         cdef double issued
-        channel = like.channel
+        cdef SendAccount channel = like.channel
         link = channel.link
         if link is None or channel.over or channel.closing or self.messages.dead or like.peer in self.shut:
             return None
-        spent, spent_all = <uint64_t>channel.spent.get(self.context, 0) + size, <uint64_t>channel.spent_all + size
-        if spent > <uint64_t>channel.budget or spent_all > <uint64_t>channel.budgets:
+        spent, spent_all = <uint64_t>channel.spent.get(self.context, 0) + size, channel.spent_all + size
+        if spent > channel.budget or spent_all > channel.budgets:
             return None
         number = self.counts.get(like.stream, 0)
         self.counts[like.stream] = number + 1

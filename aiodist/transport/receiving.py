@@ -30,6 +30,7 @@ from aiodist.base.environment.tuning import EAGER_BUDGET
 from aiodist.base.errors import Tampered, UsageError, WireError
 from aiodist.base.recent import Recent
 from aiodist.net.wire.frame import HEADER, MESSAGE_LIMIT, PAYLOAD_LIMIT, Frame, Type, Word, pack, parse_eager
+from aiodist.transport.accounts import ReceiveAccount
 from aiodist.transport.base import (
     EAGER_MESSAGE,
     EAGER_SHARES,
@@ -88,7 +89,7 @@ class _Stored:
     asked: bool
 
 
-class Incoming:
+class Incoming(ReceiveAccount):
     """The receiving end of a channel, over whatever link it is given. It exists before the peer connects.
     Also the link's user.
 

@@ -36,6 +36,7 @@ from aiodist.base.environment.tuning import EAGER_BUDGET
 from aiodist.base.errors import Tampered, WireError
 from aiodist.base.recent import Recent
 from aiodist.net.wire.frame import HEADER, Frame, Type, Word, pack
+from aiodist.transport.accounts import SendAccount
 from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, FRAGMENT, REMEMBERED, Done, Key
 from aiodist.transport.link import Handed, Link, Message
 
@@ -44,7 +45,7 @@ _TAKEN, _LENT = int(Handed.TAKEN), int(Handed.LENT)
 _ANSWER, _AGAIN, _FORGOT = int(Word.ANSWER), int(Word.AGAIN), int(Word.FORGOT)
 
 
-class Outgoing:
+class Outgoing(SendAccount):
     """The sending end of a channel, over whatever link it is given. Also the link's user.
 
     Args:

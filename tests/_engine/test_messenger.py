@@ -49,18 +49,12 @@ class Bench:
         self.results: list[Any] = []
         self.returned: list[int] = []
         self.told: list[None] = []
-        self.channel = SimpleNamespace(
-            rank=RANK,
-            questions=set(),
-            takers={CONTEXT: self.inbox},
-            budgets=1 << 20,
-            batch=1 << 14,
-            spent_all=0,
-            owed={},
-            owed_all=0,
-            return_credit=self.returned.append,
-            link=SimpleNamespace(tell_room=lambda: self.told.append(None)),
-        )
+        self.channel: Any = type("Channel", (self.engine.ReceiveAccount,), {})()
+        self.channel.rank, self.channel.questions = RANK, set()
+        self.channel.takers, self.channel.owed = {CONTEXT: self.inbox}, {}
+        self.channel.budgets, self.channel.batch = 1 << 20, 1 << 14
+        self.channel.return_credit = self.returned.append
+        self.channel.link = SimpleNamespace(tell_room=lambda: self.told.append(None))
 
     def wait(self, target: Any, tag: int = 5, source: int = SOURCE) -> Any:
         """A receive that waits for the next message of its source and tag; None: of bytes."""
@@ -244,17 +238,10 @@ class Sender:
         bench = Bench()
         self.frames: list[bytes] = []
         self.numbers: dict[Any, int] = {}
-        self.channel = SimpleNamespace(
-            link=link,
-            over=False,
-            closing=False,
-            spent={},
-            spent_all=0,
-            budget=1 << 16,
-            budgets=1 << 20,
-            offers=[],
-            send_eager=lambda header, _, payload, sealed: self.frames.append(header + bytes(payload)),
-        )
+        self.channel: Any = type("Channel", (bench.engine.SendAccount,), {})()
+        self.channel.link, self.channel.spent, self.channel.offers = link, {}, []
+        self.channel.budget, self.channel.budgets = 1 << 16, 1 << 20
+        self.channel.send_eager = self._send_eager
         track = SimpleNamespace(line_of=lambda *_: "here", keep=lambda _: None)
         issuer = SimpleNamespace(track=track, thread=get_ident(), running=lambda: True)
         self.shut: set[int] = set()
@@ -291,6 +278,9 @@ class Sender:
             gone=set(),
             peers=[None] * 4,
         )
+
+    def _send_eager(self, header: bytes, _context: int, payload: memoryview, _sealed: bool) -> None:
+        self.frames.append(header + bytes(payload))
 
 
 @given(
