@@ -132,7 +132,10 @@ def the_first_that_fails(patch: pytest.MonkeyPatch) -> None:
 
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
-OF_TORCH: dict[Mutation, int] = {halves_of_values: 1390, passes_that_stay: 39}
+OF_TORCH: dict[Mutation, int] = {
+    halves_of_values: 7051,  # of founders only: a newcomer that has half the values does not begin anew
+    passes_that_stay: 39,
+}
 MUTATIONS: dict[Mutation, int] = {
     no_histories: 41,
     half_a_finish: 39,
@@ -150,7 +153,7 @@ def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.Monk
     if mutation in OF_TORCH:
         pytest.importorskip("torch")
     for number in range(MOST):
-        drawn = plan((MUTATIONS[mutation] + number) % MOST)
+        drawn = plan(MUTATIONS[mutation] + number)
         with monkeypatch.context() as patch:
             mutation(patch)
             violations = train(drawn).violations
