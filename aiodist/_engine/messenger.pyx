@@ -111,7 +111,7 @@ cdef class PreparedMessage:
     cdef bint fits(self, np.ndarray array, int64_t tag) noexcept:
         return (
             self.tag == tag and <object>np.PyArray_DESCR(array) is self.dtype and np.PyArray_NDIM(array) == self.ndim
-            and memcmp(np.PyArray_DIMS(array), self.dims, self.ndim * sizeof(np.npy_intp)) == 0
+            and (self.ndim == 0 or memcmp(np.PyArray_DIMS(array), self.dims, self.ndim * sizeof(np.npy_intp)) == 0)
         )
 
     cdef note(self, object track, uint64_t number, double issued):
