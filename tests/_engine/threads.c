@@ -2,10 +2,11 @@
  *
  * Three ranks run operations of every kind, each with distinct values by rank and element, and compare what they get.
  * Two more exchange records by a ring.
- * With -DPLANTED the store that publishes has no order: the sanitizer has to find that. With -DPLANTED_PLACE the flag
+ * With -DPLANTED the store that publishes has no order, with -DPLANTED_RING that of the ring, too: the sanitizer has to
+ * find that. With -DPLANTED_PLACE the flag
  * of a place shares a bit with its offset: arrays at odd bytes have to come out wrong. */
 #include "words.h"
-#ifdef PLANTED
+#if defined PLANTED || defined PLANTED_RING
 static inline void planted_store(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
 #define word_store planted_store
 #endif
@@ -167,12 +168,19 @@ static void *take_records(void *unused) {
     return unused;
 }
 
-int main(void) {
-    pthread_t threads[RANKS], ends[2];
+static void exchange_records(void) {
+    pthread_t ends[2];
     pthread_create(&ends[0], NULL, append_records, NULL);
     pthread_create(&ends[1], NULL, take_records, NULL);
     for (int end = 0; end < 2; end++) pthread_join(ends[end], NULL);
     puts("all records came");
+}
+
+int main(void) {
+    pthread_t threads[RANKS];
+#ifndef PLANTED
+    exchange_records();
+#endif
     pthread_barrier_init(&made, NULL, RANKS);
     for (intptr_t rank = 0; rank < RANKS; rank++) pthread_create(&threads[rank], NULL, run, (void *)rank);
     for (int rank = 0; rank < RANKS; rank++) pthread_join(threads[rank], NULL);
