@@ -81,7 +81,7 @@ def test_so_is_a_step_of_another_task() -> None:
 
 
 def test_what_a_cancelled_task_does_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "PATIENCE", 0.01)
+    monkeypatch.setattr(interrupts, "PATIENCE", 2.0)
     done: list[str] = []
 
     async def awaits() -> None:
