@@ -10,6 +10,11 @@ cdef class Issuer:
     cdef public object running
     cdef public TurnClock turn
 
+cdef class Site:
+    cdef object sort, code, line
+    cdef int at
+    cdef bint find_line(self, object line_of, int depth) except -1
+
 cdef class Driver:
     cdef int bring_on(self) except -1
 

@@ -29,6 +29,10 @@ class Issuer:
     turn: Any
 
 @disjoint_base
+class Site:
+    """The line of the program that issues operations of one sort, looked for only where it is another one."""
+
+@disjoint_base
 class Driver:
     """The object that brings one operation on while it is awaited, without a call of Python code."""
 

@@ -16,6 +16,11 @@ cdef extern from "fingerprint.h":
 cdef extern from "clock.h":
     double monotonic_seconds()
 
+cdef extern from "frames.h":
+    PyObject* frame_above(int depth)
+    object code_of(PyObject* frame)
+    int instruction_of(PyObject* frame)
+
 cdef extern from "handle.h":
     ctypedef void* sender
     void set_sender(object kind, sender send)
@@ -61,6 +66,23 @@ cdef class TurnClock:
 
 cdef class Issuer:
     pass
+
+
+cdef class Site:
+    cdef bint find_line(self, object line_of, int depth) except -1:
+        """Find the line of the program that has issued an operation → whether it is another than the last one."""
+        cdef PyObject* frame = frame_above(depth)
+        cdef int at
+        cdef bint differs = False
+        if frame != NULL:
+            code, at = code_of(frame), instruction_of(frame)
+            differs = code is not self.code or at != self.at
+            if differs:
+                self.line = line_of(self.sort, <object>frame)
+                # A line of a library is looked for each time: what called it may be another.
+                self.code, self.at = code if self.sort.code is code and self.sort.at == at else None, at
+            Py_DECREF(<object>frame)
+        return differs
 
 
 cdef class Driver:

@@ -12,7 +12,7 @@ from typing import Any, Self, final
 import numpy as np
 from typing_extensions import disjoint_base
 
-from aiodist._engine.handle import Driver
+from aiodist._engine.handle import Driver, Site
 from aiodist._engine.ring import Consumer
 from aiodist._engine.slots import Memory
 
@@ -47,7 +47,7 @@ class ReceiveAccount:
     takers: Any
 
 @final
-class PreparedMessage:
+class PreparedMessage(Site):
     """What messages that are alike share.
 
     Args:

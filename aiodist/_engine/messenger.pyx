@@ -6,11 +6,10 @@ cimport numpy as np
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from aiodist._engine.handle cimport Driver, Handle, new_handle
+from aiodist._engine.handle cimport Driver, Handle, Site, new_handle
 from aiodist._engine.ring cimport APPENDED, Consumer, Producer, consumer_first, consumer_is_waiting, consumer_took
 from aiodist._engine.ring cimport producer_append
 from aiodist._engine.slots cimport EndOfTurn, Memory, full_fence, relax, wake_loop, word_load
@@ -28,11 +27,6 @@ cdef extern from "clock.h":
 
 cdef extern from "sched.h" nogil:
     int sched_yield()
-
-cdef extern from "frames.h":
-    PyObject* frame_above(int depth)
-    object code_of(PyObject* frame)
-    int instruction_of(PyObject* frame)
 
 cdef extern from "message.h":
     enum: FRAME_BYTES, SIGNATURE
@@ -87,10 +81,9 @@ cdef class ReceiveAccount:
 
 
 @cython.final
-cdef class PreparedMessage:
-    cdef object call, sort, channel, dtype, stream, key
-    cdef object code, line
-    cdef int at, peer, ndim
+cdef class PreparedMessage(Site):
+    cdef object call, channel, dtype, stream, key
+    cdef int peer, ndim
     cdef int64_t tag
     cdef np.npy_intp dims[AXES]
     cdef uint32_t nbytes
@@ -116,15 +109,7 @@ cdef class PreparedMessage:
 
     cdef note(self, object track, uint64_t number, double issued):
         """Write down that the operation was issued, and by which line."""
-        cdef PyObject* above = frame_above(1)
-        cdef int at
-        if above != NULL:
-            code, at = code_of(above), instruction_of(above)
-            if code is not self.code or at != self.at:
-                self.line = track.line_of(self.sort, <object>above)
-                # A line of a library is looked for each time: what called it may be another.
-                self.code, self.at = code if self.sort.code is code and self.sort.at == at else None, at
-            Py_DECREF(<object>above)
+        self.find_line(track.line_of, 1)
         noted = (self.sort, number, self.line, issued)
         track.keep(noted)
         return noted

@@ -4,12 +4,11 @@
 cimport cython
 cimport numpy as np
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memcpy
 
 from aiodist._engine.exchange cimport Exchange, Plan
-from aiodist._engine.handle cimport Handle, new_handle
+from aiodist._engine.handle cimport Handle, Site, new_handle
 from aiodist._engine.slots cimport SLOTS, Slots, slot_is_free, slot_of
 
 from numpy import may_share_memory
@@ -31,11 +30,6 @@ cdef extern from *:
 
 cdef extern from "clock.h":
     double monotonic_seconds()
-
-cdef extern from "frames.h":
-    PyObject* frame_above(int depth)
-    object code_of(PyObject* frame)
-    int instruction_of(PyObject* frame)
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident()
@@ -132,15 +126,13 @@ cdef class Prepared:
 
 
 @cython.final
-cdef class Sized:
+cdef class Sized(Site):
     """A prepared call on arrays of one shape."""
 
     cdef Prepared of
     cdef Plan plan
-    cdef object call, sort
+    cdef object call
     cdef shape lead
-    cdef object code, line
-    cdef int at
 
 
 @cython.final
@@ -438,16 +430,8 @@ cdef class Starter:
 
     cdef note(self, Sized call, uint64_t seq, int depth):
         """Write down that the operation was issued, and by which line."""
-        cdef PyObject* frame = frame_above(depth)
-        cdef int at
-        if frame != NULL:
-            code, at = code_of(frame), instruction_of(frame)
-            if code is not call.code or at != call.at:
-                call.line = self.line_of(call.sort, <object>frame)
-                # A line of a library is looked for each time: what called it may be another.
-                call.code, call.at = code if call.sort.code is code and call.sort.at == at else None, at
-                call.of.code, call.of.at, call.of.line = call.code, at, call.line
-            Py_DECREF(<object>frame)
+        if call.find_line(self.line_of, depth):
+            call.of.code, call.of.at, call.of.line = call.code, call.at, call.line
         noted = (call.sort, seq, call.line, monotonic_seconds())
         self.keep(noted)
         return noted
