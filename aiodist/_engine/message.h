@@ -7,7 +7,10 @@
 
 enum { FRAME_BYTES = 96, SIGNATURE = 32, SIGNATURE_NUMBER = 16 };
 
-/* Little-endian, as are the machines that the engine is built for. */
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "frames are little-endian: other machines run without the engine"
+#endif
+
 typedef struct {
     uint32_t kind; /* and three bytes that are zero */
     uint32_t stream;

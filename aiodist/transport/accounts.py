@@ -5,44 +5,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiodist import _engine
 
 if TYPE_CHECKING:
-    from aiodist.transport.link import Link
-
-
-class PlainAccount:
-    """The base of an end without the engine."""
-
-
-if TYPE_CHECKING:
-
-    class SendAccount:
-        """The base of a sending end."""
-
-        link: Link | None
-        over: bool
-        closing: bool
-        budget: int
-        budgets: int
-        spent_all: int
-        spent: dict[int, int]
-        offers: list[Any]
-
-    class ReceiveAccount:
-        """The base of a receiving end."""
-
-        link: Link | None
-        rank: int
-        budgets: int
-        batch: int
-        spent_all: int
-        owed_all: int
-        owed: dict[int, int]
-        questions: set[Any]
-        takers: Any
+    SendAccount = _engine.SendAccount
+    ReceiveAccount = _engine.ReceiveAccount
+elif _engine.compiled is not None:
+    SendAccount = _engine.compiled.SendAccount
+    ReceiveAccount = _engine.compiled.ReceiveAccount
 else:
-    SendAccount = PlainAccount if _engine.compiled is None else _engine.compiled.SendAccount
-    ReceiveAccount = PlainAccount if _engine.compiled is None else _engine.compiled.ReceiveAccount
+    SendAccount = ReceiveAccount = object
