@@ -8,6 +8,7 @@
     handle.pyx      what a Work does in the usual case: it is made, polled, and done
     messenger.pyx   the way of small messages: sent, and given to receives that wait; `message.h`: frames
     starter.pyx     the way into a collective on plain arrays: a prepared call is found, numbered, begun
+    errors          those that its users tell apart
     fingerprint     which sources an extension was made of
 
 Stubs (`.pyi`) say what each extension offers, and are the pages to read first. `pip install .` compiles

@@ -100,7 +100,7 @@ class PlainHandle:
 
 
 class PlainIssuer:
-    """What an await asks of what a group's Works share: its thread, whether the loop runs, and its turn."""
+    """The part of what a group's Works share that an await asks for: thread, running loop, turn."""
 
     __slots__ = ("running", "thread", "turn")
 

@@ -83,13 +83,13 @@ class Progress(IntEnum):
     one counts where members tell each other theirs."""
 
     UNTOLD = 0
-    """It came as a newcomer, and no member has told it yet."""
+    """The process came as a newcomer, and no member has said anything yet."""
     NONE = 1
-    """There were none when it came. Nobody can get further without it since."""
+    """No values were there when the process came. Nobody can get further without it since."""
     OTHERS = 2
-    """Members had them when it came, and it has not got them yet."""
+    """Members had values when the process came, which has not got them yet."""
     OWN = 3
-    """It has had them."""
+    """The process has had the values."""
 
 
 class Lineage(Generic[G]):

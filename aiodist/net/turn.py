@@ -55,7 +55,7 @@ class PlainTurnClock:
 
 
 class TurnOfLoop:
-    """What a turn does beside counting: it begins when it is asked for, and ends when the loop comes round.
+    """The beginning and the end of a turn: it begins when somebody asks, and ends when the loop comes round.
 
     The base of `Turn`, and of the class that takes its place with the engine.
     """

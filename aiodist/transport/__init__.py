@@ -2,6 +2,7 @@
 
     base                what a channel is
     sending, receiving  matching and flow control, pure, over any `link`
+    accounts            the fields of both ends that the engine reads and writes, too
     stream              frames over TCP or a Unix socket
     mapped              frames through `rings` in shared memory, bulk in blocks of the sender's segment
     lending             bulk that the receiver reads in the sender's own memory

@@ -128,7 +128,7 @@ class FastMessages:
                 self._enter(operation)
 
     def _prepare(self, sends: bool, tensor: Array, peer: int, tag: int) -> _engine.PreparedMessage | None:
-        """What calls share that are like this one; None where they are no case for this."""
+        """Prepare all calls that are like this one; None where they are no case for the engine."""
         dtype, shape = tensor.dtype, tensor.shape
         fits = (
             dtype in DTYPE_CODES
@@ -145,7 +145,7 @@ class FastMessages:
         )
 
     def _prepare_bytes(self, sends: bool, peer: int, tag: int) -> _engine.PreparedMessage:
-        """What messages of bytes share, of any number."""
+        """Prepare all messages of bytes, of any number, to or from a peer with a tag."""
         kind = Kind.send if sends else Kind.recv
         side = "" if peer == ANY else f"dst={peer}" if sends else f"src={peer}"
         call = Call(kind, 0, _BYTE, (0,), None, peer, 0, f"{AS}{kind.name}_object({side})")

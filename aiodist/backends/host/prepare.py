@@ -81,7 +81,7 @@ def _staged(array: Array, written: bool) -> tuple[Array, Callable[[Array], Array
 def _prepared(
     rank: int, size: int, number: int, dtype: np.dtype[Any] | None, op: Any, root: int
 ) -> _engine.Prepared | None:
-    """What calls of a kind on arrays of a dtype share; None where they are no case for that."""
+    """Prepare all calls of a kind on arrays of a dtype; None where they are no case for the engine."""
     kind, place, detail = Kind(number % OBJECT_KINDS), root, ""
     if number >= OBJECT_KINDS:
         kind, place, detail = frames_of(kind, root)

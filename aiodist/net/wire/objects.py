@@ -383,7 +383,7 @@ def _packed(x: Any) -> bytes:
 
 
 def _stand_in(blobs: list[Any], x: Any) -> Any:
-    """What msgpack writes in the place of a usual value that it has no type for.
+    """The stand-in that msgpack writes for a usual value that it has no type for.
 
     Args:
         blobs: takes the bytes of an array.
