@@ -85,9 +85,9 @@ def readable(tensor: Any, name: str) -> Array:
     return view(tensor, writable=False, what=name, device=True)
 
 
-def writable(tensor: Any, name: str) -> Array:
-    """The array of a tensor that is written."""
-    return view(tensor, writable=True, what=name, device=True)
+def writable(tensor: Any, name: str, has_out: bool = True) -> Array:
+    """The array of a tensor that is written; `has_out`: the caller may pass another one as out= instead."""
+    return view(tensor, writable=True, what=name, device=True, has_out=has_out)
 
 
 def output(out: Any, source: Any, array: Array, shape: tuple[int, ...]) -> tuple[Any, Array]:

@@ -309,7 +309,7 @@ def receiving(
 ) -> Request:
     """Check a receive. Arguments as in `ProcessGroup.recv`; `senders`: what the Work gives, by group rank."""
     peer, number = source_rank(src, here.size), check.message_tag(tag)
-    target = check.writable(tensor, "tensor")
+    target = check.writable(tensor, "tensor", has_out=False)
     asked = Request(Kind.recv, (target.dtype, target.shape), target=target, peer=peer, tag=number)
     asked.senders = range(here.size) if senders is None else senders
     return asked

@@ -136,3 +136,13 @@ async def test_closed_group_is_refused() -> None:
             child.barrier()
 
     await run_cluster(2, main)
+
+
+async def test_no_other_array_is_advised_where_a_call_takes_none() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        with pytest.raises(dist.UsageError) as caught:
+            pg.recv(read_only(), 1 - pg.rank)
+        assert str(caught.value).startswith("tensor is read-only, and this operation writes to it")
+        assert caught.value.hint == "Pass a writable array"
+
+    await run_cluster(2, main)

@@ -22,7 +22,9 @@ Array = npt.NDArray[Any]
 _KDL_CPU = 1  # DLPack's device type of host memory
 
 
-def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False) -> Array:
+def view(
+    obj: Any, *, writable: bool, what: str = "tensor", device: bool = False, has_out: bool = True
+) -> Array:
     """See an argument as an array that shares its memory, with its shape and strides.
 
     Args:
@@ -30,6 +32,7 @@ def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False
         writable: whether the operation writes to it.
         what: the argument's name in the caller's call, for the error ('tensor', 'out').
         device: it may lie on a CUDA device; the array is a `DeviceArray` then, never to be read.
+        has_out: the caller may pass another array as out=, for the error.
 
     Raises:
         UsageError: it is no tensor, lies on a device, is read-only or overlaps itself where it would be
@@ -49,7 +52,7 @@ def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False
                 f"{what} is a single {type(obj).__name__}, which cannot be written to",
                 hint=f"Make an array of it first, np.array([{_number(obj)}]), or a torch tensor",
             )
-        _check_writable(array, what)
+        _check_writable(array, what, has_out and what != "out")
     return array
 
 
@@ -188,11 +191,11 @@ def _dlpack_array(obj: Any, what: str) -> Array | None:
         raise UsageError(f"{what} exports no memory that NumPy can read: {error}") from error
 
 
-def _check_writable(array: Array, what: str) -> None:
+def _check_writable(array: Array, what: str, has_out: bool) -> None:
     if not array.flags.writeable:
         raise UsageError(
             f"{what} is read-only, and this operation writes to it",
-            hint="Pass a writable array as out=" if what != "out" else "Pass a writable array",
+            hint="Pass a writable array as out=" if has_out else "Pass a writable array",
         )
     if not array.flags.c_contiguous and overlaps_itself(array):
         raise UsageError(
