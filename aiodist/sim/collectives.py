@@ -18,7 +18,7 @@ from aiodist.backends.host.stages import CROSSING
 from aiodist.backends.host.steps import goes_by_hosts, pieces
 from aiodist.backends.schedules.select import UNKNOWN, algorithm
 from aiodist.base.environment.thresholds import DEFAULTS, Thresholds
-from aiodist.base.operations import ROLES
+from aiodist.base.operations import ROLES, Parts
 from aiodist.base.types import Kind
 from aiodist.sim.cost import Ends, Fabric, Wires, parts
 from aiodist.sim.network import Floats, Ints, table
@@ -176,8 +176,8 @@ class Collectives:
 
     def _memory_cost(self, kind: Kind, width: int, nbytes: float) -> float:
         """Seconds of an operation between the ranks of a host, if they come together."""
-        moved = _MOVED[kind](width) * max(nbytes, 0)
-        return self.fabric.local * math.ceil(math.log2(width)) + moved * self.fabric.local_byte
+        nbytes_moved = moved(kind, width) * max(nbytes, 0)
+        return self.fabric.local * math.ceil(math.log2(width)) + nbytes_moved * self.fabric.local_byte
 
     # ── by hosts ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,22 +309,21 @@ _ON_HOSTS = {
 }
 """What a piece is on its host, of what goes in pieces."""
 
-# What others read is copied into memory that all map, and from there everybody takes or sums what it gets;
-# that is what `benchmarks.ranks.moves` counts, too.
-_MOVED: dict[Kind, Callable[[int], float]] = {
-    Kind.all_reduce: lambda width: 3 - 2 / width,
-    Kind.reduce: lambda width: 3 - 2 / width,
-    Kind.broadcast: lambda width: 1.0,
-    Kind.all_gather: lambda width: 1 + 1 / width,
-    Kind.gather: lambda width: 1.0,
-    Kind.reduce_scatter: lambda width: 2 - 2 / width,
-    Kind.scatter: lambda width: 1.0,
-    Kind.all_to_all: lambda width: 2 - 1 / width,
-    Kind.barrier: lambda width: 0.0,
-    Kind.new_group: lambda width: 0.0,
-}
-"""Buffers of bytes that the busiest rank of a host moves through memory."""
 
-assert {kind for kind, roles in ROLES.items() if not roles.message} == set(_MOVED)
+def moved(kind: Kind, width: int) -> float:
+    """Buffers of bytes that the busiest of `width` ranks of a host moves through memory.
+
+    What others read is copied into memory that all map, and from there everybody takes or sums what it gets;
+    that is what `benchmarks.ranks.moves` counts, too.
+    """
+    roles, others = ROLES[kind], 1 - 1 / width
+    if roles.source is Parts.NONE:
+        return 0.0
+    if roles.reduces:  # each sums its share of what others gave; a whole result is put together of the shares
+        return 2 * others + (roles.source is Parts.ONE)
+    if roles.rooted:  # the root gives, or gets, all of it
+        return 1.0
+    return 1.0 + (1 / width if roles.source is Parts.ONE else others)
+
 
 assert UNKNOWN < 0
