@@ -26,6 +26,7 @@ from typing import (
 
 from aiodist.backends.work import Work
 from aiodist.base.errors import GroupClosed, UsageError
+from aiodist.base.operations import ROLES
 from aiodist.base.timeouts import Timeout, seconds
 from aiodist.ddp.awaited import Once
 from aiodist.group import ProcessGroup
@@ -40,32 +41,20 @@ from aiodist.portal.loop_thread import LoopThread, Reply
 from aiodist.portal.steps import Steps
 from aiodist.portal.taking import SyncIterator, TakingRequest, source_of
 
-COLLECTIVES = frozenset(
-    {
-        "all_gather",
-        "all_gather_object",
-        "all_reduce",
-        "all_reduce_quantized",
-        "all_to_all",
-        "agree",
-        "barrier",
-        "broadcast",
-        "broadcast_object",
-        "gather",
-        "gather_object",
-        "grow",
-        "monitored_barrier",
-        "new_group",
-        "rebuild",
-        "reduce",
-        "reduce_scatter",
-        "scatter",
-        "scatter_object",
-        "shrink",
-        "split",
-        "together",
-    }
-)
+COLLECTIVES = {kind.name for kind, roles in ROLES.items() if not roles.message} | {
+    "agree",
+    "all_gather_object",
+    "all_reduce_quantized",
+    "broadcast_object",
+    "gather_object",
+    "grow",
+    "monitored_barrier",
+    "rebuild",
+    "scatter_object",
+    "shrink",
+    "split",
+    "together",
+}
 """Methods of a group that all its members call in the same order."""
 
 RECEIVES = frozenset({"recv", "recv_object"})
