@@ -203,20 +203,15 @@ class Engine:
         """Carry out a collective as one exchange; what is reduced, the host reduces (`moves_of`)."""
         self.exchange(moves_of(task, self.setup.rank, self.setup.size), done)
 
-    # An engine overrides those that its library has. The arrays are `task.source` and `task.target`; where
-    # parts may differ in size (`uneven`), `task.send` and `task.recv`.
-    all_reduce = broadcast = reduce = all_gather = compose
-    reduce_scatter = gather = scatter = all_to_all = compose
-
     def coalesce(self, tasks: Sequence[tuple[Task, Done]]) -> None:
         """Start what was issued in one batch."""
         for task, done in tasks:
             self.start(task, done)
 
     def start(self, task: Task, done: Done) -> None:
-        """Start a collective."""
-        if task.uneven and task.kind not in self.uneven:
-            self.compose(task, done)
-            return
-        method: Any = getattr(self, task.kind.name)
+        """Start a collective: by the method of its name where the engine has one, such as
+        `def all_reduce(self, task: Task, done: Done) -> None`. The arrays are `task.source` and
+        `task.target`; where parts may differ in size (`uneven`), `task.send` and `task.recv`."""
+        composed = task.uneven and task.kind not in self.uneven
+        method = self.compose if composed else getattr(self, task.kind.name, self.compose)
         method(task, done)
