@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import lru_cache
 
 OBJECT_TAGS = 2**31
 """The first tag of messages that are objects: apart from those of tensors."""
@@ -135,8 +136,10 @@ ROLES: dict[Kind, Roles] = {
 }
 
 
-def origins(kind: Kind, rank: int, size: int, root: int) -> list[list[int]]:
+def origins(kind: Kind, rank: int, size: int, root: int) -> list[range]:
     """The postcondition of a collective: whose values each part is made of that a member gets.
+
+    Composed exchanges, simulated values, divisors of averages, random programs and proofs follow from it.
 
     Args:
         kind: a collective.
@@ -144,14 +147,21 @@ def origins(kind: Kind, rank: int, size: int, root: int) -> list[list[int]]:
         root: of those that have one.
 
     Returns:
-        For each part the ranks whose values it holds, all of them where it reduces; [] where the member gets
+        For each part the ranks whose values it holds, several where it reduces; [] where the member gets
         nothing.
     """
     roles = ROLES[kind]
     if not roles.gets(rank, root):
         return []
     if roles.reduces:
-        return [list(range(size))]
+        return [range(size)]
     if roles.target is Parts.ONE:
-        return [[root]]
-    return [[member] for member in range(size)]
+        return [range(root, root + 1)]
+    return [range(member, member + 1) for member in range(size)]
+
+
+@lru_cache(maxsize=4096)
+def receivers(kind: Kind, rank: int, size: int, root: int) -> tuple[int, ...]:
+    """The members that get what a member gives, itself among them where it keeps a part; see `origins`."""
+    every = range(size)
+    return tuple(to for to in every if any(rank in part for part in origins(kind, to, size, root)))

@@ -15,7 +15,7 @@ import numpy as np
 from aiodist.backends.arrays.kernels import combine, finish, scale
 from aiodist.backends.base import Array, Given, Operation
 from aiodist.backends.buffers import bounds_of
-from aiodist.base.operations import ROLES, Parts
+from aiodist.base.operations import ROLES, Parts, origins
 from aiodist.base.types import Call, ReduceOp
 
 
@@ -31,7 +31,7 @@ class Values:
         self._call = call
         self._size = size
         self._given: dict[int, tuple[Array, Sequence[int] | None]] = {}
-        self._reduced: Array | None = None
+        self._reduced: dict[range, Array] = {}
         self._joined: Array | None = None
 
     def give(self, rank: int, operation: Operation) -> None:
@@ -60,7 +60,7 @@ class Values:
         if roles.target is Parts.EACH:
             _write(operation.target, self._from_each(rank))
         elif roles.reduces:
-            whole = self._reduction()
+            whole = self._reduction(*origins(call.kind, rank, self._size, call.root))
             _write(operation.target, self._part(whole, rank) if roles.cut else whole)
         elif roles.source is Parts.EACH:
             _write(operation.target, self._part(self._given[call.root][0], rank, self._given[call.root][1]))
@@ -84,17 +84,17 @@ class Values:
         bounds = bounds_of(array.size, sizes, self._size)
         return array[bounds[rank] : bounds[rank + 1]]
 
-    def _reduction(self) -> Array:
-        if self._reduced is None:
+    def _reduction(self, members: range) -> Array:
+        if members not in self._reduced:
             op = self._call.combine
             assert op is not None
-            whole = self._given[0][0].copy()
-            for member in range(1, self._size):
+            whole = self._given[members[0]][0].copy()
+            for member in members[1:]:
                 combine(whole, self._given[member][0], whole, op)
             if self._call.reduce is ReduceOp.AVG:
-                finish(whole, ReduceOp.AVG, self._size)
-            self._reduced = whole
-        return self._reduced
+                finish(whole, ReduceOp.AVG, len(members))
+            self._reduced[members] = whole
+        return self._reduced[members]
 
 
 def _flat_copy(given: Given) -> Array:

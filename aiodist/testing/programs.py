@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 COLLECTIVES = tuple(kind for kind in Kind if kind not in (Kind.recv, Kind.new_group))
 """The operations that programs are made of; `Kind.send` stands for a whole message."""
 
-UNEVEN = (Kind.all_to_all, Kind.all_gather, Kind.reduce_scatter)
+UNEVEN = tuple(kind for kind, roles in ROLES.items() if roles.uneven is not Uneven.NEVER and not roles.rooted)
 """Collectives whose parts callers may give sizes for."""
 
 BYTES = tuple(dtype for dtype in DTYPES if dtype.itemsize == 1)
@@ -148,7 +148,7 @@ def expected(step: Step, rank: int, size: int) -> Array | None:
     if not senders:
         return None
     if roles.reduces:
-        whole = reduced(step, size)
+        whole = reduced(step, size, senders[0])
         return whole if not roles.cut else _part(step, whole, 0, rank, size)
     parts = [_part(step, tensor(step, sender, size), sender, rank, size) for (sender,) in senders]
     if roles.target is Parts.ONE:
@@ -235,9 +235,9 @@ def laid_out(array: Array, layout: str, make: Room = np.empty) -> Array:
     return copy
 
 
-def reduced(step: Step, size: int) -> Array:
-    """The reduction of all ranks' tensors, by NumPy."""
-    total = tensor(step, 0, size)
+def reduced(step: Step, size: int, senders: range) -> Array:
+    """The reduction of these ranks' tensors, by NumPy."""
+    total = tensor(step, senders[0], size)
     wide = total.dtype if total.dtype.kind in "biuc" or total.dtype.itemsize > 2 else np.dtype(np.float32)
     total = total.astype(wide)
     combine: Any = {
@@ -250,10 +250,10 @@ def reduced(step: Step, size: int) -> Array:
         ReduceOp.BOR: np.bitwise_or,
         ReduceOp.BXOR: np.bitwise_xor,
     }[step.op]
-    for rank in range(1, size):
+    for rank in senders[1:]:
         total = combine(total, tensor(step, rank, size).astype(wide))
     if step.op is ReduceOp.AVG:
-        total = (total / np.asarray(size, total.dtype)).astype(total.dtype)
+        total = (total / np.asarray(len(senders), total.dtype)).astype(total.dtype)
     return np.asarray(total).astype(step.dtype)
 
 

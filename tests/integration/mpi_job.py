@@ -51,15 +51,16 @@ async def reductions() -> None:
             for op in operations(dtype):
                 step = Step(Kind.all_reduce, dtype, (17,), "C", op, 0, False, salt)
                 tensor = value(step, pg.rank)
-                same(await pg.all_reduce(tensor, op), reduced(step, pg.size), step)
+                total = reduced(step, pg.size, range(pg.size))
+                same(await pg.all_reduce(tensor, op), total, step)
                 same(
                     await pg.reduce_scatter(np.repeat(value(step, pg.rank), pg.size), op=op),
-                    np.repeat(reduced(step, pg.size), pg.size)[pg.rank * 17 : pg.rank * 17 + 17],
+                    np.repeat(total, pg.size)[pg.rank * 17 : pg.rank * 17 + 17],
                     step,
                 )
                 got = await pg.reduce(value(step, pg.rank), pg.size - 1, op)
                 if pg.rank == pg.size - 1:
-                    same(got, reduced(step, pg.size), step)
+                    same(got, total, step)
 
 
 async def overflows() -> None:

@@ -1,9 +1,9 @@
 """Collectives as sends and receives between members: which part goes where.
 
-The part that each rank gets follows from the table of roles, so any collective is one exchange, with parts of
-any sizes. A reduction gathers all ranks' parts, and the task reduces them in rank order when it is emptied,
-off the loop: simple, bitwise alike on all ranks, with memory for `size` parts. Geometry only; no memory is
-read.
+The part that each rank gets follows from the postcondition, so any collective is one exchange, with parts of
+any sizes. A reduction gathers the parts that it is made of, and the task reduces them in rank order when it
+is emptied, off the loop: simple, bitwise alike on all ranks, with memory for all of them. Geometry only; no
+memory is read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from aiodist.backends.base import Array
 from aiodist.backends.buffers import cut
 from aiodist.backends.foreign.task import Task
-from aiodist.base.operations import ROLES, Parts
+from aiodist.base.operations import ROLES, Parts, origins, receivers
 
 
 class Move(NamedTuple):
@@ -36,26 +36,23 @@ def moves_of(task: Task, rank: int, size: int) -> list[Move]:
 
     Where the collective reduces, the task gets rows for what comes, and reduces them when it is emptied.
     """
-    roles, root = ROLES[task.kind], task.root
-    given, taken = task.send, task.recv
-    if roles.reduces:
-        taken = _rows(task, size) if roles.gets(rank, root) else []
-        if taken:
-            task.gathered(taken, size)
+    kind, root = task.kind, task.root
+    roles, given, taken = ROLES[kind], task.send, task.recv
+    senders = [member for part in origins(kind, rank, size, root) for member in part]
+    if roles.reduces and senders:
+        taken = _rows(task, len(senders))
+        task.gathered(taken)
     for_each = roles.source is Parts.EACH
-    from_each = roles.reduces or roles.target is Parts.EACH
-    receivers = [peer for peer in range(size) if given and roles.gets(peer, root)]
-    senders = [peer for peer in range(size) if taken and roles.gives(peer, root)]
     return worth(
-        [Move(True, peer, given[peer if for_each else 0]) for peer in receivers]
-        + [Move(False, peer, taken[peer if from_each else 0]) for peer in senders]
+        [Move(True, peer, given[peer if for_each else 0]) for peer in receivers(kind, rank, size, root)]
+        + [Move(False, peer, array) for peer, array in zip(senders, taken, strict=True)]
     )
 
 
-def _rows(task: Task, size: int) -> list[Array]:
-    """Memory for a part from every member, each as large as what this rank gets."""
+def _rows(task: Task, count: int) -> list[Array]:
+    """Memory for so many members' parts, each as large as what this rank gets."""
     (part,) = task.recv
-    return cut(task.allocate(part.size * size, part.dtype), None, size)
+    return cut(task.allocate(part.size * count, part.dtype), None, count)
 
 
 def worth(moves: Sequence[Move]) -> list[Move]:

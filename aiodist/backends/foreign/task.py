@@ -19,7 +19,8 @@ class Task(Buffers):
 
     Attributes:
         operation: the group's; its `call` says what all members agreed on.
-        rows: all ranks' parts, where the engine has gathered them and leaves it to the host to reduce them.
+        rows: what the result is made of, where the engine has gathered it and leaves it to the host to
+            reduce.
     """
 
     operation: Operation
@@ -48,13 +49,13 @@ class Task(Buffers):
         operation = self.operation
         return operation.source_sizes is not None or operation.target_sizes is not None
 
-    def gathered(self, rows: Sequence[Array], size: int) -> None:
+    def gathered(self, rows: Sequence[Array]) -> None:
         """Leave it to the host to reduce rows, which the engine fills: in rank order, the lower rank on the
         left (law 3). Each rank does so by itself, and AVG is divided here also where the engine would."""
         self.rows = list(rows)
         self.one_nan = True
         if self.operation.call.reduce is ReduceOp.AVG:
-            self.divisor = size
+            self.divisor = len(rows)
 
     def empty(self) -> None:
         """Reduce and copy afterwards, on the host."""

@@ -14,7 +14,7 @@ import numpy as np
 from aiodist.backends.base import Array, Given, Operation
 from aiodist.backends.buffers import Buffers, bounds_of
 from aiodist.backends.schedules.steps import Schedule
-from aiodist.base.operations import ROLES, Parts
+from aiodist.base.operations import ROLES, Parts, origins
 from aiodist.base.types import ReduceOp
 
 
@@ -57,7 +57,7 @@ def chunks(operation: Operation, rank: int, size: int, schedule: Schedule) -> Ch
     # Ranks that average the same sums each for itself may narrow to halves by different libraries, too.
     averages = call.reduce is ReduceOp.AVG
     apart = schedule.repeats or (averages and call.dtype.itemsize == 2)
-    made.divisor = size if averages else 0
+    made.divisor = len(origins(call.kind, rank, size, call.root)[0]) if averages else 0
     made.one_nan = apart and call.dtype.kind not in "biu"
     return made
 

@@ -73,10 +73,8 @@ def ways_of(call: Agreed) -> Ways | None:
     roles = ROLES[call.kind]
     if roles.message:
         return None
-    if roles.reduces:
-        if call.kind is Kind.all_reduce or _native(call):
-            return None
-    elif call.kind in _MAKERS:
+    gathers = roles.reduces and call.kind is not Kind.all_reduce and not _native(call)
+    if call.kind in _MAKERS and not gathers:
         return None
     return Ways(call.root, roles.root_gets) if roles.rooted else _ALL_WAYS
 
@@ -107,7 +105,10 @@ class LaunchMaker:
         launch = self._filled(prepare(bare.operation, self._rank, self._size, self._allocate, averages=True))
         makers = _UNEVEN_MAKERS if launch.task.uneven else _MAKERS
         makers.get(launch.task.kind, LaunchMaker._exchange)(self, launch)
-        launch.after.append(lambda: arrays.empty(self._cupy, launch.task))
+        task = launch.task
+        if task.rows:
+            launch.after.append(lambda: arrays.fold(self._cupy, task.rows, _given(task.target), task.reduce))
+        launch.after.append(lambda: arrays.empty(self._cupy, task))
         return launch
 
     def message(self, bare: Task) -> Launch:
@@ -239,17 +240,15 @@ class LaunchMaker:
         return wide_source, wide_target
 
     def _composed(self, launch: Launch) -> None:
-        """Gather what this rank reduces, and reduce it here, in rank order."""
+        """Gather what this rank reduces; afterwards it is reduced here, in rank order."""
         task = launch.task
         if task.kind is Kind.all_reduce:  # NCCL has an algorithm for the gathering
             source = _given(task.source)
             rows = self._allocate(source.size * self._size, source.dtype)
             launch.calls += _gathering(source, rows)
-            task.gathered(cut(rows, None, self._size), self._size)
+            task.gathered(cut(rows, None, self._size))
         else:
             self._exchange(launch)
-        if task.rows:
-            launch.after.append(lambda: arrays.fold(self._cupy, task.rows, _given(task.target), task.reduce))
 
 
 _MAKERS: dict[Kind, Callable[[LaunchMaker, Launch], None]] = {
@@ -260,8 +259,6 @@ _MAKERS: dict[Kind, Callable[[LaunchMaker, Launch], None]] = {
     Kind.all_gather: LaunchMaker._all_gather,
 }
 """The makers of what NCCL has an algorithm for; the rest is exchanged."""
-
-assert all(kind in _MAKERS for kind, roles in ROLES.items() if roles.reduces)  # an exchange adds up nothing
 
 _UNEVEN_MAKERS: dict[Kind, Callable[[LaunchMaker, Launch], None]] = {
     Kind.all_gather: LaunchMaker._all_gather_uneven,

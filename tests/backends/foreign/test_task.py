@@ -225,7 +225,7 @@ def test_rows_are_reduced_in_rank_order_with_one_nan(dtype: Any) -> None:
     for given_rows in (rows, negative):
         tensor = np.zeros(3, dtype)
         task = task_of(Kind.all_reduce, tensor, tensor, AVG)
-        task.gathered(given_rows, SIZE)
+        task.gathered(given_rows)
         assert task.empty_ns() > 0
         task.empty()
         results.append(tensor)

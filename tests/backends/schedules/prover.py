@@ -286,7 +286,7 @@ def _expected(kind: Kind, run: _Run, rank: int, root: int, chunk: int) -> list[i
         return [root]  # on the root, too
     if not parts or (roles.source is Parts.EACH and chunk != rank):
         return None
-    return parts[chunk if roles.target is Parts.EACH else 0]
+    return list(parts[chunk if roles.target is Parts.EACH else 0])
 
 
 def _check_one_answer(run: _Run) -> None:
