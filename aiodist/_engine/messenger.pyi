@@ -213,8 +213,12 @@ class Messenger:
     def recv(self, tensor: Any, src: Any, tag: Any, held: bool) -> Any:
         """Post a receive, likewise."""
 
-    def send_bytes(self, data: bytes, dst: int, tag: int, held: bool) -> Any:
-        """Send bytes; what else the caller passes is checked."""
+    def send_bytes(self, data: bytes, dst: int, tag: int, held: bool, depth: int = 1) -> Any:
+        """Send bytes; what else the caller passes is checked.
 
-    def recv_bytes(self, src: int, tag: int, held: bool, convert: Any) -> Any:
+        Args:
+            depth: calls of aiodist between the program's line and this one; see `Starter.start`.
+        """
+
+    def recv_bytes(self, src: int, tag: int, held: bool, convert: Any, depth: int = 1) -> Any:
         """Post a receive of bytes, of any number; `convert` makes the result of (sender, bytes)."""

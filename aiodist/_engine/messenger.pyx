@@ -107,9 +107,9 @@ cdef class PreparedMessage(Site):
             and (self.ndim == 0 or memcmp(np.PyArray_DIMS(array), self.dims, self.ndim * sizeof(np.npy_intp)) == 0)
         )
 
-    cdef note(self, object track, uint64_t number, double issued):
-        """Write down that the operation was issued, and by which line."""
-        self.find_line(track.line_of, 1)
+    cdef note(self, object track, uint64_t number, double issued, int depth):
+        """Write down that the operation was issued, and by which line: so many calls above this one."""
+        self.find_line(track.line_of, depth)
         noted = (self.sort, number, self.line, issued)
         track.keep(noted)
         return noted
@@ -456,9 +456,9 @@ cdef class Messenger:
         like = self.find(True, array, dst, tag)
         if like is None or not PyArray_CHKFLAGS(array, NPY_ARRAY_CARRAY_RO) or not self.is_here():
             return None
-        return self.leave(like, <const char*>np.PyArray_DATA(array), held)
+        return self.leave(like, <const char*>np.PyArray_DATA(array), held, 1)
 
-    def send_bytes(self, bytes data not None, int dst, tag, bint held):
+    def send_bytes(self, bytes data not None, int dst, tag, bint held, int depth=1):
         cdef PreparedMessage like
         if not 0 < len(data) <= MOST_EAGER or not self.is_here():
             return None
@@ -466,9 +466,9 @@ cdef class Messenger:
         like.nbytes = like.header.nbytes = <uint32_t>len(data)
         like.header.total = like.nbytes
         memcpy(like.header.signature, self.inbox.signature_of(like.nbytes), SIGNATURE)
-        return self.leave(like, <const char*>data, held)
+        return self.leave(like, <const char*>data, held, depth)
 
-    cdef leave(self, PreparedMessage like, const char* data, bint held):
+    cdef leave(self, PreparedMessage like, const char* data, bint held, int depth):
         """Have a message leave, if it can at once; else None, and nothing has happened."""
         cdef uint64_t size = FRAME_BYTES + <uint64_t>like.nbytes, spent, spent_all, number
         cdef Producer ring
@@ -501,7 +501,7 @@ cdef class Messenger:
             header = PyBytes_FromStringAndSize(<const char*>&like.header, FRAME_BYTES)
             payload = memoryview(PyBytes_FromStringAndSize(data, like.nbytes))
             channel.send_eager(header, self.context, payload, like.sealed)
-        noted = like.note(self.track, number, issued)
+        noted = like.note(self.track, number, issued, depth)
         work = new_handle(self.work, self.issuer, like.call, held, None, None, number, noted)
         work.finish(None)
         return work
@@ -518,12 +518,12 @@ cdef class Messenger:
         like = self.find(False, array, src, tag)
         if like is None or not PyArray_CHKFLAGS(array, NPY_ARRAY_CARRAY) or not self.is_here():
             return None
-        return self.wait(like, array, like, like.peer, held, None)
+        return self.wait(like, array, like, like.peer, held, None, 1)
 
-    def recv_bytes(self, int src, tag, bint held, convert):
+    def recv_bytes(self, int src, tag, bint held, convert, int depth=1):
         if not self.is_here():
             return None
-        return self.wait(self.find_bytes(False, src, tag), None, None, src, held, convert)
+        return self.wait(self.find_bytes(False, src, tag), None, None, src, held, convert, depth)
 
     cdef bint is_first(self, Handle work, object tag, object source) except -1:
         """Note a receive that begins now, if it is one of a row: the last of its tag and source was the only one,
@@ -548,13 +548,14 @@ cdef class Messenger:
             or self.messages.dead
         )
 
-    cdef wait(self, PreparedMessage like, np.ndarray target, PreparedMessage fitting, int source, bint held, convert):
+    cdef wait(self, PreparedMessage like, np.ndarray target, PreparedMessage fitting, int source, bint held, convert,
+              int depth):
         """Have a receive get its message: the one that is here, or the next."""
         cdef Receive receive = Receive.__new__(Receive)
         cdef Handle work
         cdef uint64_t number = self.counts.get(like.stream, 0)
         self.counts[like.stream] = number + 1
-        noted = like.note(self.track, number, monotonic_seconds())
+        noted = like.note(self.track, number, monotonic_seconds(), depth)
         work = new_handle(self.work, self.issuer, like.call, held, None, None, number, noted)
         receive.set_up(self.inbox, work, source, like.tag, target, fitting, convert, self.begin)
         if not self.is_first(work, like.tag, source) and self.is_behind(work, like.tag, source):

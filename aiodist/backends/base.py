@@ -220,11 +220,13 @@ class FastMessages(Protocol):
     def recv(self, tensor: Any, src: Any, tag: Any, held: bool) -> Work[int] | None:
         """A receive, likewise."""
 
-    def send_bytes(self, data: bytes, dst: int, tag: int, held: bool) -> Work[None] | None:
-        """A send of bytes, to a peer and with a tag that are checked."""
+    def send_bytes(self, data: bytes, dst: int, tag: int, held: bool, depth: int = 1) -> Work[None] | None:
+        """A send of bytes, to a peer and with a tag that are checked; `depth` as of `FastPath.start`."""
 
-    def recv_bytes(self, src: int, tag: int, held: bool, convert: Callable[[Any], Any]) -> Work[Any] | None:
-        """A receive of any number of bytes; `convert` makes the result of (sender, array)."""
+    def recv_bytes(
+        self, src: int, tag: int, held: bool, convert: Callable[[Any], Any], depth: int = 1
+    ) -> Work[Any] | None:
+        """A receive of any number of bytes; `convert` makes the result of (sender, bytes)."""
 
     def note_all(self) -> None:
         """Enter what is pending in flight now."""

@@ -49,14 +49,16 @@ class Objects:
 
     def all_gather(self, obj: Any, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
         """Gather an object of each rank on all ranks; see `ProcessGroup.all_gather_object`."""
-        self._check_pickle(allow_pickle)
+        if allow_pickle:
+            self._check_exposed()
         data = encode(obj, allow_pickle=allow_pickle)
         asked = _Gathered(self._core, Kind.all_gather, NO_ROOT, allow_pickle, timeout, data)
         return self._begin(asked, async_op)
 
     def gather(self, obj: Any, dst: int, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
         """Gather an object of each rank on one rank; see `ProcessGroup.gather_object`."""
-        self._check_pickle(allow_pickle)
+        if allow_pickle:
+            self._check_exposed()
         root = check.group_rank(dst, self._size, "dst")
         data = encode(obj, allow_pickle=allow_pickle)
         return self._begin(_Gathered(self._core, Kind.gather, root, allow_pickle, timeout, data), async_op)
@@ -65,7 +67,8 @@ class Objects:
         self, obj: Any, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
         """Give all ranks the object of one; see `ProcessGroup.broadcast_object`."""
-        self._check_pickle(allow_pickle)
+        if allow_pickle:
+            self._check_exposed()
         root = check.group_rank(src, self._size, "src")
         data = encode(obj, allow_pickle=allow_pickle) if root == self._rank else None
         return self._begin(_Broadcast(self._core, root, allow_pickle, timeout, data, obj), async_op)
@@ -74,7 +77,8 @@ class Objects:
         self, objs: Sequence[Any] | None, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
         """Give each rank its object of one rank's list; see `ProcessGroup.scatter_object`."""
-        self._check_pickle(allow_pickle)
+        if allow_pickle:
+            self._check_exposed()
         root = check.group_rank(src, self._size, "src")
         parts: list[bytes] | None = None
         if root == self._rank:
@@ -106,24 +110,19 @@ class Objects:
         self, obj: Any, dst: int, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[None]:
         """Send an object to one rank; see `ProcessGroup.send_object`."""
-        self._check_pickle(allow_pickle)
+        if allow_pickle:
+            self._check_exposed()
         peer = check.group_rank(dst, self._size, "dst")
         number = check.message_tag(tag) + OBJECT_TAGS
         encoded = encode(obj, allow_pickle=allow_pickle)
         fast = self._core.fast_sends(timeout)
-        sent = None if fast is None else fast.send_bytes(encoded, peer, number, async_op)
+        sent = None if fast is None else fast.send_bytes(encoded, peer, number, async_op, 2)
         if sent is not None:
             return sent
         data = np.frombuffer(encoded, np.uint8)
         named = f"{AS}send_object(dst={peer})"
         asked = Request(Kind.send, (_BYTES, data.shape), data, peer=peer, tag=number, detail=named, own=True)
         return self._core.issue(asked, timeout, async_op)
-
-    def recv(
-        self, src: int | None, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
-    ) -> Work[Any]:
-        """Receive an object from one rank, or any; see `ProcessGroup.recv_object`."""
-        return self.receive(src, tag, allow_pickle, timeout, async_op, lambda _, obj: obj)
 
     def receive(
         self,
@@ -134,22 +133,25 @@ class Objects:
         async_op: bool,
         result: Callable[[int, Any], Any],
     ) -> Work[Any]:
-        """Receive an object → what `result` makes of the sender's group rank and the object."""
-        self._check_pickle(allow_pickle)
+        """Receive an object from one rank, or any → what `result` makes of the sender's group rank and the
+        object; see `ProcessGroup.recv_object`."""
+        if allow_pickle:
+            self._check_exposed()
         peer = source_rank(src, self._size)
         number = check.message_tag(tag) + OBJECT_TAGS
 
         decoded = _Received(allow_pickle, result)
         fast = self._core.fast_receives(timeout)
-        posted = None if fast is None else fast.recv_bytes(peer, number, async_op, decoded)
+        posted = None if fast is None else fast.recv_bytes(peer, number, async_op, decoded, 2)
         if posted is not None:
             return posted
         named = f"{AS}recv_object({f'src={peer}' if peer >= 0 else ''})"
         asked = Request(Kind.recv, (_BYTES, (0,)), peer=peer, tag=number, detail=named, convert=decoded)
         return self._core.issue(asked, timeout, async_op)
 
-    def _check_pickle(self, allowed: bool) -> None:
-        if allowed and self._core.control.exposed:
+    def _check_exposed(self) -> None:
+        """Refuse to pickle where strangers could send."""
+        if self._core.control.exposed:
             raise UsageError(
                 "allow_pickle=True is refused in a job without a secret that other hosts can reach: "
                 "those hosts could run code here",
@@ -421,7 +423,7 @@ class _Received(Decoding):
 
     def decode(self, data: Any) -> Any:
         """Decode the bytes of a message; see `Decoding`."""
-        return decode(memoryview(data), allow_pickle=self._allow_pickle)
+        return decode(data if type(data) is bytes else memoryview(data), allow_pickle=self._allow_pickle)
 
     def result(self, sender: int, obj: Any) -> Any:
         """The receive's result, of the object that was decoded; see `Decoding`."""

@@ -43,6 +43,10 @@ Number = complex | np.number[Any] | np.bool_
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _alone(sender: int, obj: Any) -> Any:
+    return obj
+
+
 def _with_sender(sender: int, obj: Any) -> tuple[int, Any]:
     return sender, obj
 
@@ -592,7 +596,7 @@ class ProcessGroup:
         Returns:
             → the object.
         """
-        return self._objects.recv(src, tag, allow_pickle, timeout, async_op)
+        return self._objects.receive(src, tag, allow_pickle, timeout, async_op, _alone)
 
     def recv_object_from(
         self,
