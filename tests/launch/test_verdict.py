@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from dataclasses import replace
 
 import pytest
 
-from aiodist.base.errors import WireError
+from aiodist.base.errors import AiodistError, CollectiveTimeout, GroupAborted, PeerLost, WireError
 from aiodist.launch.report import render
 from aiodist.launch.verdict import NEVER, Ending, NodeReport, by_its_words, judge, lost_nodes, signal_name
 
@@ -213,3 +214,18 @@ def test_one_that_had_failed_and_did_not_end() -> None:
     assert judge([report(0, quiet, noticed, turn=1)]).culprit == noticed
     unnamed = ending(2, -15, asked=15, error="ValueError: long ago")
     assert judge([report(0, quiet, noticed, unnamed, turn=1)]).culprit == noticed
+
+
+def traceback_ends(error: AiodistError) -> str:
+    """The line with which a traceback ends, as the launcher keeps it: without the module."""
+    return traceback.format_exception_only(error)[-1].split("\n")[0].removeprefix("aiodist.")
+
+
+@pytest.mark.parametrize("ranks", [(2,), (1, 2), (0, 3, 11)])
+def test_the_ranks_in_an_errors_own_text_are_found(ranks: tuple[int, ...]) -> None:
+    lost = ending(5, 1, symptom=True, error=traceback_ends(PeerLost(ranks, "it ended", op="barrier", seq=3)))
+    assert lost.gone == set(ranks)
+    aborted = ending(5, 1, symptom=True, error=traceback_ends(GroupAborted(ranks[-1], "why", group="g")))
+    assert aborted.gone == {ranks[-1]}
+    for late in (CollectiveTimeout(4.0, missing=ranks), CollectiveTimeout(4.0, unheard=ranks)):
+        assert ending(5, 1, symptom=True, error=traceback_ends(late)).late == set(ranks)
