@@ -1,6 +1,7 @@
 """The foundation of every district: errors, types, the table of operations, facts about this process.
 
-    errors          the hierarchy of errors, drawn as a tree at its top
+    errors          the hierarchy of errors, drawn as a tree at its top, and their texts; those of PeerLost,
+                    GroupAborted and CollectiveTimeout are read in workers' output by `launch/verdict`
     types           `ReduceOp`, which op goes with which dtype, and `Call`: what all ranks must agree on
     operations      the table of operations and of what each argument holds; argument checks, buffers,
                     proofs and conformance programs follow from it

@@ -7,11 +7,13 @@
     numbers         the one counter of operations; `deadlines`: operations in flight, by their deadlines
     batch, composed what begins later: `coalesce()` blocks, operations made of others
     roster, seats   the members, and which of them share a node; `family`: groups that end together
-    watch, breakage which rank is missing or disagrees; how the end of a group is reported
+    watch           which rank is missing, lost or disagrees, and the error that says so
+    breakage        these errors as values on control links, and back: members see no more than it packs
     control/        links without bulk: losses, aborts, heartbeats; their own ends are `transport/ending`'s
     membership/     which processes make the next epoch
     epochs/         makes a job's groups, epoch by epoch
-    services/       calls, streams, messages between two processes; their bytes and limits: `net/wire/calls`
+    services/       calls, streams, messages between two processes; their frames and largest sizes are in
+                    `net/wire/calls`, what is too large is refused in `services/codec`
     runtime/        `init_process_group`, `join`, `run`
     functional/     the module-level calls with torch's signatures
 

@@ -3,8 +3,9 @@
     config          what the command line asks for; pure
     agent, crew     one node's part of a job; one attempt on one node
     place           a node's place in an attempt, and the variables of its workers; pure
-    supervisor      when to stop workers, and by which signal; pure
-    restarts        whether to start again, and after how long; `verdict`: which failure came first; pure
+    supervisor      when to stop workers, and by which signal; its times are those of `config`; pure
+    restarts        whether to start again, and after how long; `verdict`: which failure came first, by
+                    the texts of `base/errors` that workers print; pure
     report          the box at the end; `outcome`: the verdict as it is stored
     json_records    JSON of another agent, as a dataclass, checked
     doing, tasks    what a worker does that others wait for; tasks that end with their parent

@@ -16,7 +16,10 @@
     dashboard/      the page of `aiodist dashboard`
 
 A number on its way to a screen: a rank writes it (`recorder/`), `view` holds it, `page` or `summary` turns it
-into what is shown, `dashboard/static/` and `cli` draw that.
+into what is shown, `dashboard/static/` and `cli` draw that. Calls of services go another way: once a second
+`group/services/overview` says what is under way, the recorder keeps that as `about["calls"]`, and `calls`
+here reads it. A metric takes its value from a recording: a counter in `metrics/tally`, a gauge in
+`metrics/families`.
 
 All but recorder, host, source, exchange, watcher, leaving and dashboard are pure. A record is data of
 somebody else: readers bound what it may cost. Contract: docs/observability.md.

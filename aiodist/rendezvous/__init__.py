@@ -1,5 +1,6 @@
 """Where the processes of a job meet: stores, the server behind them, and the ways that lead there.
 
+    store                       the interface: every public method, the same for all kinds of stores
     methods, shapes, rules      the table of the store's methods, their arguments, what is refused
     machine/                    the store as a pure state machine
     server, client, connection  the machine behind sockets, and `TcpStore`
@@ -10,6 +11,9 @@
     handlers, hosting           one function for each way; the store hosted by rank 0
     announcement, meeting_place which job a store belongs to, so that no process enters another one
     launchers/, etcd/           formats of others: torchrun, mpirun, srun, horovodrun, etcd
+
+A method is a row in `methods`, its public call in `store`, its function in a part of `machine/`, and its name
+in `etcd/store`. Wire, checks, prefixes, client and the other stores follow from the row.
 
 Only `launchers/` and `etcd/` know formats of others. Contract: docs/store.md.
 """

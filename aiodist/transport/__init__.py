@@ -1,6 +1,6 @@
 """Channels: directed message paths between processes, over memory, TCP or shared memory.
 
-    base                what a channel is
+    base                what a channel is, and its largest pieces (over TCP, and lent: `net/wire/frame`)
     sending, receiving  matching and flow control, pure, over any `link`
     accounts            the fields of both ends that the engine reads and writes, too
     stream              frames over TCP or a Unix socket

@@ -27,7 +27,8 @@ from typing import Literal, NamedTuple, Protocol
 from aiodist.base.errors import GroupBroken, Tampered
 
 FRAGMENT = 256 * 1024
-"""Bytes of the largest piece in which a message travels, and of the largest piece a `Fold` is given."""
+"""Bytes of the largest piece that a `Fold` is given, and in which a sealed message travels. Others travel in
+pieces of up to `net.wire.frame.PAYLOAD_LIMIT`."""
 
 EAGER_MESSAGE = 8 * 1024
 """Bytes of the largest message that may travel before its receive is posted."""

@@ -2,7 +2,8 @@
 
     variables       every AIODIST_* variable by its name; unknown ones are reported
     placement       rank, world, node and master, from the variables of each launcher, as one table
-    tuning          settings, and `thresholds`: the sizes at which one path gives way to another
+    tuning          settings, and `thresholds`: the sizes at which one path gives way to another; a reduction
+                    also leaves the loop by its estimated time (`backends/arrays/kernels/cost`)
     secret, tls     the job's secret and TLS files
     address, user   addresses as text; who this user is
     lone_process    whether a process that looks like a job of its own belongs to another one

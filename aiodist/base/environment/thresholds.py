@@ -23,7 +23,8 @@ class Thresholds:
             over sockets carry all.
         poll: AIODIST_POLL: microseconds that an await polls in a turn of the loop before it sleeps.
         direct: AIODIST_DIRECT: up to here every rank reduces everything; above, each reduces its part.
-        inline: AIODIST_INLINE: up to here the event loop does the work itself; above, a thread.
+        inline: AIODIST_INLINE: up to here the event loop does the work itself; above, a thread. A reduction
+            goes to the thread from an estimated 200 µs on, too.
         block: AIODIST_BLOCK: what the thread handles at a time, of one rank's part.
         staging: AIODIST_STAGING: blocks that lie in staging side by side have at most so many together.
         depth: AIODIST_DEPTH: blocks that a rank may be ahead of its reader, where there are two ranks.

@@ -8,4 +8,10 @@ callee      what another asks of this one: `serving` (pure), its end; `running`,
 handlers    what may be called by name; `records`, dataclasses by their fields; `mailbox`, messages
 peers       who is where in this epoch, who is lost, and the ways to them
 switchboard the process's: what users ask
+
+codec       arguments and results as bytes, in a thread where they are large; refuses what is too large
+outcomes    how a call ended, and the error that its caller gets
+stream      a stream, as its caller reads it
+connection, outbox    frames over a line, large ones in pieces
+notes, overview       what is logged of handlers; what is under way, for those who look at the job
 """
