@@ -171,7 +171,7 @@ class Numbers(Protocol):
         """Take the next number of sends to, or receives from, a peer with a tag."""
 
 
-class FastPath(Protocol):
+class Starter(Protocol):
     """A backend's way around `submit` for what is issued again and again.
 
     A call takes a number and starts, if it is a case for this; else it gives None, and nothing has happened.
@@ -211,8 +211,8 @@ class FastPath(Protocol):
         """The call that was started here under a number, unless that is long ago."""
 
 
-class FastMessages(Protocol):
-    """A backend's way around `submit` for small messages; like `FastPath`."""
+class Messenger(Protocol):
+    """A backend's way around `submit` for small messages; like `Starter`."""
 
     def send(self, tensor: Any, dst: Any, tag: Any, held: bool) -> Work[None] | None:
         """A send, which is done then. Nothing was checked of what the caller passed."""
@@ -221,7 +221,7 @@ class FastMessages(Protocol):
         """A receive, likewise."""
 
     def send_bytes(self, data: bytes, dst: int, tag: int, held: bool, depth: int = 1) -> Work[None] | None:
-        """A send of bytes, to a peer and with a tag that are checked; `depth` as of `FastPath.start`."""
+        """A send of bytes, to a peer and with a tag that are checked; `depth` as of `Starter.start`."""
 
     def recv_bytes(
         self, src: int, tag: int, held: bool, convert: Callable[[Any], Any], depth: int = 1
@@ -332,9 +332,9 @@ class HostEngine(Executor):
         """A new array, uninitialised, where this engine reads and writes it with the fewest copies."""
         return np.empty(shape, dtype)
 
-    def fast_path(
+    def starter(
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
-    ) -> FastPath | None:
+    ) -> Starter | None:
         """A way around `submit`, or None.
 
         Args:
@@ -344,17 +344,17 @@ class HostEngine(Executor):
         """
         return None
 
-    def fast_messages(
+    def messenger(
         self,
         issuer: GroupState,
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],
-    ) -> FastMessages | None:
+    ) -> Messenger | None:
         """A way around `submit` for messages, or None.
 
         Args:
-            issuer, numbers: as of `fast_path`.
+            issuer, numbers: as of `starter`.
             enter: enters a receive in flight.
             ended: called when one has ended, in flight or not.
         """

@@ -19,7 +19,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from aiodist.backends.base import FastMessages, FastPath, Operation, Reports
+from aiodist.backends.base import Messenger, Operation, Reports, Starter
 from aiodist.backends.carriers import Carriers
 from aiodist.backends.forgotten import Forgotten, Origin, error_of, never_closed, warn
 from aiodist.backends.work import Failures, GroupState, Work
@@ -83,9 +83,9 @@ class GroupCore:
         numbers: of its operations.
         carriers: carry its operations out.
         host: its host engine, which is one of them.
-        fast_path, fast_messages: the host engine's; None where there is none, and once the group has
+        starter, messenger: the host engine's; None where there is none, and once the group has
             broken or is closed.
-        start_prepared: starts a prepared call (`FastPath.start`); gives None where the call is not one.
+        start_prepared: starts a prepared call (`Starter.start`); gives None where the call is not one.
         batches: the open `coalesce` blocks.
         failures: of Works, that nobody was told.
         lineage: the groups of other epochs in whose place it came, or which came in its place.
@@ -120,9 +120,9 @@ class GroupCore:
         self.numbers = Numbers()
         self.failures = Failures()
         self.error: GroupBroken | None = None
-        self.fast_path: FastPath | None = None
+        self.starter: Starter | None = None
         self.start_prepared: Callable[..., Work[Any] | None] = _not_prepared
-        self.fast_messages: FastMessages | None = None
+        self.messenger: Messenger | None = None
         self.origin = Origin("new_group", "", 0)
         self._closer = closer
         self._handle: weakref.ref[Any] | None = None
@@ -172,10 +172,10 @@ class GroupCore:
         self.issuer.trouble = self._watch.trouble
         if self.carriers.takes_host:
             flight, issuer, numbers = self.flight, self.issuer, self.numbers
-            self.fast_path = flight.fast_path = self.host.fast_path(issuer, numbers, self._note)
-            if self.fast_path is not None:
-                self.start_prepared = self.fast_path.start
-            self.fast_messages = flight.fast_messages = self.host.fast_messages(
+            self.starter = flight.starter = self.host.starter(issuer, numbers, self._note)
+            if self.starter is not None:
+                self.start_prepared = self.starter.start
+            self.messenger = flight.messenger = self.host.messenger(
                 issuer, numbers, self._enter, flight.ended
             )
         self._watch.start()
@@ -430,7 +430,7 @@ class GroupCore:
             await asyncio.shield(self._closing)
             return
         self._closing = self.loop.create_future()
-        self._leave_fast_paths()
+        self._start_no_more()
         self.batches.begin()
         try:
             try:
@@ -498,7 +498,7 @@ class GroupCore:
         What the child's copies of tasks await fails now. Where another thread runs the loop, none does here.
         """
         self._forked = True
-        self._leave_fast_paths()
+        self._start_no_more()
         self.issuer.forgotten.end(excused=True)
         if get_ident() == self.issuer.thread:
             self.control.stop()
@@ -514,9 +514,9 @@ class GroupCore:
             hint="Call init_process_group in the child",
         )
 
-    def _leave_fast_paths(self) -> None:
+    def _start_no_more(self) -> None:
         """Have each call from now on go the general way, which says why there are no more."""
-        self.fast_path = self.fast_messages = None
+        self.starter = self.messenger = None
         self.start_prepared = _not_prepared
 
     # ── issuing ──────────────────────────────────────────────────────────────────────────────────────
@@ -633,17 +633,17 @@ class GroupCore:
         if gone is not None and self.error is None:
             self.break_group(gone)
 
-    def fast_sends(self, timeout: Timeout) -> FastMessages | None:
+    def messenger_for_send(self, timeout: Timeout) -> Messenger | None:
         """The fast path of messages, if a send may take it now. Its timeout is only checked: what it sends is
         done at once."""
         if timeout is not None:
             seconds(timeout)
-        return None if self.batches.open else self.fast_messages
+        return None if self.batches.open else self.messenger
 
-    def fast_receives(self, timeout: Timeout) -> FastMessages | None:
+    def messenger_for_receive(self, timeout: Timeout) -> Messenger | None:
         """The fast path of messages, if a receive may take it now. One with a timeout may not: those of the
         fast path are not in flight, where timeouts are watched, before they are posted."""
-        return None if timeout is not None or self.batches.open else self.fast_messages
+        return None if timeout is not None or self.batches.open else self.messenger
 
     def _enter(self, operation: Operation) -> None:
         """Enter in flight a receive that the host engine has started by itself."""
@@ -762,7 +762,7 @@ class GroupCore:
             return
         error.reader = self.roster.me
         self.error = error
-        self._leave_fast_paths()
+        self._start_no_more()
         aborted = (error.rank,) if isinstance(error, GroupAborted) else ()
         lost = error.ranks if isinstance(error, PeerLost) else aborted
         self._track.trouble(f"group '{self.roster.name}' broke: {type(error).__name__}: {error}", lost)

@@ -19,7 +19,7 @@ from heapq import nsmallest
 from time import thread_time
 from typing import ClassVar
 
-from aiodist.backends.base import FastMessages, FastPath, Operation
+from aiodist.backends.base import Messenger, Operation, Starter
 from aiodist.base.types import Call
 from aiodist.net.alarm import Alarm
 from aiodist.net.within import happens
@@ -76,18 +76,18 @@ class Flight:
         self._questions, self._next_questions = 0, 0.0  # still allowed until then
         self._moves = False  # an operation has ended since the last questions
         self._fewer = asyncio.Event()  # an operation has ended since a drain began to wait
-        self.fast_path: FastPath | None = None  # it enters what it started only when the loop turns
-        self.fast_messages: FastMessages | None = None
+        self.starter: Starter | None = None  # it enters what it started only when the loop turns
+        self.messenger: Messenger | None = None
 
     def __len__(self) -> int:
         self._catch_up()
         return len(self._open)
 
     def _catch_up(self) -> None:
-        if self.fast_path is not None:
-            self.fast_path.note_all()
-        if self.fast_messages is not None:
-            self.fast_messages.note_all()
+        if self.starter is not None:
+            self.starter.note_all()
+        if self.messenger is not None:
+            self.messenger.note_all()
 
     def issue(self, operation: Operation, timeout: float) -> None:
         """Enter an operation that begins."""
@@ -112,8 +112,8 @@ class Flight:
     def call(self, seq: int) -> Call | None:
         """The collective issued under a number, unless that is long ago."""
         call = self._recent.get(seq)
-        if call is None and self.fast_path is not None:
-            call = self.fast_path.call(seq)
+        if call is None and self.starter is not None:
+            call = self.starter.call(seq)
         if call is None:  # what is in flight is known, however many came after it
             calls = (operation.call for operation in self._open)
             call = next((call for call in calls if call.seq == seq and not call.message), None)

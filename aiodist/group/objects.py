@@ -115,8 +115,8 @@ class Objects:
         peer = check.group_rank(dst, self._size, "dst")
         number = check.message_tag(tag) + OBJECT_TAGS
         encoded = encode(obj, allow_pickle=allow_pickle)
-        fast = self._core.fast_sends(timeout)
-        sent = None if fast is None else fast.send_bytes(encoded, peer, number, async_op, 2)
+        messenger = self._core.messenger_for_send(timeout)
+        sent = None if messenger is None else messenger.send_bytes(encoded, peer, number, async_op, 2)
         if sent is not None:
             return sent
         data = np.frombuffer(encoded, np.uint8)
@@ -141,8 +141,8 @@ class Objects:
         number = check.message_tag(tag) + OBJECT_TAGS
 
         decoded = _Received(allow_pickle, result)
-        fast = self._core.fast_receives(timeout)
-        posted = None if fast is None else fast.recv_bytes(peer, number, async_op, decoded, 2)
+        messenger = self._core.messenger_for_receive(timeout)
+        posted = None if messenger is None else messenger.recv_bytes(peer, number, async_op, decoded, 2)
         if posted is not None:
             return posted
         named = f"{AS}recv_object({f'src={peer}' if peer >= 0 else ''})"
@@ -209,7 +209,7 @@ class _Asked(ABC):
         self.limit, self.frame = core.limit(timeout), frame
 
     def take_frames(self, frames: Array) -> Any:
-        """End the Work by its frames, or go on by a second step: see `FastPath.start`. Raises nothing."""
+        """End the Work by its frames, or go on by a second step: see `Starter.start`. Raises nothing."""
         work = self.work()
         assert work is not None
         try:

@@ -444,8 +444,8 @@ class ProcessGroup:
             → None.
         """
         core = self._core
-        fast = core.fast_sends(timeout)
-        sent = None if fast is None else fast.send(tensor, dst, tag, async_op)
+        messenger = core.messenger_for_send(timeout)
+        sent = None if messenger is None else messenger.send(tensor, dst, tag, async_op)
         if sent is not None:
             return sent
         return core.issue(sending(self._roster, tensor, dst, tag), timeout, async_op)
@@ -476,8 +476,8 @@ class ProcessGroup:
             → the group rank of the sender.
         """
         core = self._core
-        fast = core.fast_receives(timeout)
-        posted = None if fast is None else fast.recv(tensor, src, tag, async_op)
+        messenger = core.messenger_for_receive(timeout)
+        posted = None if messenger is None else messenger.recv(tensor, src, tag, async_op)
         if posted is not None:
             return posted
         return core.issue(receiving(self._roster, tensor, src, tag), timeout, async_op)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from aiodist import _engine
 from aiodist.backends.base import complete
-from aiodist.backends.host.fast_messages import signature_of_bytes
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
+from aiodist.backends.host.messenger import signature_of_bytes
 from aiodist.base.operations import Kind
 from aiodist.base.types import Call, message_signature
 from aiodist.group import ProcessGroup

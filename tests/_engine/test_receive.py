@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import aiodist as dist
 from aiodist import _engine
 from aiodist.backends.base import complete
-from aiodist.backends.host.fast_messages import signature_of_bytes
 from aiodist.backends.host.held_up import ANY
 from aiodist.backends.host.messages import Messages
+from aiodist.backends.host.messenger import signature_of_bytes
 from aiodist.base.errors import WireError
 from aiodist.base.operations import Kind
 from aiodist.base.types import Call, message_signature

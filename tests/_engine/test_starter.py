@@ -26,7 +26,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 async def test_joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessGroup) -> None:
     mine = np.arange(6.0).reshape(2, 3) + 10 * pg.rank
     both = np.concatenate([np.arange(6.0).reshape(2, 3) + 10 * rank for rank in range(pg.size)])
-    fast: Any = core_of(pg).fast_path
+    fast: Any = core_of(pg).starter
     assert fast is not None
     for shape in ((pg.size, 2, 3), (pg.size * 2, 3)):
         out = np.empty(shape)
@@ -47,7 +47,7 @@ async def test_joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessG
 
 @spmd(transport="shm")
 async def test_arrays_that_are_only_read_may_be_read_only(pg: ProcessGroup) -> None:
-    fast: Any = core_of(pg).fast_path
+    fast: Any = core_of(pg).starter
     assert fast is not None
 
     def read_only(*shape: int) -> Any:
@@ -80,7 +80,7 @@ async def test_arrays_that_are_only_read_may_be_read_only(pg: ProcessGroup) -> N
 @spmd(transport="shm")
 async def test_forms_of_a_part(pg: ProcessGroup) -> None:
     """A part of one row may have its axis or not, and an array none at all."""
-    fast: Any = core_of(pg).fast_path
+    fast: Any = core_of(pg).starter
     assert fast is not None
     rows = np.arange(4.0 * pg.size).reshape(pg.size, 4) + 1000 * pg.rank
     every = [np.arange(4.0 * pg.size).reshape(pg.size, 4) + 1000 * rank for rank in range(pg.size)]
@@ -99,7 +99,7 @@ async def test_forms_of_a_part(pg: ProcessGroup) -> None:
 
 @spmd(transport="shm")
 async def test_nothing_is_taken_for_an_op_or_a_root_that_only_equals_one(pg: ProcessGroup) -> None:
-    fast: Any = core_of(pg).fast_path
+    fast: Any = core_of(pg).starter
     assert fast is not None
     for op, root in ((ReduceOp.SUM, -1), (1, -1), (True, -1), (ReduceOp.AVG, -1), (99, -1), ("SUM", -1)):
         work = fast.start(Kind.all_reduce, np.arange(3), None, False, op, root)
@@ -183,7 +183,7 @@ async def both_ways(pg: ProcessGroup, layout: str) -> None:
 
 @spmd(transport="shm")
 async def test_what_overlaps_is_refused(pg: ProcessGroup) -> None:
-    fast: Any = core_of(pg).fast_path
+    fast: Any = core_of(pg).starter
     assert fast is not None
     base = np.arange(10.0)
     for lead, other in (
@@ -240,7 +240,7 @@ async def test_numbers_come_back_as_numbers(pg: ProcessGroup) -> None:
 async def test_torch_tensors_take_the_fast_path_and_come_back_themselves(pg: ProcessGroup) -> None:
     import torch
 
-    fast: Any = core_of(pg).fast_path
+    fast: Any = core_of(pg).starter
     assert fast is not None
     values = [torch.arange(4.0).reshape(2, 2) + 10 * rank for rank in range(pg.size)]
     total, mine = sum(values), values[pg.rank]
@@ -280,7 +280,7 @@ async def test_torch_tensors_take_the_fast_path_and_come_back_themselves(pg: Pro
 async def test_what_is_more_than_memory_goes_the_long_way(pg: ProcessGroup) -> None:
     import torch
 
-    fast: Any = core_of(pg).fast_path
+    fast: Any = core_of(pg).starter
     assert fast is not None
     ones = torch.ones(pg.size, 3)
     freed = torch.ones(3)

@@ -269,7 +269,7 @@ async def test_empty_without_shared_memory_is_an_ordinary_array(pg: ProcessGroup
 @spmd(transport="shm")
 async def test_short_and_long_all_reduces_meet(pg: ProcessGroup, world_size: int) -> None:
     """Ranks may take different ways into the same operation: a strided view, a timeout, or neither."""
-    assert core_of(pg).fast_path is not None
+    assert core_of(pg).starter is not None
     for number in range(300):
         count = 1 + number % 40
         wide = np.zeros((count, 2), np.float64)

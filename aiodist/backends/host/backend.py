@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from aiodist import _engine
-from aiodist.backends.base import Array, FastPath, HostEngine, Numbers, Operation, Reports, Sent, complete
+from aiodist.backends.base import Array, HostEngine, Numbers, Operation, Reports, Sent, Starter, complete
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
-from aiodist.backends.host.fast_messages import FastMessages, signature_of_bytes
 from aiodist.backends.host.grid import Grid, contexts_of, table_of
 from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.level import Groups
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
+from aiodist.backends.host.messenger import HostMessenger, signature_of_bytes
 from aiodist.backends.host.prepare import copies, starter
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.host.wired import Collective
@@ -286,25 +286,25 @@ class HostBackend(HostEngine):
         """A new array that the ranks of this host can read."""
         return self.resources.empty(shape, dtype)
 
-    def fast_path(
+    def starter(
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
-    ) -> FastPath | None:
+    ) -> Starter | None:
         """A way around `submit` for what is issued again and again, where there is one."""
         if self.size == 1:
             return starter(issuer, numbers, 0, 1, partial(copies, self.resources.limits.inline))
-        return None if self.local is None else self.local.fast_path(issuer, numbers, note)
+        return None if self.local is None else self.local.starter(issuer, numbers, note)
 
-    def fast_messages(
+    def messenger(
         self,
         issuer: GroupState,
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],
-    ) -> FastMessages | None:
+    ) -> HostMessenger | None:
         """A way around `submit` for small messages, where there is one."""
         if _engine.compiled is None or self._inbox is None:
             return None
-        return FastMessages(
+        return HostMessenger(
             *(_engine.compiled, self._inbox, self.channels, self.messages, self._receive, self._hold),
             *(issuer, numbers, enter, ended, self._silent),
         )

@@ -229,10 +229,10 @@ class LocalGroup:
             self.hub.end_of_turn_soon()  # it rings peers that wait for the slot
         return True
 
-    def fast_path(
+    def starter(
         self, issuer: GroupState, numbers: Numbers, note: Callable[[Work[Any]], Operation]
     ) -> _engine.Starter | None:
-        """The fast path: see `Backend.fast_path`."""
+        """The fast path: see `Backend.starter`."""
         self._note = note
         board = self.board
         self._starter = starter(issuer, numbers, board.rank, board.size, self._span, self, self._slots)

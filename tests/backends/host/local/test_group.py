@@ -130,14 +130,14 @@ class Member:
         self.release.when_free(lambda: self.calls.append("released"))
 
 
-def fast_path_of(member: Member, numbers: Numbers | None = None) -> Starter:
+def starter_of(member: Member, numbers: Numbers | None = None) -> Starter:
     """Its fast path."""
     issuer = GroupState(asyncio.get_running_loop(), a_track())
 
     def note(work: Any) -> Operation:
         return Operation(work.call, work, work._result, work._result, None, print)
 
-    path = member.group.fast_path(issuer, numbers or Numbers(), note)
+    path = member.group.starter(issuer, numbers or Numbers(), note)
     assert path is not None
     return path
 
@@ -198,7 +198,7 @@ async def test_operation_on_the_fast_path_succeeds_no_more_once_members_disagree
     """An earlier one differs: whoever awaits a later one meanwhile has no result, though all published it."""
     local = hubs(2)
     group = [Member(hub, rank) for rank, hub in enumerate(local)]
-    paths = [fast_path_of(member) for member in group]
+    paths = [starter_of(member) for member in group]
     started = [
         [
             path.start(Kind.all_reduce, np.arange(count) + rank, None, True, ReduceOp.SUM)
@@ -254,7 +254,7 @@ async def test_operation_that_breaks_its_group_while_it_is_awaited_is_there_unti
     first, second = (Member(hub, rank, Thresholds(direct=1 << 15)) for rank, hub in enumerate(local))
     gc.collect()
     others, found = exchanges(), []
-    work: Any = fast_path_of(first).start(Kind.all_reduce, np.arange(2000), None, True, ReduceOp.SUM)
+    work: Any = starter_of(first).start(Kind.all_reduce, np.arange(2000), None, True, ReduceOp.SUM)
     second.reduce(0, 2000)
     local[1].words[second.group.board.at // 8 + SLOTS + SOURCE] = (len(local[1].view) - 8) << 1
 
@@ -275,7 +275,7 @@ async def test_await_after_the_segment_is_gone_looks_nowhere(hubs: Any) -> None:
     """A world that is abandoned goes before its groups."""
     local = hubs(2, poll=0.001)
     members = [Member(hub, rank) for rank, hub in enumerate(local)]
-    work: Any = fast_path_of(members[0]).start(Kind.barrier, None, None, True)
+    work: Any = starter_of(members[0]).start(Kind.barrier, None, None, True)
     assert members[0].group.board.complete()
     next(work.__await__())  # it has found all regions
     await asyncio.sleep(0)  # and may poll again
@@ -293,11 +293,11 @@ async def test_array_that_is_read_only_at_the_end_breaks_the_group(hubs: Any, se
     """The result was to be copied there. Else nobody would be told, and nothing would ever end."""
     first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
     array = np.arange(8).reshape(2, 4).T
-    work: Any = fast_path_of(first).start(Kind.all_reduce, array, None, True, ReduceOp.SUM)
+    work: Any = starter_of(first).start(Kind.all_reduce, array, None, True, ReduceOp.SUM)
     if seen:
         first.group.note_all()
     array.flags.writeable = False
-    fast_path_of(second).start(Kind.all_reduce, np.arange(8).reshape(4, 2), None, True, ReduceOp.SUM)
+    starter_of(second).start(Kind.all_reduce, np.arange(8).reshape(4, 2), None, True, ReduceOp.SUM)
     next(work.__await__())
     assert first.calls == ["failed assignment destination is read-only"]
     assert not work.done()  # it fails with the group
@@ -361,7 +361,7 @@ async def test_staging_is_given_back_when_the_thread_has_let_go(hubs: Any) -> No
 async def test_data_that_lies_nowhere_is_the_fault_of_who_says_so(hubs: Any, short: bool, count: int) -> None:
     local = hubs(2)
     first, second = (Member(hub, rank, Thresholds(direct=1 << 15)) for rank, hub in enumerate(local))
-    path = fast_path_of(first) if short else None
+    path = starter_of(first) if short else None
     if path is None:
         first.reduce(0, count)
     else:
@@ -472,7 +472,7 @@ async def test_the_fast_path_leaves_to_the_general_one_what_can_never_have_room(
     limits = Thresholds(direct=0, inline=1 << 30)
     first, second = (Member(hub, rank, limits) for rank, hub in enumerate(hubs(2, nbytes=1 << 20)))
     numbers = Numbers()
-    path = fast_path_of(first, numbers)
+    path = starter_of(first, numbers)
     assert path.start(Kind.all_reduce, np.arange(1000), None, True, ReduceOp.SUM) is not None
     assert path.start(Kind.all_reduce, np.arange(COUNT), None, True, ReduceOp.SUM) is None
     assert numbers.issued == 1  # it has not raised, and has taken no number

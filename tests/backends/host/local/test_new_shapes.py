@@ -226,7 +226,7 @@ class Member:
         self.numbers = Numbers()
         issuer = GroupState(asyncio.get_running_loop(), a_track())
         note: Any = None
-        path: Any = self.group.fast_path(issuer, self.numbers, note)
+        path: Any = self.group.starter(issuer, self.numbers, note)
         self.path = path
         self._begun: list[Any] = []
 

@@ -35,7 +35,7 @@ def signature_of_bytes(nbytes: int, number: int) -> bytes:
     return message_signature(_BYTE, nbytes, number)
 
 
-class FastMessages:
+class HostMessenger:
     """The fast path of one group's messages.
 
     Args:
