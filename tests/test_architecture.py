@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import aiodist
+from aiodist.base.operations import ROLES, Kind
 from tests.levels import COSTLY
 
 PACKAGE = Path(aiodist.__file__).parent
@@ -233,6 +234,32 @@ def test_the_check_sees_a_private_field_of_another(tmp_path: Path) -> None:
     file = tmp_path / "file.py"
     file.write_text("class A:\n    def f(self, b):\n        self._x = b._x = 1\n        b._y, b.z = 2, 3\n")
     assert others_fields(file) == ["file.py:4: b._y"]
+
+
+def calls_in(tree: ast.AST, method: str) -> list[str]:
+    """Every call of a method of this name, as text."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [ast.unparse(one) for one in calls if isinstance(one, ast.Attribute) and one.attr == method]
+
+
+def test_operations_are_submitted_by_one_caller() -> None:
+    files = sorted((PACKAGE / "group").rglob("*.py"))
+    callers = {path.name: calls_in(ast.parse(path.read_text()), "submit") for path in files}
+    newcomers = {"newcomer.py": ["self._admission.submit"]}  # of a ballot
+    found = {name: calls for name, calls in callers.items() if calls}
+    assert found == newcomers | {"core.py": ["self.carriers.submit"]}
+
+
+CALLED = [kind for kind, roles in ROLES.items() if not roles.message and kind is not Kind.new_group]
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_each_collective_asks_once_whether_it_is_prepared(kind: Kind) -> None:
+    tree = ast.parse((PACKAGE / "group/process_group.py").read_text())
+    methods = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == kind.name
+    ]
+    assert calls_in(methods[-1], "start_prepared") == ["self._core.start_prepared"]
 
 
 def test_what_is_heavy_or_foreign_is_imported_in_one_place() -> None:
