@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from aiodist.base.operations import ROLES
 from aiodist.observe.recorder.reading import Group, Record
 from aiodist.observe.spans import Span
 from aiodist.observe.view import RankView
@@ -95,8 +96,9 @@ def collectives(spans: Iterable[Span]) -> list[Arrow]:
     return arrows
 
 
-_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # each waits for all
-_FROM_ROOT = ("broadcast", "scatter")
+_COLLECTIVES = [(kind.name, roles) for kind, roles in ROLES.items() if not roles.message]
+_ALL = {name for name, roles in _COLLECTIVES if not roles.rooted}  # each waits for all
+_FROM_ROOT = {name for name, roles in _COLLECTIVES if roles.root_gives}
 
 
 def _cause(those: Sequence[Span], group: Group) -> tuple[Span, str] | None:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from aiodist.base.operations import ROLES
 from aiodist.observe.recorder.reading import Group
 from aiodist.observe.spans import Span, present, spans
 from aiodist.observe.view import Doing, JobView, RankView
@@ -29,13 +30,7 @@ Json = dict[str, Any]
 _Numbered = dict[int, Span]
 
 _BACKEND = "gloo"  # the analyzer knows the names of torch's backends only
-_NAMES = {"new_group": "split"} | {
-    name: name
-    for name in (
-        *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
-        *("barrier", "gather", "scatter", "all_to_all"),
-    )
-}
+_NAMES = {kind.name: kind.name for kind, roles in ROLES.items() if not roles.message} | {"new_group": "split"}
 _STATES = {"ended": "completed", "brief": "completed", "failed": "started", "pending": "started"}
 
 

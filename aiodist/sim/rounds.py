@@ -16,6 +16,7 @@ import numpy as np
 from aiodist.backends.schedules import binomial, chain
 from aiodist.backends.schedules.select import ALGORITHMS
 from aiodist.backends.schedules.steps import Send
+from aiodist.base.operations import ROLES
 from aiodist.base.types import Kind
 from aiodist.sim.network import Ints
 
@@ -84,7 +85,7 @@ def plan(kind: Kind, name: str, size: int, root: int, played: int = PLAYED) -> S
         played: ranks up to which its schedules are played.
     """
     if size > played and name in _WORKED_OUT:
-        return _WORKED_OUT[name](kind, size, max(root, 0))
+        return _WORKED_OUT[name](kind, size, root if ROLES[kind].rooted else 0)
     return _from_schedules(kind, name, size, root)
 
 
