@@ -19,6 +19,7 @@ from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.level import Groups
 from aiodist.backends.host.local.group import LocalGroup
+from aiodist.backends.host.local.plan import is_known
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.messenger import HostMessenger, signature_of_bytes
 from aiodist.backends.host.prepare import copies, starter
@@ -197,7 +198,7 @@ class HostBackend(HostEngine):
         self._reserved.discard(call.seq)
         self._issued = max(self._issued, call.seq + 1)
         nbytes = agreed_bytes(operation, self.size)
-        if self.local is not None and nbytes != UNKNOWN:
+        if self.local is not None and nbytes != UNKNOWN and is_known(call.kind, self.size):
             if not self._halted:
                 self.local.begin(operation, nbytes)
             return

@@ -12,6 +12,7 @@ from aiodist import _engine
 from aiodist.backends.arrays.renewal import renewal
 from aiodist.backends.arrays.view import overlaps_itself, torch_memory, view
 from aiodist.backends.base import Array, Numbers
+from aiodist.backends.host.local.plan import is_known
 from aiodist.backends.work import GroupState, Work
 from aiodist.base.errors import UsageError
 from aiodist.base.operations import OBJECT_KINDS, ROLES, Kind, Parts
@@ -89,6 +90,8 @@ def _prepared(
     call = Call(kind, 0, np.dtype(np.uint8), (0,))  # of those without data
     if roles.source is not Parts.NONE:
         if dtype not in DTYPE_CODES or not dtype.isnative or (roles.rooted and not 0 <= place < size):
+            return None
+        if not is_known(kind, size):
             return None
         try:
             reduce = check_reduction(op, dtype) if roles.reduces else None

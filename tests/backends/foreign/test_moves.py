@@ -16,7 +16,7 @@ from aiodist.backends.base import Operation
 from aiodist.backends.buffers import cut
 from aiodist.backends.foreign.moves import Move, moves_of, worth
 from aiodist.backends.foreign.task import prepare
-from aiodist.base.operations import ROLES, Parts, Uneven
+from aiodist.base.operations import ROLES, Parts, Uneven, origins
 from aiodist.base.types import NO_ROOT, Call, Kind, ReduceOp
 
 COUNTS = st.integers(0, 4)
@@ -103,7 +103,7 @@ def test_every_collective_is_one_exchange(kind: Kind, data: st.DataObject) -> No
         task.empty()
         if not roles.gets(rank, root):
             continue
-        senders = [other for other in range(size) if roles.gives(other, root)]
+        senders = [other for part in origins(kind, rank, size, root) for other in part]
         theirs = [given_by(other)[0 if roles.source is Parts.ONE else rank] for other in senders]
         expected = sum(theirs) if roles.reduces else np.concatenate(theirs)
         assert task.target is not None

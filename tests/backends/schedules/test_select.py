@@ -12,12 +12,13 @@ from aiodist.backends.schedules.costs import DOUBLING_LIMIT, RING_CHUNK, SPREAD_
 from aiodist.backends.schedules.select import ALGORITHMS, UNKNOWN, algorithm, select
 from aiodist.backends.schedules.steps import Recv, Schedule, Send, Step, chunk_bounds, spans
 from aiodist.base.errors import UsageError
+from aiodist.base.operations import ROLES, Parts, origins
 from aiodist.base.types import Kind
 from tests.backends.schedules.prover import prove
 from tests.levels import COSTLY
 
 COLLECTIVES = tuple(kind for kind in ALGORITHMS if kind is not Kind.new_group)
-CHUNK_PER_RANK = (Kind.all_gather, Kind.reduce_scatter, Kind.gather, Kind.scatter)
+CHUNK_PER_RANK = [kind for kind in COLLECTIVES if ROLES[kind].cut and kind is not Kind.all_to_all]
 SIZES = (UNKNOWN, 0, 8, 8192, 65536, 65537, 1 << 18, 1 << 20, 1 << 24, 1 << 28)
 
 Array = npt.NDArray[np.int64]
@@ -103,19 +104,12 @@ def test_on_arrays_it_equals_numpy(
         elif kind is Kind.scatter and rank != root:
             buffer[:] = -1
     run(schedules, buffers, buffers, [bounds] * size, [bounds] * size)
-    total = np.sum(inputs, axis=0)
+    roles = ROLES[kind]
     for rank, buffer in enumerate(buffers):
-        if kind is Kind.all_reduce or (kind is Kind.reduce and rank == root):
-            np.testing.assert_array_equal(buffer, total)
-        elif kind is Kind.broadcast:
-            np.testing.assert_array_equal(buffer, inputs[root])
-        elif kind is Kind.reduce_scatter:
-            np.testing.assert_array_equal(buffer[mine[rank]], total[mine[rank]])
-        elif kind is Kind.all_gather or (kind is Kind.gather and rank == root):
-            for source in range(size):
-                np.testing.assert_array_equal(buffer[mine[source]], inputs[source][mine[source]])
-        elif kind is Kind.scatter:
-            np.testing.assert_array_equal(buffer[mine[rank]], inputs[root][mine[rank]])
+        for place, members in enumerate(origins(kind, rank, size, root)):
+            where = slice(None) if not roles.cut else mine[rank if roles.target is Parts.ONE else place]
+            total = np.sum([inputs[member] for member in members], axis=0)
+            np.testing.assert_array_equal(buffer[where], total[where])
 
 
 @given(size=st.integers(1, 9), nbytes=st.sampled_from(SIZES), data=st.data())

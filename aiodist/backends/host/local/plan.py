@@ -11,6 +11,7 @@ import enum
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Protocol
 
 from aiodist import _engine
@@ -18,7 +19,7 @@ from aiodist.backends.arrays.kernels import INLINE_NS, cost_ns
 from aiodist.backends.host.local.board import PAYLOAD, Board
 from aiodist.backends.host.local.hub import Hub, engine
 from aiodist.base.environment.thresholds import Thresholds
-from aiodist.base.operations import ROLES, Parts
+from aiodist.base.operations import ROLES, Parts, origins
 from aiodist.base.types import DTYPE_CODES, NO_ROOT, Call, Kind
 
 
@@ -120,6 +121,16 @@ def plan_of(
         depth=depth,
         lanes=lanes,
     )
+
+
+@lru_cache(maxsize=256)
+def is_known(kind: Kind, size: int) -> bool:
+    """Whether the exchanges carry out a collective of `size` ranks: what they reduce is the values of all.
+
+    One that reduces those of some, such as a prefix sum, goes by messages.
+    """
+    parts = [part for rank in range(size) for part in origins(kind, rank, size, 0)]
+    return not ROLES[kind].reduces or all(part == range(size) for part in parts)
 
 
 def path_of(

@@ -15,11 +15,13 @@ from aiodist import _engine
 from aiodist._engine.exchange import Plan
 from aiodist.backends.base import Operation
 from aiodist.backends.buffers import buffers
+from aiodist.backends.host.local import plan
 from aiodist.backends.host.local.hub import engine, supported
 from aiodist.backends.host.local.plan import (
     Path,
     blocks,
     fitting,
+    is_known,
     most_staged,
     path_of,
     plan_of,
@@ -181,3 +183,13 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
 def test_what_is_staged_whole_fits_the_smallest_segment(nbytes: int, inline: int) -> None:
     assert fitting(DEFAULTS, nbytes) == replace(DEFAULTS, inline=inline)
     assert fitting(Thresholds(inline=512), nbytes).inline == 512
+
+
+def test_what_reduces_the_values_of_some_ranks_is_left_to_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(
+        is_known(kind, size) for kind, roles in ROLES.items() if not roles.message for size in (1, 2, 5)
+    )
+    monkeypatch.setattr(plan, "origins", lambda kind, rank, size, root: [range(rank + 1)])  # a prefix sum
+    is_known.cache_clear()
+    assert not is_known(Kind.all_reduce, 2) and is_known(Kind.all_reduce, 1) and is_known(Kind.broadcast, 2)
+    is_known.cache_clear()
