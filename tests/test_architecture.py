@@ -29,7 +29,8 @@ FLOORS: list[set[str]] = [
     {"group"},
     {"backends"},
     {"observe"},
-    {"_engine", "transport", "rendezvous"},
+    {"transport", "rendezvous"},
+    {"_engine"},
     {"net"},
     {"base"},
 ]
