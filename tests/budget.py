@@ -35,7 +35,7 @@ def used() -> float:
 def _waited_for(pid: int) -> float:
     """CPU seconds of a process's children that have ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
     except OSError:
         return 0.0
     return (int(fields[13]) + int(fields[14])) / _TICKS
