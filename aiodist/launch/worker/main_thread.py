@@ -27,6 +27,6 @@ def send_to_main_thread(pid: int, signum: int) -> None:
 
 
 def _takes(pid: int, signum: int) -> bool:
-    with open(f"/proc/{pid}/status") as file:
+    with open(f"/proc/{pid}/status", errors="replace") as file:  # its name may be no UTF-8
         status = dict(line.split(":", 1) for line in file if ":" in line)
     return status["State"].split()[0] not in "ZX" and not int(status["SigBlk"], 16) >> (signum - 1) & 1
