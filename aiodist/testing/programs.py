@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.base.errors import UsageError
 from aiodist.base.operations import ROLES, Kind, Parts, Uneven, origins
-from aiodist.base.types import DTYPES, ReduceOp
+from aiodist.base.types import DTYPES, ReduceOp, check_reduction
 
 Array = npt.NDArray[Any]
 
@@ -171,14 +173,12 @@ def _part(step: Step, whole: Array, source: int, target: int, size: int) -> Arra
 
 
 def operations(dtype: np.dtype[Any]) -> list[ReduceOp]:
-    """The reductions that have a meaning for a dtype."""
-    found = [ReduceOp.SUM, ReduceOp.PRODUCT]
-    if dtype.kind in "biu":
-        found += [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
-    else:
-        found.append(ReduceOp.AVG)
-    if dtype.kind != "c":
-        found += [ReduceOp.MIN, ReduceOp.MAX]
+    """The reductions that have a meaning for a dtype, but for PREMUL_SUM."""
+    found = []
+    for op in ReduceOp:
+        if op is not ReduceOp.PREMUL_SUM:
+            with suppress(UsageError):
+                found.append(check_reduction(op, dtype))
     return found
 
 
