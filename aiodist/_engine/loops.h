@@ -211,7 +211,7 @@ static int has_f16c(void) { /* clang knows the name "f16c" only from version 18 
 /* ── the tables: types as `base.types.DTYPE_CODES` numbers them, operations as `ReduceOp` does ── */
 
 enum { BOOL, U8, I8, U16, I16, U32, I32, U64, I64, F16, B16, F32, F64, C64, C128 };
-enum { SUM = 1, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR };
+enum { SUM = 1, AVG = 2, PRODUCT = 3, MIN = 4, MAX = 5, BAND = 6, BOR = 7, BXOR = 8 }; /* 9 is PREMUL_SUM, a SUM here */
 
 #define OF_INTEGERS(BITS, SUFFIX)               \
     switch (op) {                               \
