@@ -8,6 +8,7 @@
     handle.pyx      what a Work does in the usual case: it is made, polled, and done
     messenger.pyx   the way of small messages: sent, and given to receives that wait; `message.h`: frames
     starter.pyx     the way into a collective on plain arrays: a prepared call is found, numbered, begun
+    plain.pyx       small plain values as bytes, and back
     errors          those that its users tell apart
     fingerprint     which sources an extension was made of
 
@@ -60,7 +61,7 @@ VARIABLE = "AIODIST_ENGINE"
 """What the user asks for; `base.environment.tuning` refuses what is no choice."""
 
 
-_EXTENSIONS = ("combine", "handle", "slots", "exchange", "starter", "ring", "messenger")
+_EXTENSIONS = ("combine", "handle", "slots", "exchange", "starter", "ring", "messenger", "plain")
 
 
 class Compiled(Protocol):
@@ -89,6 +90,10 @@ class Compiled(Protocol):
     RING_LAYOUT: tuple[int, ...]
     LAYOUT: tuple[int, ...]
     KINDS: dict[str, int]
+
+    def encode_plain(self, x: Any) -> bytes | None: ...
+
+    def decode_plain(self, data: Any, unless: Any) -> Any: ...
 
     def scale_halves(self, array: Any, code: int, number: float, divide: bool) -> None: ...
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from aiodist.group.services.answers import Answers
-from aiodist.group.services.codec import decoded, encode, encoded
+from aiodist.group.services.codec import decode, decoded, encode, encode_small, encoded
 from aiodist.group.services.handlers import Handler, Handlers
 from aiodist.group.services.outcomes import ENDS_THE_PROCESS, raised, unreadable
 from aiodist.group.services.serving import SERVED, Served, Serving
@@ -61,7 +61,7 @@ class HandlerRuns:
             return
         running, begun = None, False
         try:
-            args = objects.decode(payload)
+            args = decode(payload)
             if why := handler.misfit(args):
                 self._answers.at_once(number, Says.REFUSED, why.encode())
                 return
@@ -69,7 +69,8 @@ class HandlerRuns:
                 begun = True
                 result = self._context.copy().run(handler.function, *args)
                 if not hasattr(result, "__await__"):
-                    self._answers.at_once(number, _RESULT, encode(result))
+                    small = encode_small(result)
+                    self._answers.at_once(number, _RESULT, encode(result) if small is None else small)
                     return
                 running = result  # a plain function that returns a coroutine, say
         except ENDS_THE_PROCESS as error:
@@ -109,7 +110,7 @@ class HandlerRuns:
         served.begun = True
         try:
             result = await (handler.function(*args) if running is None else running)
-            answer = objects.encode_small(result)
+            answer = encode_small(result)
             if answer is None:
                 answer = await encoded(result)
             if self._answers.must_wait(len(answer)):

@@ -13,7 +13,7 @@ from typing import Any
 from aiodist.base.errors import A_MESSAGE, AiodistError, CallError
 from aiodist.group.services.asking import Asked
 from aiodist.group.services.callee import Callee
-from aiodist.group.services.codec import decoded, encode, encoded
+from aiodist.group.services.codec import decode, decoded, encode, encode_small, encoded
 from aiodist.group.services.handlers import Handlers
 from aiodist.group.services.mailbox import Mailbox, Unread
 from aiodist.group.services.outcomes import Outcome, closed, error_of
@@ -147,7 +147,7 @@ class Switchboard:
         timeout: float,
         build: Build | None,
     ) -> Any:
-        payload, loop = objects.encode_small(value), self._loop
+        payload, loop = encode_small(value), self._loop
         if payload is None and kind is not Says.MESSAGE:
             payload = await encoded(value)
         way = self.peers.way(uid, rank, name or A_MESSAGE)
@@ -172,7 +172,7 @@ class Switchboard:
         if kind is Says.MESSAGE:
             return None
         try:
-            result = await decoded(body) if objects.is_slow(body) else objects.decode(body)
+            result = await decoded(body) if objects.is_slow(body) else decode(body)
         except AiodistError as error:
             raise CallError(
                 rank, name, f"its result cannot be read: {error.message}", hint=error.hint
