@@ -9,6 +9,7 @@
     messenger.pyx   the way of small messages: sent, and given to receives that wait; `message.h`: frames
     starter.pyx     the way into a collective on plain arrays: a prepared call is found, numbered, begun
     plain.pyx       small plain values as bytes, and back
+    calls.pyx       the way of small calls: frames that leave together, answers and handlers found
     errors          those that its users tell apart
     fingerprint     which sources an extension was made of
 
@@ -36,6 +37,15 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from aiodist._engine.fingerprint import fingerprint
 
 if TYPE_CHECKING:
+    from aiodist._engine.calls import AskedFields as AskedFields
+    from aiodist._engine.calls import Asker as Asker
+    from aiodist._engine.calls import FrameEnd as FrameEnd
+    from aiodist._engine.calls import HandlerFields as HandlerFields
+    from aiodist._engine.calls import OpenCall as OpenCall
+    from aiodist._engine.calls import ServedFields as ServedFields
+    from aiodist._engine.calls import Server as Server
+    from aiodist._engine.calls import SlotsFields as SlotsFields
+    from aiodist._engine.calls import TableFields as TableFields
     from aiodist._engine.combine import Combiner
     from aiodist._engine.exchange import Exchange as Exchange
     from aiodist._engine.exchange import Plan as Plan
@@ -61,7 +71,7 @@ VARIABLE = "AIODIST_ENGINE"
 """What the user asks for; `base.environment.tuning` refuses what is no choice."""
 
 
-_EXTENSIONS = ("combine", "handle", "slots", "exchange", "starter", "ring", "messenger", "plain")
+_EXTENSIONS = ("combine", "handle", "slots", "exchange", "starter", "ring", "messenger", "plain", "calls")
 
 
 class Compiled(Protocol):
@@ -87,6 +97,15 @@ class Compiled(Protocol):
     Receive: type[Receive]
     ReceiveAccount: type[ReceiveAccount]
     SendAccount: type[SendAccount]
+    OpenCall: type[OpenCall]
+    AskedFields: type[AskedFields]
+    ServedFields: type[ServedFields]
+    HandlerFields: type[HandlerFields]
+    SlotsFields: type[SlotsFields]
+    TableFields: type[TableFields]
+    FrameEnd: type[FrameEnd]
+    Asker: type[Asker]
+    Server: type[Server]
     RING_LAYOUT: tuple[int, ...]
     LAYOUT: tuple[int, ...]
     KINDS: dict[str, int]

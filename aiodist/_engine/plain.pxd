@@ -14,5 +14,5 @@ cdef class Room:
     cdef bint value(self, object x, int* values, int* containers) except -1
     cdef bint write_plain(self, object x) except -1
 
-cdef object NOT  # no value
-cdef object read_plain(const char* data, size_t nbytes)
+    @staticmethod
+    cdef object read(const char* data, size_t nbytes, bint* found)

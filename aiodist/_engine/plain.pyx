@@ -42,6 +42,13 @@ cdef enum:
     KEPT = 64 << 10  # bytes of room that is not given back
 
 
+cdef struct reader:
+    const unsigned char* at
+    const unsigned char* end
+    int values
+    int containers
+
+
 cdef inline void big_endian(char* to, uint64_t number, int nbytes) noexcept nogil:
     cdef int index
     for index in range(nbytes):
@@ -77,8 +84,8 @@ cdef class Room:
         """Make room for so many bytes more → where they go."""
         cdef size_t held = self.held
         cdef char* data
-        if self.nbytes + nbytes > held:
-            while held < self.nbytes + nbytes:
+        if self.nbytes + nbytes > held or self.data == NULL:  # which says that there is no memory
+            while not held or held < self.nbytes + nbytes:
                 held = 2 * held if held else 1024
             data = <char*>PyMem_Realloc(self.data, held)
             if data == NULL:
@@ -218,12 +225,27 @@ cdef class Room:
             memcpy(self.data + before + 1, &size, 8)
         return written
 
-
-cdef struct reader:
-    const unsigned char* at
-    const unsigned char* end
-    int values
-    int containers
+    @staticmethod
+    cdef object read(const char* data, size_t nbytes, bint* found):
+        """The value whose encoding this is; None, and not found, where it is none of `write_plain`."""
+        cdef reader r
+        cdef uint64_t size
+        found[0] = False
+        if nbytes <= HEADER or nbytes > MOST_READ or data[0] != FORMAT:
+            return None
+        memcpy(&size, data + 1, 8)
+        if size != nbytes - HEADER:
+            return None
+        r.at, r.end = <const unsigned char*>data + HEADER, <const unsigned char*>data + nbytes
+        r.values, r.containers = 2 * FEW, CONTAINERS
+        try:
+            value = read_value(&r)
+        except UnicodeDecodeError:
+            return None
+        if r.at != r.end or value is NOT:
+            return None
+        found[0] = True
+        return value
 
 
 cdef object read_value(reader* r):
@@ -341,24 +363,6 @@ cdef object read_dict(reader* r, uint64_t count):
     return items
 
 
-cdef object read_plain(const char* data, size_t nbytes):
-    """The value whose encoding this is; `NOT` where it is not one of `write_plain`."""
-    cdef reader r
-    cdef uint64_t size
-    if nbytes <= HEADER or nbytes > MOST_READ or data[0] != FORMAT:
-        return NOT
-    memcpy(&size, data + 1, 8)
-    if size != nbytes - HEADER:
-        return NOT
-    r.at, r.end = <const unsigned char*>data + HEADER, <const unsigned char*>data + nbytes
-    r.values, r.containers = 2 * FEW, CONTAINERS
-    try:
-        value = read_value(&r)
-    except UnicodeDecodeError:
-        return NOT
-    return value if r.at == r.end else NOT
-
-
 def encode_plain(x):
     cdef Room room = Room.__new__(Room)
     return room.take() if room.write_plain(x) else None
@@ -366,9 +370,10 @@ def encode_plain(x):
 
 def decode_plain(data not None, unless):
     cdef Py_buffer held
+    cdef bint found
     PyObject_GetBuffer(data, &held, PyBUF_SIMPLE)
     try:
-        value = read_plain(<const char*>held.buf, held.len)
+        value = Room.read(<const char*>held.buf, held.len, &found)
     finally:
         PyBuffer_Release(&held)
-    return unless if value is NOT else value
+    return value if found else unless

@@ -1,6 +1,7 @@
 """Services: calls, streams and messages between two processes, outside of groups and across their epochs.
 
 lines       a connection for each direction of a pair, opened by its first call; it belongs to no epoch
+frames      the hot half of a connection: what leaves together, what comes (`fields`: of calls)
 under_way   the calls without an answer, as both ends count them (pure)
 way         what waits for a connection and for room, in one order (`queue`, pure)
 caller      what this process asks of another: `asking` (pure), its end of that table

@@ -9,43 +9,32 @@ does nothing of it run there any more.
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiodist.base.errors import WireError
+from aiodist.group.services.fields import PARTS, AskedFields
 from aiodist.group.services.serving import SERVED
-from aiodist.group.services.under_way import PART_COST, PARTS, OpenCall, UnderWay
+from aiodist.group.services.under_way import PART_COST, UnderWay
 from aiodist.net.wire.calls import Says
 
 
-class Asked(OpenCall):
+class Asked(AskedFields):
     """A call that is asked, or waits to be.
 
     Args:
-        kind: see `OpenCall`.
+        kind: CALL, STREAM or MESSAGE.
         waiter: who waits for the answer; opaque here.
 
     Attributes:
-        number: 0 until it is asked; see `OpenCall` for others.
+        number: 0 until it is asked; see `UnderWay` for others.
         name: of the handler; b"": of a message.
         payload: its arguments, until it is asked.
         timer: rings where it waits for too long; None: nothing does.
         by: the call of another process for which a handler of this one asks; None: no handler does.
+        untold: bytes of parts that were taken, and not granted anew yet.
     """
-
-    __slots__ = ("by", "name", "payload", "timer", "untold", "waiter")
-
-    def __init__(self, kind: Says, waiter: Any) -> None:
-        self.number = 0  # not by `super`: each call passes here
-        self.kind = kind
-        self.stopped = ""
-        self.credit = PARTS
-        self.waiter = waiter
-        self.timer: Any = None
-        self.by = SERVED.get()
-        self.untold = 0  # bytes of parts that were taken, and not granted anew yet
 
     def asks(self, name: bytes, payload: bytes, deadline: float) -> None:
         """Note what it asks, and until when."""
+        self.by = SERVED.get()
         self.name = name
         self.payload = payload
         self.nbytes = len(payload)
@@ -64,17 +53,10 @@ class Asked(OpenCall):
 class Asking(UnderWay[Asked]):
     """The calls of one connection, from the side that dialed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = 0
-
     def ask(self, asked: Asked) -> None:
         """Enter a call, which fits, under a number of its own."""
-        self._last = asked.number = number = self._last + 1
-        self.calls[number] = asked
-        self.nbytes += asked.nbytes
-        if asked.deadline < self.due:
-            self.due = asked.deadline
+        self.last = asked.number = self.last + 1
+        self.enter(asked)
 
     def answered(self, number: int) -> Asked:
         """Take out a call that the other side has answered. `WireError` where it was not asked."""

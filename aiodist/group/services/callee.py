@@ -6,20 +6,22 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from aiodist import _engine
 from aiodist.base.errors import Tampered, WireError
+from aiodist.group.services import under_way
 from aiodist.group.services.answers import Answers
 from aiodist.group.services.connection import Connection
 from aiodist.group.services.handlers import Handlers
 from aiodist.group.services.mailbox import Letter, Mailbox
 from aiodist.group.services.outcomes import LEAVES
 from aiodist.group.services.running import HandlerRuns
-from aiodist.group.services.serving import CANCELLED, Served, Serving
+from aiodist.group.services.serving import CANCELLED, SERVED, Served, Serving
 from aiodist.net.alarm import Alarm
 from aiodist.net.wire import calls
 from aiodist.net.wire.calls import ASKS, Says
 from aiodist.transport.line import Line
 
-_MESSAGE, _CANCEL, _GRANT = Says.MESSAGE, int(Says.CANCEL), int(Says.GRANT)
+_CALL, _MESSAGE, _CANCEL, _GRANT = Says.CALL, Says.MESSAGE, int(Says.CANCEL), int(Says.GRANT)
 
 
 class Callee:
@@ -54,10 +56,27 @@ class Callee:
         self._connection.taken = self._poll_next
         self._answers = Answers(self._serving, self._connection, handlers.notes)
         self._running = HandlerRuns(loop, handlers, self._serving, self._answers, self._poll_next)
+        if _engine.compiled is not None:
+            self._connection.matcher = _engine.compiled.Server(
+                self._connection,
+                self._serving,
+                handlers.by_name,
+                loop,
+                runs=self._running,
+                make=Served,
+                served=SERVED,
+                call=_CALL,
+                context=self._running.context,
+                alarm=self._alarm,
+                free=self._poll_next,
+                most=under_way.CALLS,
+                window=under_way.WINDOW,
+            )
 
     async def aclose(self, patience: float) -> None:
         """Stop what runs, say so to the caller, and say goodbye; within so many seconds."""
         self._closing = True
+        self._connection.matcher = None
         self._stop_all(LEAVES)
         if running := self.running():
             await asyncio.wait(running, timeout=patience)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from aiodist import _engine
 from aiodist.base.errors import Tampered, WireError
+from aiodist.group.services import under_way
 from aiodist.group.services.asking import Asked, Asking
 from aiodist.group.services.connection import Connection
-from aiodist.group.services.outcomes import LATE, LEAVES, LEFT, LOST, NOT_SENT, Outcome, Why
+from aiodist.group.services.outcomes import LATE, LEAVES, LEFT, LOST, NOT_SENT, VALUE, Outcome, Why
+from aiodist.group.services.queue import Queue
+from aiodist.group.services.serving import SERVED
 from aiodist.net.alarm import Alarm
 from aiodist.net.wire import calls
 from aiodist.net.wire.calls import ENDS, Says
@@ -40,19 +44,44 @@ class Caller:
     Args:
         loop: the event loop.
         line: that this process dialed; owned.
+        queue: what waits for room.
         room: called when there may be room for more, or when the connection has ended.
 
     Attributes:
         asking: the calls without an answer.
+        ask_small: sends a call with a small plain value at once, before which none waits; None where it is
+            none, and nothing has happened. None without the engine.
         over: the connection has ended.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line, room: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, line: Line, queue: Queue[Asked], room: Callable[[], None]
+    ) -> None:
         self.asking = Asking()
         self._loop = loop
         self._room = room
         self._alarm = Alarm(loop, self._expire)
         self._connection = Connection(loop, line, self._take, self._ended, room)
+        self.ask_small: Callable[[Says, bytes, Any, float], Asked | None] | None = None
+        if _engine.compiled is not None:
+            asker = _engine.compiled.Asker(
+                self._connection,
+                self.asking,
+                queue.waiting,
+                queue.messages,
+                loop,
+                make=Asked,
+                by=SERVED,
+                call=_CALL,
+                message=_MESSAGE,
+                alarm=self._alarm,
+                room=room,
+                decoded=VALUE,
+                most=under_way.CALLS,
+                window=under_way.WINDOW,
+            )
+            self._connection.matcher = asker
+            self.ask_small = asker.ask
 
     @property
     def over(self) -> bool:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from aiodist.base.errors import Tampered, WireError
+from aiodist.group.services.frames import FrameEnd
 from aiodist.group.services.outbox import Outbox, Pieces
 from aiodist.net.polling import Poller
-from aiodist.net.wire.calls import PIECE, Frames, Says, frame
+from aiodist.net.wire.calls import PIECE, Says, frame
 from aiodist.transport.line import Line
 
 _PIECE, _GOODBYE, _ALTERED = (
@@ -23,11 +24,9 @@ HIGH = 4 << 20
 
 _LOW = 256 << 10  # bytes that wait to be written before large frames have to wait
 _BURST = 16  # pieces of large frames that are written in one turn of the loop
-_FEW = 8  # frames that leave together without asking whether they are a good part of all
-_PART = 4  # that part: so both sides work at the same time, where many calls are under way
 
 
-class Connection:
+class Connection(FrameEnd):
     """Frames over a line, which it owns.
 
     Args:
@@ -41,7 +40,6 @@ class Connection:
 
     Attributes:
         over: it has ended.
-        together: frames that came together the last time.
         full: so much waits to be written that the next has to wait, until all has left.
         taken: called when what came together was taken, and what was sent meanwhile has left.
         last: the number of the last call that the other side has taken, as its goodbye says.
@@ -56,8 +54,7 @@ class Connection:
         ended: Callable[[str | Tampered], None],
         drained: Callable[[], None],
     ) -> None:
-        self.over = self.full = False
-        self.together = 0
+        super().__init__()
         self.last = 0
         self.unsent: frozenset[int] = frozenset()
         self.taken: Callable[[], object] = _nothing
@@ -65,12 +62,11 @@ class Connection:
         self._line = line
         self._take = take
         self._ended = ended
-        self._frames = Frames()
         self._poller = Poller(loop)
         self._polling = False
-        self._held: list[bytes] | None = None
         self._outbox = Outbox()
         self._pieces = Pieces()
+        self.set_up(loop.call_soon, self._pieces.bodies, self._outbox.lanes)
         self._pumping = False
         self._writers: list[asyncio.Future[None]] = []
         self._drained = drained
@@ -83,27 +79,6 @@ class Connection:
             written: asyncio.Future[None] = self._loop.create_future()
             self._writers.append(written)
             await written
-
-    def send(self, data: bytes, *, many: int = 0) -> None:
-        """Send a small frame; where others may follow in this turn of the loop, with some of them.
-
-        Args:
-            many: calls that are under way.
-        """
-        if self.over:
-            return
-        held = self._held
-        if held is None:
-            if many < 2 and self.together < 2:  # several had answers together, and may ask again
-                self._write(data)
-                return
-            self._held = held = []
-            self._loop.call_soon(self._flush)
-        held.append(data)
-        count = len(held)
-        if count >= _FEW and count * _PART >= many and count * _PART >= self.together:
-            self._held = []  # the other side begins with these while the rest is made
-            self._write(b"".join(held))
 
     def in_turn(self, lane: int, nbytes: int) -> bool:
         """Whether a frame is sent by `send_in_turn`: it is large, or follows one in its lane."""
@@ -134,13 +109,7 @@ class Connection:
         Who asks one thing after the other has its answers so without sleeping in between. Asked by several
         in one turn of the loop, nobody polls: what they send leaves together.
         """
-        if (
-            self.over
-            or self.together > 1
-            or self._polling
-            or self._held is not None
-            or not self._poller.only(self)
-        ):
+        if self.over or self.together > 1 or self._polling or self.holds or not self._poller.only(self):
             return False
         self._polling = True
         try:
@@ -159,7 +128,7 @@ class Connection:
             last: number of the last call that was taken here.
         """
         if not self.over:
-            self._flush()
+            self.flush()
             while self._outbox.lanes:
                 self._write(b"".join(self._outbox.cut()))
             self._line.write(frame(Says.GOODBYE, last))
@@ -172,11 +141,6 @@ class Connection:
             self._stop()
             self._line.kill()
 
-    def _flush(self) -> None:
-        held, self._held = self._held, None
-        if held:
-            self._write(b"".join(held))
-
     def _pump_soon(self) -> None:
         if not self._pumping:
             self._pumping = True
@@ -185,7 +149,7 @@ class Connection:
     def _pump(self) -> None:
         """Write pieces of large frames, as long as little waits before them."""
         self._pumping = False
-        self._flush()  # perhaps it says that a frame does not come whole: before the next one begins
+        self.flush()  # perhaps it says that a frame does not come whole: before the next one begins
         was_crowded = self.crowded
         for _ in range(_BURST):
             if not self._outbox.lanes or self._line.waiting > _LOW or self.over:
@@ -203,37 +167,29 @@ class Connection:
             self.full = True
 
     def _received(self, data: bytes) -> None:
-        if self._held is None:
-            self._held = []
-        take, pieces = self._take, self._pieces
+        self.holds = True
         try:
-            frames = self._frames.feed(data)
-            self.together = len(frames)
-            for kind, number, body in frames:
-                if self.over:
-                    return
-                if kind == _PIECE:
-                    pieces.add(number, body)
-                elif kind == _GOODBYE:
-                    self.last = number
-                    self.kill()
-                    self._ended("")
-                    return
-                elif kind == _ALTERED:
-                    self._end(Tampered())
-                    return
-                elif pieces.bodies and kind not in _BESIDE:
-                    take(kind, number, pieces.whole(number, body))
-                else:
-                    take(kind, number, body)
+            self.deliver(data)
         except WireError as error:
             self._end(f"protocol error: {error.message}")
         except Exception:
             self._end("an error inside aiodist")  # what came behind it would be lost without a word
             raise
         finally:
-            self._flush()
+            self.flush()
         self.taken()
+
+    def _frame(self, kind: int, number: int, body: bytes | bytearray) -> None:
+        if kind == _PIECE:
+            self._pieces.add(number, body)
+        elif kind == _GOODBYE:
+            self.last = number
+            self.kill()
+            self._ended("")
+        elif kind == _ALTERED:
+            self._end(Tampered())
+        else:
+            self._take(kind, number, body if kind in _BESIDE else self._pieces.whole(number, body))
 
     def _end(self, why: str | Tampered) -> None:
         if not self.over:
@@ -251,7 +207,7 @@ class Connection:
 
     def _stop(self) -> None:
         self.over = True
-        self._held = None
+        self.forget_held()
         self.unsent = frozenset(self._outbox.numbers())
         self._outbox.clear()
         self._has_drained()

@@ -7,13 +7,14 @@ import inspect
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from typing import Any
 
 from aiodist.base.errors import UsageError, shown
 from aiodist.group.services import records
+from aiodist.group.services.fields import HandlerFields, SlotsFields
 from aiodist.group.services.notes import Notes
 from aiodist.net.wire.calls import MAX_NAME
 
@@ -25,7 +26,7 @@ LIMIT = 256
 """Calls of one handler that run at once in a process, where its registration says nothing else."""
 
 
-class Handler:
+class Handler(HandlerFields):
     """A function that other ranks may call.
 
     Args:
@@ -37,6 +38,8 @@ class Handler:
         streams: it is an async generator function.
         quick: it is a plain function, which runs within a turn of the loop.
         slots: taken by each call that runs.
+        least, most: numbers of positional arguments.
+        builders: of those that are dataclasses; see `records.parameters`.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], limit: int) -> None:
@@ -50,17 +53,17 @@ class Handler:
         self.streams = inspect.isasyncgenfunction(called)
         self.quick = not (self.streams or inspect.iscoroutinefunction(called))
         self.slots = Slots(limit)
-        self._least, self._most = _counts(function)
-        self._builders = records.parameters(function)
+        self.least, self.most = _counts(function)
+        self.builders = records.parameters(function)
 
     def misfit(self, args: Any) -> str:
         """Why these arguments do not fit the function's parameters; '' where they do. Builds records."""
         if type(args) is not list:
             return "its arguments cannot be read"
-        if not self._least <= len(args) <= self._most:
-            takes = f"{self._least}" if self._least == self._most else f"{self._least} to {self._most:g}"
+        if not self.least <= len(args) <= self.most:
+            takes = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most:g}"
             return f"{self.name} takes {takes} arguments, not {len(args)}"
-        for places, build in self._builders:
+        for places, build in self.builders:
             for place in range(*places.indices(len(args))):
                 try:
                     args[place] = build(args[place])
@@ -69,7 +72,7 @@ class Handler:
         return ""
 
 
-class Slots:
+class Slots(SlotsFields):
     """Places for calls that run at once. Who waits for one has it in the order of asking.
 
     Args:
@@ -77,16 +80,12 @@ class Slots:
 
     Attributes:
         free: how many nobody has.
+        line: the calls that wait for one, in order.
     """
 
     def __init__(self, count: int) -> None:
         self.free = count
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def waiting(self) -> Collection[object]:
-        """The calls that wait for one, in order."""
-        return self._waiting
+        self.line: deque[asyncio.Future[None]] = deque()
 
     def take(self) -> bool:
         """Take one now; False where none is free."""
@@ -100,7 +99,7 @@ class Slots:
         if self.take():
             return
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
+        self.line.append(waiting)
         try:
             await waiting
         except asyncio.CancelledError:
@@ -110,8 +109,8 @@ class Slots:
 
     def give(self) -> None:
         """Give one back: to the first who waits."""
-        while self._waiting:
-            waiting = self._waiting.popleft()
+        while self.line:
+            waiting = self.line.popleft()
             if not waiting.done():
                 waiting.set_result(None)
                 return

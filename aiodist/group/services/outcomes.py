@@ -21,10 +21,10 @@ from aiodist.base.sanitize import one_line
 from aiodist.net.wire import objects
 from aiodist.net.wire.calls import MAX_TEXT, Says, read_text
 
-LOST, LATE, NOT_SENT, TOO_LATE, QUITS, UNREACHED = range(-1, -7, -1)
+LOST, LATE, NOT_SENT, TOO_LATE, QUITS, UNREACHED, VALUE = range(-1, -8, -1)
 """Kinds of outcomes that no frame says: nothing more comes (body: `Why`); the deadline passed; it was not
 sent, and never will be (`Why`); not in time (so many calls had no answer; 0: the process takes nothing); this
-process has left the job; no connection could be made (the error)."""
+process has left the job; no connection could be made (the error). VALUE is a RESULT that is decoded."""
 
 Why = str | ConnectionError | Tampered
 """The reason why nothing more comes from a process: words where it is lost, or `LEFT`, or '' where it said

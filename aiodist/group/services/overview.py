@@ -77,7 +77,7 @@ class Overview:
             for first in islice(waiting, 1):  # another one, where calls pass: then nobody waits for long
                 found["room"].append([rank, since("room", uid, id(first)), len(waiting)])
         for handler in handlers:
-            waiting = handler.slots.waiting
+            waiting = handler.slots.line
             for first in islice(waiting, 1):
                 found["full"].append([handler.name, since("full", handler.name, id(first)), len(waiting)])
         self._since = seen

@@ -47,7 +47,7 @@ class HandlerRuns:
         self._serving = serving
         self._answers = answers
         self._free = free
-        self._context = contextvars.copy_context()  # calls may come while another's handler polls
+        self.context = contextvars.copy_context()  # calls may come while another's handler polls
 
     def call(self, kind: Says, number: int, request: Request) -> None:
         """Run what a CALL or STREAM asks for: at once, or in a task."""
@@ -59,38 +59,96 @@ class HandlerRuns:
             served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
             self._start(served, self._carry_out(served, name, payload, handler))
             return
-        running, begun = None, False
         try:
             args = decode(payload)
-            if why := handler.misfit(args):
-                self._answers.at_once(number, Says.REFUSED, why.encode())
-                return
-            if handler.quick:
-                begun = True
-                result = self._context.copy().run(handler.function, *args)
-                if not hasattr(result, "__await__"):
-                    small = encode_small(result)
-                    self._answers.at_once(number, _RESULT, encode(result) if small is None else small)
-                    return
-                running = result  # a plain function that returns a coroutine, say
+            why = handler.misfit(args)
         except ENDS_THE_PROCESS as error:
             self._exits(name, error)
             raise
         except BaseException as error:
-            if not begun:
-                self._answers.at_once(number, Says.REFUSED, unreadable(error))
-                return
-            self._answers.at_once(number, Says.RAISED, raised(error))
-            self._answers.notes.raised(name, error)
+            self._answers.at_once(number, Says.REFUSED, unreadable(error))
             return
-        served = self._serving.begin(number, kind, nbytes, self._loop.time() + left)
+        if why:
+            self._answers.at_once(number, Says.REFUSED, why.encode())
+        elif handler.quick:
+            try:
+                result = self.context.copy().run(handler.function, *args)
+            except BaseException as error:
+                self.raised(number, name, error)
+            else:
+                self.returned(number, handler, nbytes, left, result)
+        else:
+            served = self._serve(number, handler, nbytes, left)
+            self._start(served, self._finish(served, handler, args))
+
+    # Called by the engine, too, which takes the usual calls.
+
+    def returned(self, number: int, handler: Handler, nbytes: int, left: float, result: Any) -> None:
+        """Answer with what a plain function has returned: now, or when what it has begun is done."""
+        try:
+            if not hasattr(result, "__await__"):
+                answer = encode_small(result)
+                self._answers.at_once(number, _RESULT, encode(result) if answer is None else answer)
+                return
+        except BaseException as error:
+            self.raised(number, handler.name, error)
+            return
+        served = self._serve(number, handler, nbytes, left)
+        served.begun = True
+        self._start(served, self._wait(served, handler, result))
+
+    def raised(self, number: int, name: str, error: BaseException) -> None:
+        """Answer with what a plain function has raised."""
+        if isinstance(error, ENDS_THE_PROCESS):
+            self._exits(name, error)
+            raise error
+        self._answers.at_once(number, Says.RAISED, raised(error))
+        self._answers.notes.raised(name, error)
+
+    async def answer(self, served: Served, handler: Handler, result: Any) -> None:
+        """Answer with what a handler returned, when there is room."""
+        try:
+            answer = await encoded(result)
+            if self._answers.must_wait(len(answer)):
+                await self._answers.room(len(answer))
+            self._answers.end(served, _RESULT, answer)
+            self._free()
+        except BaseException as error:
+            self.failed(served, handler.name, error)
+
+    def stopped(self, served: Served) -> None:
+        """Answer a call that was stopped."""
+        self._answers.stopped(served)
+
+    async def awaits(self, running: Awaitable[Any]) -> Any:
+        """Wait for what an async function has given that is no coroutine."""
+        return await running
+
+    def failed(self, served: Served, name: str, error: BaseException) -> None:
+        """Answer a call whose task ends with an exception, whichever that is."""
+        if isinstance(error, ENDS_THE_PROCESS):
+            self._exits(name, error)
+            raise error
+        if not self._loop.is_running():
+            raise error  # the loop has ended, and its tasks are taken apart
+        if isinstance(error, asyncio.CancelledError):
+            self._answers.cancelled(served, error)
+        elif not served.begun:
+            self._answers.end(served, Says.REFUSED, unreadable(error))
+        else:
+            self._answers.raised(served, name, error)
+
+    # Inside.
+
+    def _serve(self, number: int, handler: Handler, nbytes: int, left: float) -> Served:
+        """Enter a call that runs; it has one of the handler's places."""
+        served = self._serving.begin(number, _CALL, nbytes, self._loop.time() + left)
         served.slot = handler.slots
         served.slot.free -= 1
-        served.begun = running is not None
-        self._start(served, self._finish(served, handler, args, running))
+        return served
 
     def _start(self, served: Served, work: Coroutine[Any, Any, None]) -> None:
-        context, loop = self._context.copy(), self._loop
+        context, loop = self.context.copy(), self._loop
         context.run(SERVED.set, served)
         if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
             served.work = asyncio.Task(work, loop=loop, context=context, eager_start=True)
@@ -99,26 +157,29 @@ class HandlerRuns:
         if served.stopped:  # in its first step, where that came at once
             served.work.cancel()
 
-    async def _finish(
-        self, served: Served, handler: Handler, args: list[Any], running: Awaitable[Any] | None
-    ) -> None:
-        """Run an async function, or wait for what a plain one has begun; its result is answered."""
+    async def _finish(self, served: Served, handler: Handler, args: list[Any]) -> None:
+        """Run an async function; its result is answered."""
         served.started = True
-        if served.stopped and not served.begun:
-            self._answers.stopped(served)
+        if served.stopped:
+            self.stopped(served)
             return
         served.begun = True
         try:
-            result = await (handler.function(*args) if running is None else running)
-            answer = encode_small(result)
-            if answer is None:
-                answer = await encoded(result)
-            if self._answers.must_wait(len(answer)):
-                await self._answers.room(len(answer))
-            self._answers.end(served, _RESULT, answer)
-            self._free()
+            running = handler.function(*args)
         except BaseException as error:
-            self._failed(served, handler.name, error)
+            self.failed(served, handler.name, error)
+            return
+        await self._wait(served, handler, running)
+
+    async def _wait(self, served: Served, handler: Handler, running: Awaitable[Any]) -> None:
+        """Wait for what a function has begun; its result is answered."""
+        served.started = True
+        try:
+            result = await running
+        except BaseException as error:
+            self.failed(served, handler.name, error)
+            return
+        await self.answer(served, handler, result)
 
     async def _carry_out(
         self, served: Served, name: str, payload: bytes | memoryview, handler: Handler | None
@@ -155,21 +216,7 @@ class HandlerRuns:
         except _Refused as why:
             self._answers.end(served, Says.REFUSED, str(why).encode())
         except BaseException as error:
-            self._failed(served, name, error)
-
-    def _failed(self, served: Served, name: str, error: BaseException) -> None:
-        """Answer a call whose task ends with an exception, whichever that is."""
-        if isinstance(error, ENDS_THE_PROCESS):
-            self._exits(name, error)
-            raise error
-        if not self._loop.is_running():
-            raise error  # the loop has ended, and its tasks are taken apart
-        if isinstance(error, asyncio.CancelledError):
-            self._answers.cancelled(served, error)
-        elif not served.begun:
-            self._answers.end(served, Says.REFUSED, unreadable(error))
-        else:
-            self._answers.raised(served, name, error)
+            self.failed(served, name, error)
 
     def _exits(self, name: str, error: BaseException) -> None:
         if isinstance(error, SystemExit):

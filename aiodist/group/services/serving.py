@@ -11,21 +11,22 @@ kept. Each call is answered once, cancelled or not, also one that is cancelled b
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any
 
 from aiodist.base.errors import WireError
+from aiodist.group.services.fields import PARTS, ServedFields
 from aiodist.group.services.outcomes import PASSED
-from aiodist.group.services.under_way import CALLS, PART_COST, PARTS, OpenCall, UnderWay
+from aiodist.group.services.under_way import CALLS, PART_COST, UnderWay
 from aiodist.net.wire.calls import Says
 
 CANCELLED = "the caller cancelled it"
 
 
-class Served(OpenCall):
+class Served(ServedFields):
     """A call that came, and is not answered at once.
 
     Args:
-        number, kind, nbytes, deadline: see `OpenCall`.
+        number: of the call on its connection.
+        kind, nbytes, deadline: see `UnderWay`.
 
     Attributes:
         work: what is to be cancelled with it: has `cancel`; None until it begins.
@@ -34,20 +35,6 @@ class Served(OpenCall):
         slot: the handler's slots, of which it holds one; None while it holds none.
         room: who waits for credit.
     """
-
-    __slots__ = ("begun", "room", "slot", "started", "work")
-
-    def __init__(self, number: int, kind: Says, nbytes: int, deadline: float) -> None:
-        self.number = number  # not by `super`: each call passes here
-        self.kind = kind
-        self.nbytes = nbytes
-        self.deadline = deadline
-        self.stopped = ""
-        self.credit = PARTS
-        self.work: Any = None
-        self.room: Any = None
-        self.begun = self.started = False
-        self.slot: Any = None
 
     def spend(self, nbytes: int) -> None:
         """Note that a part was sent. The last one may be larger than the credit."""
@@ -59,15 +46,10 @@ SERVED: ContextVar[Served | None] = ContextVar("aiodist.served", default=None)
 
 
 class Serving(UnderWay[Served]):
-    """The calls of one connection, from the side that was dialed.
-
-    Attributes:
-        last: number of the last call that came.
-    """
+    """The calls of one connection, from the side that was dialed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = 0
         self._skipped: set[int] = set()
 
     def admit(self, number: int, nbytes: int) -> None:

@@ -13,15 +13,14 @@ from typing import Any
 from aiodist.base.errors import A_MESSAGE, AiodistError, CallError
 from aiodist.group.services.asking import Asked
 from aiodist.group.services.callee import Callee
-from aiodist.group.services.codec import decode, decoded, encode, encode_small, encoded
+from aiodist.group.services.codec import decoded, encode, encoded
 from aiodist.group.services.handlers import Handlers
 from aiodist.group.services.mailbox import Mailbox, Unread
-from aiodist.group.services.outcomes import Outcome, closed, error_of
+from aiodist.group.services.outcomes import VALUE, Outcome, closed, error_of
 from aiodist.group.services.overview import Overview
 from aiodist.group.services.peers import Peers, ServicePeer, ServicePlace
 from aiodist.group.services.records import Build, Misfit
 from aiodist.group.services.stream import Stream
-from aiodist.net.wire import objects
 from aiodist.net.wire.calls import Says
 from aiodist.transport.line import Line
 
@@ -147,32 +146,36 @@ class Switchboard:
         timeout: float,
         build: Build | None,
     ) -> Any:
-        payload, loop = encode_small(value), self._loop
-        if payload is None and kind is not Says.MESSAGE:
-            payload = await encoded(value)
-        way = self.peers.way(uid, rank, name or A_MESSAGE)
-        answer: asyncio.Future[Outcome] = loop.create_future()
-        asked = Asked(kind, answer)
+        peer = self.peers.by_uid.get(uid)  # who is lost is not there
+        ask = None if peer is None else peer.way.ask_small
+        asked = None if ask is None else ask(kind, name.encode(), value, timeout)
+        if peer is None or asked is None:
+            payload = None if kind is Says.MESSAGE else await encoded(value)
+            way = self.peers.way(uid, rank, name or A_MESSAGE)
+            asked = Asked(kind, self._loop.create_future())
+        else:
+            way = peer.way
         try:
-            if payload is None:
-                way.begin(asked)  # messages that begin meanwhile come behind it
-                payload = await encoded(value)
-            asked.asks(name.encode(), payload, loop.time() + timeout)
-            way.ask(asked)
+            if not asked.number:
+                if payload is None:
+                    way.begin(asked)  # messages that begin meanwhile come behind it
+                    payload = await encoded(value)
+                asked.asks(name.encode(), payload, self._loop.time() + timeout)
+                way.ask(asked)
             if asked.number and way.poll():
                 await asyncio.sleep(0)
-            outcome = await answer
+            outcome: Outcome = await asked.waiter
         except BaseException:
             way.abandon(asked)
             raise
         how, body = outcome
-        if how != _RESULT:
+        if how not in (_RESULT, VALUE):
             outcome = await self.peers.hear_of(uid, outcome, asked.deadline)
             raise error_of(outcome, rank, name or A_MESSAGE, timeout)
         if kind is Says.MESSAGE:
             return None
         try:
-            result = await decoded(body) if objects.is_slow(body) else decode(body)
+            result = body if how == VALUE else await decoded(body)
         except AiodistError as error:
             raise CallError(
                 rank, name, f"its result cannot be read: {error.message}", hint=error.hint

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from aiodist.net.wire.calls import Says
+from aiodist.group.services.fields import OpenCall, TableFields
 
 CALLS = 256
 """Calls of one process at another that are not answered, at most; the next ones wait where they are asked."""
@@ -18,54 +18,26 @@ CALLS = 256
 WINDOW = 128 << 20
 """Bytes of their arguments, at most; more only where it is a single call's."""
 
-PARTS = 1 << 20
-"""Bytes of parts of one stream that come before any is taken."""
-
 PART_COST = 64
 """Bytes that a part counts besides its own."""
-
-
-class OpenCall:
-    """A call without an answer.
-
-    Args:
-        number: of the call on its connection.
-        kind: CALL, STREAM or MESSAGE.
-        nbytes: of its arguments.
-        deadline: when its caller gives up.
-
-    Attributes:
-        stopped: why it is given up; '' while it is not.
-        credit: bytes of parts that may still be sent, of a stream.
-    """
-
-    __slots__ = ("credit", "deadline", "kind", "nbytes", "number", "stopped")
-
-    def __init__(self, number: int, kind: Says, nbytes: int, deadline: float) -> None:
-        self.number = number
-        self.kind = kind
-        self.nbytes = nbytes
-        self.deadline = deadline
-        self.stopped = ""
-        self.credit = PARTS
 
 
 C = TypeVar("C", bound=OpenCall)
 
 
-class UnderWay(Generic[C]):
-    """The calls of one connection.
+class UnderWay(TableFields, Generic[C]):
+    """The calls of one connection, which have no answer yet.
 
     Attributes:
-        calls: by number.
+        calls: by number. A call has a kind, the bytes of its arguments, a deadline when its caller gives up;
+            `stopped`, why it is given up, '' while it is not; and, of a stream, the `credit`: bytes of parts
+            that may still be sent.
         nbytes: of their arguments.
+        last: number of the last one.
         due: time of the earliest deadline, or before it; infinite where there is none.
     """
 
-    def __init__(self) -> None:
-        self.calls: dict[int, C] = {}
-        self.nbytes = 0
-        self.due = math.inf
+    calls: dict[int, C]
 
     def __iter__(self) -> Iterator[C]:
         return iter(list(self.calls.values()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection
+from typing import Any
 
 from aiodist.group.services.asking import Asked
 from aiodist.group.services.caller import Caller, tell
@@ -29,10 +30,12 @@ class CallWay:
 
     Attributes:
         caller: the calls on the latest connection; None before the first.
+        ask_small: its short way, see `Caller`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, dial: Callable[[], Awaitable[Line]]) -> None:
         self.caller: Caller | None = None
+        self.ask_small: Callable[[Says, bytes, Any, float], Asked | None] | None = None
         self._loop = loop
         self._dial = dial
         self._queue: Queue[Asked] = Queue()
@@ -132,7 +135,8 @@ class CallWay:
             raise
         else:
             if self._over is None:
-                self.caller = Caller(self._loop, line, self.admit)
+                self.caller = caller = Caller(self._loop, line, self._queue, self.admit)
+                self.ask_small = caller.ask_small
             else:
                 line.kill()
 

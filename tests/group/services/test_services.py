@@ -15,8 +15,9 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.services import handlers
+from aiodist.group.services.fields import PARTS
 from aiodist.group.services.mailbox import MESSAGES
-from aiodist.group.services.under_way import CALLS, PARTS
+from aiodist.group.services.under_way import CALLS
 from aiodist.net.wire.calls import MAX_PAYLOAD, Says, frame
 from aiodist.testing import run_cluster, run_virtual
 from tests.helpers import services_of

@@ -15,7 +15,7 @@ import pytest
 import aiodist as dist
 from aiodist.base.errors import WireError
 from aiodist.group import ProcessGroup
-from aiodist.group.services.under_way import PARTS
+from aiodist.group.services.fields import PARTS
 from aiodist.net.wire import objects
 from aiodist.testing import run_cluster, run_virtual
 from tests.group.services.narrow import Narrow

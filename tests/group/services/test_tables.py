@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from aiodist.base.errors import WireError
 from aiodist.group.services.asking import Asked, Asking
+from aiodist.group.services.fields import PARTS
 from aiodist.group.services.serving import Served, Serving
-from aiodist.group.services.under_way import CALLS, PART_COST, PARTS, WINDOW
+from aiodist.group.services.under_way import CALLS, PART_COST, WINDOW
 from aiodist.net.wire.calls import Says
 
 
