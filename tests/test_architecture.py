@@ -30,8 +30,8 @@ FLOORS: list[set[str]] = [
     {"backends"},
     {"observe"},
     {"transport", "rendezvous"},
-    {"_engine"},
     {"net"},
+    {"_engine"},
     {"base"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

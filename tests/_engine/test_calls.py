@@ -14,11 +14,11 @@ import pytest
 from aiodist import _engine
 from aiodist.base.errors import WireError
 from aiodist.group.services.asking import Asked, Asking
-from aiodist.group.services.codec import decode, encode
+from aiodist.group.services.codec import encode
 from aiodist.group.services.handlers import Handler
 from aiodist.group.services.outcomes import VALUE
 from aiodist.group.services.serving import SERVED, Served, Serving
-from aiodist.net.wire import calls
+from aiodist.net.wire import calls, objects
 from aiodist.net.wire.calls import Frames, Says, frame, request
 
 pytestmark = pytest.mark.skipif(_engine.compiled is None, reason="needs the compiled engine")
@@ -275,6 +275,6 @@ async def test_nonsense_never_reaches_a_handler_that_did_not_fit(seed: int) -> N
         assert len(got) + len(bench.left) == before + left + 1
         if len(got) > before:
             _, name, read = calls.read_request(bytes(data[calls.HEAD :]))
-            assert name == "plain" and repr(decode(read)) == repr([got[-1]])
+            assert name == "plain" and repr(objects.decode(read)) == repr([got[-1]])
     with pytest.raises(WireError):
         bench.there.deliver(b"\xff" * 13)

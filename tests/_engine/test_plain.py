@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,15 @@ from aiodist.base.errors import WireError
 from aiodist.net.wire import objects
 
 pytestmark = pytest.mark.skipif(_engine.compiled is None, reason="needs the compiled engine")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def reference() -> Iterator[None]:
+    """`objects` by plain Python alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "_compiled", None)
+        yield
+
 
 LEAVES = (
     st.none()

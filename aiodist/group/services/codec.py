@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Any, Self
 
-from aiodist import _engine
 from aiodist.base.errors import UsageError
 from aiodist.group.services import records
 from aiodist.group.services.outcomes import too_large
@@ -24,17 +23,6 @@ _TRAVELS = (
 _PLAIN = frozenset((int, float, bool, type(None)))
 _MAPPINGS = frozenset((dict, OrderedDict))
 _CONTAINERS = _MAPPINGS | {list, tuple, set, frozenset}
-_OTHER = object()
-
-_compiled = _engine.compiled
-encode_small = objects.encode_small if _compiled is None else _compiled.encode_plain
-"""A small plain value as bytes; None for every other, which `encode` may take all the same."""
-
-
-def decode(payload: bytes | bytearray | memoryview) -> Any:
-    """The value that was encoded. `WireError` where the bytes were not encoded so."""
-    value = _OTHER if _compiled is None else _compiled.decode_plain(payload, _OTHER)
-    return objects.decode(payload) if value is _OTHER else value
 
 
 def encode(value: Any) -> bytes:
@@ -92,7 +80,7 @@ def is_bulky(value: Any) -> bool:
 
 async def encoded(value: Any) -> bytes:
     """`encode`, in a thread where the value is large; it must not be changed meanwhile."""
-    small = encode_small(value)
+    small = objects.encode_small(value)
     if small is not None:
         return small
     if is_bulky(value):
@@ -119,7 +107,7 @@ class Received:
         decoding = self._decoding
         if decoding is None:
             if not objects.is_slow(self.payload):
-                return decode(self.payload)
+                return objects.decode(self.payload)
             loop = asyncio.get_running_loop()
             decoding = self._decoding = loop.run_in_executor(None, objects.decode, self.payload)
             decoding.add_done_callback(_note_error)
@@ -153,4 +141,4 @@ async def decoded(payload: bytes | bytearray | memoryview) -> Any:
     """Decode bytes, in a thread where that is slow. `WireError` where they were not encoded so."""
     if objects.is_slow(payload):
         return await asyncio.to_thread(objects.decode, payload)
-    return decode(payload)
+    return objects.decode(payload)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from aiodist.group.services.answers import Answers
-from aiodist.group.services.codec import decode, decoded, encode, encode_small, encoded
+from aiodist.group.services.codec import decoded, encode, encoded
 from aiodist.group.services.handlers import Handler, Handlers
 from aiodist.group.services.outcomes import ENDS_THE_PROCESS, raised, unreadable
 from aiodist.group.services.serving import SERVED, Served, Serving
@@ -60,7 +60,7 @@ class HandlerRuns:
             self._start(served, self._carry_out(served, name, payload, handler))
             return
         try:
-            args = decode(payload)
+            args = objects.decode(payload)
             why = handler.misfit(args)
         except ENDS_THE_PROCESS as error:
             self._exits(name, error)
@@ -87,7 +87,7 @@ class HandlerRuns:
         """Answer with what a plain function has returned: now, or when what it has begun is done."""
         try:
             if not hasattr(result, "__await__"):
-                answer = encode_small(result)
+                answer = objects.encode_small(result)
                 self._answers.at_once(number, _RESULT, encode(result) if answer is None else answer)
                 return
         except BaseException as error:

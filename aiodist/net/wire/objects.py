@@ -35,11 +35,15 @@ from zoneinfo import ZoneInfo
 import msgpack
 import numpy as np
 
+from aiodist import _engine
 from aiodist.base.errors import AiodistError, UsageError, WireError, shown
 from aiodist.base.sanitize import one_line
 from aiodist.base.types import BFLOAT16, DTYPE_CODES, DTYPES
 from aiodist.net.wire.bounded import SHORT, unpack
 from aiodist.net.wire.repeats import CONTAINER, FREE_BYTES, FREE_TIME, TEXT, Account, Repeated
+
+_compiled = _engine.compiled  # its `plain` writes and reads small plain values as this file does
+_OTHER = object()
 
 UNLESS_PICKLED = (
     "Convert it to plain types or arrays; or pass allow_pickle=True on both sides, "
@@ -101,6 +105,8 @@ def encode(obj: Any, *, allow_pickle: bool = False, apart: Apart | None = None) 
         UsageError: something in it cannot be sent, contains itself, or is held far too often; says what and
             where.
     """
+    if _compiled is not None and (plain := _compiled.encode_plain(obj)) is not None:
+        return plain
     try:
         if _are_usual((obj,), set(), [_AGAIN, _LONG_BYTES], 0):
             return _packed(obj)
@@ -133,6 +139,8 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
         UsageError: part of it was pickled, and this rank does not allow it.
         WireError: these are not bytes of `encode`, or what was pickled cannot be unpickled here.
     """
+    if _compiled is not None and (value := _compiled.decode_plain(data, _OTHER)) is not _OTHER:
+        return value
     try:
         if _HEADER < len(data) <= SHORT:
             form, size = _HEAD.unpack_from(data)
@@ -324,6 +332,8 @@ _CONTAINERS = 64  # fewer than `MAX_DEPTH`: they may stand in each other
 
 def encode_small(x: Any) -> bytes | None:
     """A small plain value as `encode` has it; None for every other, which may be encodable all the same."""
+    if _compiled is not None:
+        return _compiled.encode_plain(x)
     return _packed(x) if _is_small(x) else None
 
 
