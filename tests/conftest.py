@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import functools
 import gc
 import os
@@ -13,8 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from aiodist.testing.forkserver import servers
 
 # `tests` is not part of the wheel: what tests share is found from the repository's root.
 ROOT = str(Path(__file__).parents[1])
+TESTS = str(Path(__file__).parent)
 if ROOT not in sys.path:
     sys.path.append(ROOT)
 
@@ -62,6 +65,28 @@ settings.load_profile("tests")
 
 # libuv's first loop opens one pipe for the process's life.
 uvloop.new_event_loop().close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Have each worker of pytest-xdist begin with another part: what one has rewritten, the others read."""
+    report = yield
+    worker: dict[str, Any] | None = getattr(collector.config, "workerinput", None)
+    if worker is not None and isinstance(collector, pytest.Directory) and str(collector.path) == TESTS:
+        sizes = [sum(file.stat().st_size for file in one.path.rglob("*.py")) for one in report.result]
+        before = sum(sizes) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        first = bisect.bisect(list(accumulate(sizes)), before)
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have all workers number the tests alike, by their files' names, as one process would."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parts)
 
 
 @pytest.hookimpl(wrapper=True)
