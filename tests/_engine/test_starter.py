@@ -22,8 +22,7 @@ pytestmark = pytest.mark.skipif(_engine.compiled is None, reason="needs the comp
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
-@spmd(transport="shm")
-async def test_joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessGroup) -> None:
+async def joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessGroup) -> None:
     mine = np.arange(6.0).reshape(2, 3) + 10 * pg.rank
     both = np.concatenate([np.arange(6.0).reshape(2, 3) + 10 * rank for rank in range(pg.size)])
     fast: Any = core_of(pg).starter
@@ -45,8 +44,7 @@ async def test_joined_results_take_the_fast_path_as_stacked_ones_do(pg: ProcessG
     assert fast.start(Kind.all_gather, mine, np.empty((2, 6)), False) is None
 
 
-@spmd(transport="shm")
-async def test_arrays_that_are_only_read_may_be_read_only(pg: ProcessGroup) -> None:
+async def arrays_that_are_only_read_may_be_read_only(pg: ProcessGroup) -> None:
     fast: Any = core_of(pg).starter
     assert fast is not None
 
@@ -77,8 +75,7 @@ async def test_arrays_that_are_only_read_may_be_read_only(pg: ProcessGroup) -> N
     assert (await work).tolist() == [100, 101, 102]
 
 
-@spmd(transport="shm")
-async def test_forms_of_a_part(pg: ProcessGroup) -> None:
+async def forms_of_a_part(pg: ProcessGroup) -> None:
     """A part of one row may have its axis or not, and an array none at all."""
     fast: Any = core_of(pg).starter
     assert fast is not None
@@ -97,8 +94,7 @@ async def test_forms_of_a_part(pg: ProcessGroup) -> None:
         core_of(pg).start_prepared = kept
 
 
-@spmd(transport="shm")
-async def test_nothing_is_taken_for_an_op_or_a_root_that_only_equals_one(pg: ProcessGroup) -> None:
+async def nothing_is_taken_for_an_op_or_a_root_that_only_equals_one(pg: ProcessGroup) -> None:
     fast: Any = core_of(pg).starter
     assert fast is not None
     for op, root in ((ReduceOp.SUM, -1), (1, -1), (True, -1), (ReduceOp.AVG, -1), (99, -1), ("SUM", -1)):
@@ -121,10 +117,9 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@spmd(transport="shm")
-async def test_strided_arrays_give_what_the_general_way_gives(pg: ProcessGroup, layout: str) -> None:
-    await both_ways(pg, layout)
+async def strided_arrays_give_what_the_general_way_gives(pg: ProcessGroup) -> None:
+    for layout in LAYOUTS:
+        await both_ways(pg, layout)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -181,8 +176,7 @@ async def both_ways(pg: ProcessGroup, layout: str) -> None:
         assert np.array_equal(one, other) and one.dtype == other.dtype
 
 
-@spmd(transport="shm")
-async def test_what_overlaps_is_refused(pg: ProcessGroup) -> None:
+async def what_overlaps_is_refused(pg: ProcessGroup) -> None:
     fast: Any = core_of(pg).starter
     assert fast is not None
     base = np.arange(10.0)
@@ -196,8 +190,7 @@ async def test_what_overlaps_is_refused(pg: ProcessGroup) -> None:
     await pg.barrier()
 
 
-@spmd(transport="shm")
-async def test_numbers_come_back_as_numbers(pg: ProcessGroup) -> None:
+async def numbers_come_back_as_numbers(pg: ProcessGroup) -> None:
     """As by the general way, of the same types."""
     core = core_of(pg)
     prepared, rank = core.start_prepared, pg.rank
@@ -232,6 +225,21 @@ async def test_numbers_come_back_as_numbers(pg: ProcessGroup) -> None:
     with pytest.raises(UsageError):
         pg.all_reduce(1 << 80)
     await pg.barrier()
+
+
+@spmd(transport="shm")
+async def test_calls_of_arrays_and_numbers(pg: ProcessGroup) -> None:
+    """All in one job, which costs half a second, and each of them next to nothing."""
+    for calls in (
+        joined_results_take_the_fast_path_as_stacked_ones_do,
+        arrays_that_are_only_read_may_be_read_only,
+        forms_of_a_part,
+        nothing_is_taken_for_an_op_or_a_root_that_only_equals_one,
+        strided_arrays_give_what_the_general_way_gives,
+        what_overlaps_is_refused,
+        numbers_come_back_as_numbers,
+    ):
+        await calls(pg)
 
 
 @pytest.mark.slow(COSTLY)
