@@ -60,7 +60,7 @@ async def train(pg: ProcessGroup, plan: Plan) -> tuple[int, list[bytes]]:
     return diloco.steps, [one.values.tobytes() for one in diloco._commons]
 
 
-@pytest.mark.parametrize("seed", few(range(200), [1, 8, 27, 53, 113, 177], MORE))
+@pytest.mark.parametrize("seed", few(range(200), [1, 8, 27, 53], MORE))
 def test_all_members_leave_a_step_together(seed: int) -> None:
     drawn = random.Random(seed)
     plan = plan_of(drawn)
@@ -155,7 +155,7 @@ def with_a_newcomer(loaded: dict[str, Any] | None) -> list[tuple[int, list[bytes
     return [*results, chaos.joined[0].result()]
 
 
-@pytest.mark.parametrize("exchanges", [1, 9])
+@pytest.mark.parametrize("exchanges", few([1, 9], [1]))
 def test_what_a_newcomer_has_loaded_itself_counts_for_nothing(exchanges: int) -> None:
     """It took no part in the meeting that the others waited for, and all ended with CollectiveMismatch."""
     found = with_a_newcomer(state_after(exchanges))

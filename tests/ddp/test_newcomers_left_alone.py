@@ -12,7 +12,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
-from tests.levels import COSTLY
+from tests.levels import COSTLY, few
 from tests.support.chaos import Chaos
 
 STEPS = 6
@@ -56,6 +56,9 @@ async def diloco(pg: ProcessGroup, reached: list[int]) -> None:
     assert (values == STEPS).all()
 
 
+TRAININGS = [sync, diloco, sharded]
+
+
 @pytest.mark.slow(COSTLY)
 @pytest.mark.parametrize(
     ("train", "error"), [(sync, dist.QuorumLost), (diloco, dist.QuorumLost), (sharded, dist.StateLost)]
@@ -91,7 +94,7 @@ def test_it_says_so(
     assert said and begun
 
 
-@pytest.mark.parametrize("train", [sync, diloco, sharded])
+@pytest.mark.parametrize("train", few(TRAININGS, [sync]))
 def test_one_that_came_over_two_epochs_says_so_too(
     train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
 ) -> None:
@@ -125,7 +128,7 @@ def test_one_that_came_over_two_epochs_says_so_too(
     assert came
 
 
-@pytest.mark.parametrize("train", [sync, diloco, sharded])
+@pytest.mark.parametrize("train", few(TRAININGS, [sync]))
 def test_one_whose_members_die_while_it_comes_says_so_too(
     train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
 ) -> None:
@@ -154,7 +157,7 @@ def test_one_whose_members_die_while_it_comes_says_so_too(
     assert alone
 
 
-@pytest.mark.parametrize("train", [sync, diloco, sharded])
+@pytest.mark.parametrize("train", few(TRAININGS, [diloco]))
 def test_one_that_calls_rebuild_itself_first_says_so_too(
     train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
 ) -> None:
@@ -187,7 +190,7 @@ def test_one_that_calls_rebuild_itself_first_says_so_too(
     assert alone
 
 
-@pytest.mark.parametrize("train", [sync, diloco, sharded])
+@pytest.mark.parametrize("train", few(TRAININGS, [diloco]))
 def test_one_that_came_before_there_were_values_begins(
     train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
 ) -> None:
@@ -213,7 +216,7 @@ def test_one_that_came_before_there_were_values_begins(
     assert begun
 
 
-@pytest.mark.parametrize("train", [sync, diloco, sharded])
+@pytest.mark.parametrize("train", few(TRAININGS, [sharded]))
 def test_one_that_has_had_values_trains_another_model(
     train: Callable[[ProcessGroup, list[int]], Awaitable[None]],
 ) -> None:

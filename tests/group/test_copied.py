@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -102,9 +102,10 @@ async def receives(pg: ProcessGroup, held: HeldCopies, order: tuple[str, ...], s
     first.check()
 
 
-@pytest.mark.parametrize("strided", [True, False])
-@pytest.mark.parametrize("closes", [False, True])
-@pytest.mark.parametrize("turns", few([False, True], [False]))
+@pytest.mark.parametrize(
+    ("turns", "closes", "strided"),
+    few(product([False, True], repeat=3), [(False, False, False), (False, True, True)]),
+)
 def test_every_order_of_copy_cancel_receive_and_close(strided: bool, closes: bool, turns: bool) -> None:
     async def main(pg: ProcessGroup) -> None:
         for order in orders(*COPY[: 4 if turns else 5], "cancel", "post", *(["close"] if closes else [])):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.levels import few
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="recorders have files on Linux")
 
 JOB = """
@@ -45,7 +47,7 @@ dist.run(main())
 """
 
 
-@pytest.mark.parametrize("limited", [2, 1])
+@pytest.mark.parametrize("limited", few([2, 1], [1]))
 def test_a_circle_of_calls_is_told_while_it_stands(tmp_path: Path, limited: int) -> None:
     told = boxes(tmp_path, JOB, "wait for each other's answers", str(limited))
     full = ", which runs there as often as its limit allows"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import few
+from tests.levels import COSTLY, few
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform")
 
@@ -89,7 +89,7 @@ HEADLINES = {
 }
 
 
-@pytest.mark.parametrize("how", few(HEADLINES, ["sleeps", "other"]))
+@pytest.mark.parametrize("how", few(HEADLINES, ["other"]))
 @pytest.mark.timeout(150)
 def test_a_headline_and_one_line_for_each_other_rank(how: str, tmp_path: Path) -> None:
     process, _ = start(tmp_path, how)
@@ -113,7 +113,7 @@ def test_a_headline_and_one_line_for_each_other_rank(how: str, tmp_path: Path) -
     assert process.returncode == (137 if how == "killed" else 1)
 
 
-@pytest.mark.parametrize("how", ["waits", "computes"])
+@pytest.mark.parametrize("how", few(["waits", "computes"], ["computes"]))
 @pytest.mark.timeout(150)
 def test_ctrl_c_says_where_each_rank_was(how: str, tmp_path: Path) -> None:
     process, _ = start(tmp_path, how)
@@ -140,7 +140,8 @@ def test_the_same_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     assert ":ranks 0–3│ " in errors[0]
 
 
-@pytest.mark.parametrize("transport", few(["auto", "tcp"], ["tcp"]))
+@pytest.mark.slow(COSTLY)
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
 @pytest.mark.timeout(150)
 def test_roots_that_disagree_in_the_last_operation_are_told_at_the_end(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -135,17 +135,17 @@ def test_variables_arrive_and_no_command_line_has_them(script: Path) -> None:
     assert said == [f"True False a b'c 1 2 - {script.parent}"] * 2
 
 
-@pytest.mark.parametrize(
-    ("host", "said"),
-    [
-        ("closed", "closed: it refuses this login. Give it your public key: ssh-copy-id closed"),
-        ("gone", "gone: no ssh server listens there. Start sshd on it"),
-        ("nobody", "nobody: nobody knows the name"),
-        ("changed", "changed: its key is not the known one"),
-        ("bare", "bare: PYTHON has no aiodist. Install it there: PYTHON -m pip install aiodist"),
-        ("old", "old has aiodist 0.0.1, and this host VERSION. Install the same on every host"),
-    ],
-)
+NOT_WELL = [
+    ("closed", "closed: it refuses this login. Give it your public key: ssh-copy-id closed"),
+    ("gone", "gone: no ssh server listens there. Start sshd on it"),
+    ("nobody", "nobody: nobody knows the name"),
+    ("changed", "changed: its key is not the known one"),
+    ("bare", "bare: PYTHON has no aiodist. Install it there: PYTHON -m pip install aiodist"),
+    ("old", "old has aiodist 0.0.1, and this host VERSION. Install the same on every host"),
+]
+
+
+@pytest.mark.parametrize(("host", "said"), few(NOT_WELL, NOT_WELL[::5]))
 def test_what_is_wrong_with_a_host_is_said_before_anything_starts(host: str, said: str, script: Path) -> None:
     script.write_text(f"open({str(script.parent / 'started')!r}, 'w')")
     old = (
@@ -263,20 +263,20 @@ def test_a_secret_that_is_no_text(script: Path) -> None:
     assert "the job's secret is not text" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["-H", "a", "--nnodes", "3:2", HELLO], "--nnodes 3:2 is not valid"),
-        (["-H", "a", "--via", "srun", "--ssh", "other", HELLO], "--ssh cannot be used with --via srun"),
-        (["-H", "a:x", HELLO], "'x' is no number of workers"),
-        ([HELLO], "no hosts given"),
-        (["-H", "a", "/no/script.py"], "there is no script '/no/script.py'"),
-        (["-H", "a", "--no-such", HELLO], "there is no option --no-such"),
-        (["-H", "a", "-x", "NOT_SET_HERE", HELLO], "NOT_SET_HERE is not set here"),
-        (["-H", "a", "--exclude", "a", HELLO], "no host is left"),
-        (["-H", "a", "--via", "magic", HELLO], "--via magic has no meaning"),
-    ],
-)
+WITHOUT_MEANING = [
+    (["-H", "a", "--nnodes", "3:2", HELLO], "--nnodes 3:2 is not valid"),
+    (["-H", "a", "--via", "srun", "--ssh", "other", HELLO], "--ssh cannot be used with --via srun"),
+    (["-H", "a:x", HELLO], "'x' is no number of workers"),
+    ([HELLO], "no hosts given"),
+    (["-H", "a", "/no/script.py"], "there is no script '/no/script.py'"),
+    (["-H", "a", "--no-such", HELLO], "there is no option --no-such"),
+    (["-H", "a", "-x", "NOT_SET_HERE", HELLO], "NOT_SET_HERE is not set here"),
+    (["-H", "a", "--exclude", "a", HELLO], "no host is left"),
+    (["-H", "a", "--via", "magic", HELLO], "--via magic has no meaning"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), few(WITHOUT_MEANING, [WITHOUT_MEANING[2], WITHOUT_MEANING[5]]))
 def test_command_lines_without_meaning(words: list[str], said: str) -> None:
     ended = run_to_end([sys.executable, "-m", "aiodist", "launch", *words], environ(), PATIENCE)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
@@ -629,7 +629,7 @@ say("Over", code=CODE, verdict="\\x1b[2Jevil \\ud800")
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"), few([(7, 7), (256, 1), (-5, 1), (1 << 70, 1), (0, 0)], [(7, 7), (1 << 70, 1)])
+    ("code", "expected"), few([(7, 7), (256, 1), (-5, 1), (1 << 70, 1), (0, 0)], [(1 << 70, 1)])
 )
 def test_what_an_agent_says_at_the_end_is_no_more_than_that(code: int, expected: int, script: Path) -> None:
     """A code that is no number of 64 bits makes no message of it."""

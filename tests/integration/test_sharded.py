@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.levels import few
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform")
 
 JOB = """
@@ -80,7 +82,7 @@ def alone(steps: int) -> str:
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("copies", [1, 0])
+@pytest.mark.parametrize("copies", few([1, 0], [0]))
 def test_a_worker_that_comes_back_has_its_share(tmp_path: Path, copies: int) -> None:
     lines = run(tmp_path, copies, 30)
     assert {line[1:] for line in lines} == {(lines[0][1], alone(lines[0][1]))}, "alike, as without a death"

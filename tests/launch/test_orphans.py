@@ -54,7 +54,10 @@ def test_daemon_ends_with_its_worker(start: Start, end: str, code: int, then: st
 
 @pytest.mark.parametrize(
     ("signum", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    few(
+        [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+        [(signal.SIGKILL, -signal.SIGKILL)],
+    ),
 )
 @pytest.mark.parametrize("then", few(["wait()", RELAY], ["wait()"]), ids=["stays", "relay"])
 def test_daemon_ends_with_the_agent(start: Start, signum: signal.Signals, code: int, then: str) -> None:
@@ -66,7 +69,7 @@ def test_daemon_ends_with_the_agent(start: Start, signum: signal.Signals, code: 
     assert job.end()[0] == code
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", few([signal.SIGTERM, signal.SIGKILL], [signal.SIGTERM]))
 def test_all_that_is_stopped_ends_with_the_agent(start: Start, signum: signal.Signals) -> None:
     """Of a job that somebody has stopped, only the agent is told to end."""
     job = start(
@@ -92,7 +95,7 @@ def test_all_that_is_stopped_ends_with_the_agent(start: Start, signum: signal.Si
             os.killpg(spawner, signal.SIGCONT)  # also where the test fails, nobody stays
 
 
-@pytest.mark.parametrize("agent", [False, True], ids=["spawner", "agent-and-spawner"])
+@pytest.mark.parametrize("agent", few([False, True], [True]), ids=["spawner", "agent-and-spawner"])
 def test_all_ends_when_the_spawner_is_killed(start: Start, agent: bool) -> None:
     """Alone, or in the same moment as the agent: each worker's guardian outlives both, and ends what is its
     worker's."""

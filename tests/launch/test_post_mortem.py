@@ -143,7 +143,7 @@ WAYS = {
     ("how", "where"),
     [
         ("raises", "inside"),
-        ("killed", ""),
+        pytest.param("killed", "", marks=pytest.mark.slow(MORE)),
         pytest.param("killed", "inside", marks=pytest.mark.slow(MORE)),
         pytest.param("crashed", "", marks=pytest.mark.slow(MORE)),
         pytest.param("exits", "", marks=pytest.mark.slow(MORE)),
@@ -290,6 +290,7 @@ def test_a_job_that_healed_is_not_in_trouble(tmp_path: Path) -> None:
     assert line.split()[-1] == "none", line
 
 
+@pytest.mark.slow(COSTLY)
 def test_ctrl_c_is_told_as_such(tmp_path: Path) -> None:
     script = tmp_path / "long.py"
     script.write_text(

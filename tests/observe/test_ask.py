@@ -67,6 +67,7 @@ def asked(process: subprocess.Popen[str], doing: Doing | None = None) -> Stacks:
     return view.stacks
 
 
+@pytest.mark.slow(COSTLY)
 def test_a_loop_that_sleeps(start: Start) -> None:
     process = start("tasks")
     found = asked(process)
@@ -114,6 +115,7 @@ def test_a_call_in_c_is_not_interrupted_where_the_watching_thread_is_not_known(s
     assert seen(process).doing is Doing.held
 
 
+@pytest.mark.slow(COSTLY)
 def test_one_that_is_stopped_is_not_asked(start: Start) -> None:
     process = start("tasks")
     os.kill(process.pid, signal.SIGSTOP)
@@ -123,6 +125,7 @@ def test_one_that_is_stopped_is_not_asked(start: Start) -> None:
     assert asked(process, Doing.running).tasks
 
 
+@pytest.mark.slow(COSTLY)
 def test_without_a_loop_and_nothing_stays(start: Start) -> None:
     process = start("without")
     found = asked(process)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from tests.levels import COSTLY, few
+from tests.levels import COSTLY
 from tests.support.channel_pair import turn_until
 from tests.support.faults import RoundFailed, Stage, Victims
 
@@ -71,7 +71,8 @@ async def crash_in(stage: Stage, point: str, count: int) -> None:
             stage.say("lost", ranks=error.ranks)
 
 
-@pytest.mark.parametrize("transport", few(["shm", "tcp"], ["tcp"]))
+@pytest.mark.slow(COSTLY)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_survivors_report_and_live_on_into_the_next_round(transport: str) -> None:
     async with Victims(transport=transport) as victims:
         pids: set[int] = set()

@@ -14,6 +14,7 @@ from aiodist.testing import run_cluster
 from tests.backends.nccl import arithmetic
 from tests.backends.nccl.stand_in import World
 from tests.gpu import test_ends, test_nccl, test_order, test_staged, test_streams
+from tests.levels import COSTLY, MORE
 
 NCCL = "cpu:host,cuda:nccl"
 STAGED = "cpu:host,cuda:host"
@@ -51,7 +52,12 @@ async def test_on_one_rank(world: World, test: Any, given: dict[str, Any]) -> No
     ("test", "size", "given"),
     [
         (test_nccl.test_programs_on_several_ranks, 2, {**CUPY, "world_size": 2}),
-        (test_nccl.test_programs_on_several_ranks, 3, {**CUPY, "world_size": 3}),
+        pytest.param(
+            test_nccl.test_programs_on_several_ranks,
+            3,
+            {**CUPY, "world_size": 3},
+            marks=pytest.mark.slow(MORE),
+        ),
         (test_nccl.test_groups_of_groups_and_batches, 3, {}),
         (test_nccl.test_messages_both_ways_tagged_and_beside_collectives, 2, {}),
         (test_nccl.test_ranks_that_disagree_are_told, 2, {}),
@@ -66,7 +72,7 @@ async def test_on_one_rank(world: World, test: Any, given: dict[str, Any]) -> No
         (test_ends.test_abort_while_a_group_is_being_connected, 2, {}),
         (test_ends.test_abort_in_a_message, 2, {}),
         (test_ends.test_closing_a_group_beside_a_kernel_that_waits, 2, {}),
-        (test_ends.test_twenty_rebuilds_leave_nothing, 2, {}),
+        pytest.param(test_ends.test_twenty_rebuilds_leave_nothing, 2, {}, marks=pytest.mark.slow(COSTLY)),
     ],
 )
 async def test_on_several_ranks(world: World, test: Any, size: int, given: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from aiodist.backends.schedules import composed
 from aiodist.backends.schedules.steps import Send
 from aiodist.base.types import Kind
 from tests.backends.schedules.prover import prove
+from tests.levels import COSTLY
 
 
 def check(size: int, root: int) -> None:
@@ -43,6 +44,7 @@ def test_every_size() -> None:
         check(size, 0)
 
 
+@pytest.mark.slow(COSTLY)
 @given(size=st.integers(10, 64), data=st.data())
 @settings(max_examples=8, deadline=None)
 def test_any_root_of_larger_groups(size: int, data: st.DataObject) -> None:

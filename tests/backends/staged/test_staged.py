@@ -20,6 +20,7 @@ from aiodist.transport.memory import MemoryNetwork
 from tests.backends.cuda.stand_in import CUDARuntimeError, Devices, Tensor
 from tests.backends.staged.library import StandIn
 from tests.gpu.conformance import check_programs
+from tests.levels import few
 from tests.waiting import until_so
 
 BACKEND = "cpu:host,cuda:host"
@@ -36,7 +37,7 @@ async def turns() -> None:
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", few([1, 2, 3, 5], [1, 2]))
 async def test_random_programs(size: int) -> None:
     async def main(pg: ProcessGroup) -> None:
         assert (pg.backend, pg.device) == ("host", 0)

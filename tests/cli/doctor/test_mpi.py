@@ -12,8 +12,10 @@ import pytest
 from aiodist.cli.doctor.mpi import examine, findings, library
 from aiodist.cli.doctor.topic import Finding, ProcessAnswer
 from tests.cli.doctor.asks import MACHINE, ask
+from tests.levels import COSTLY
 
 
+@pytest.mark.slow(COSTLY)
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_mpi_without_its_library_is_told_as_the_backend_tells_it() -> None:
     facts = ask(examine, MPI4PY_LIBMPI="/no/such/libmpi.so").facts

@@ -24,7 +24,7 @@ from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.rendezvous.etcd.waiting import WaitingCall
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.conformance_store import arrived, check_store
-from tests.levels import few
+from tests.levels import COSTLY, few
 from tests.ports import needs_ipv6
 from tests.rendezvous.conftest import Clock
 
@@ -161,6 +161,7 @@ async def test_a_value_that_is_too_large(etcd: Any, job: str) -> None:
         assert not await store.check(["k"])
 
 
+@pytest.mark.slow(COSTLY)
 async def test_a_large_gather(etcd: Any, job: str) -> None:
     async with await EtcdStore.connect(etcd.url, job) as store:
         cards = [bytes([rank]) * 500_000 for rank in range(12)]
@@ -192,6 +193,7 @@ async def test_a_run_ends_with_its_last_process(etcd: Any, job: str) -> None:
         assert await three.list_keys() == []
 
 
+@pytest.mark.slow(COSTLY)
 async def test_what_a_dead_run_left_does_not_meet_the_next(
     etcd: Any, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,6 +461,7 @@ async def test_somebody_else_there(needs_etcd: None, wire: Any) -> None:
             await EtcdStore.connect(f"etcd://{HOST}:{port}", "job", 10)
 
 
+@pytest.mark.slow(COSTLY)
 async def test_users_and_passwords(start_etcd: Callable[..., Any]) -> None:
     etcd = start_etcd()
     for path, body in (
