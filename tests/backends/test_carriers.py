@@ -22,7 +22,7 @@ from aiodist.transport import SocketEndpoint
 from tests.backends.foreign.device_box import DeviceBox, OnDevice
 from tests.backends.foreign.postbox import PostboxEngine
 from tests.helpers import core_of, host_of
-from tests.levels import COSTLY
+from tests.levels import COSTLY, few
 
 for made in (PostboxEngine, DeviceBox):
     dist.register_backend(made.name, made)
@@ -36,7 +36,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodist.backends.cuda.library.choose_device", lambda *_: 0)
 
 
-@pytest.mark.parametrize("backend", [BOTH, "cpu:host,cuda:device-box"])
+@pytest.mark.parametrize("backend", few([BOTH, "cpu:host,cuda:device-box"], [BOTH]))
 async def test_tensors_go_by_their_place_and_keep_their_order(backend: str) -> None:
     async def main(pg: ProcessGroup) -> None:
         assert pg.backend == backend

@@ -526,7 +526,7 @@ if sys.version_info >= (3, 12):  # before, it gives a result that has just come,
 
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("kind", ["object", "large object", "tensor", "large tensor"])
-@pytest.mark.parametrize("turns", few(range(12), [0, 1, 2, 4, 7], MORE))
+@pytest.mark.parametrize("turns", few(range(12), [0, 2, 7], MORE))
 @pytest.mark.parametrize("from_me", [False, True])
 def test_a_receive_that_follows_a_cancel_gets_the_next_message(
     wrap: str, kind: str, turns: int, from_me: bool

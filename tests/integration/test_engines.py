@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import needs_the_engine
+from tests.levels import few
 from tests.processes import run_to_end
 
 JOB = Path(__file__).with_name("engines_job.py")
 
 
-@pytest.mark.parametrize("transport", ["auto", "shm"])
+@pytest.mark.parametrize("transport", few(["auto", "shm"], ["auto"]))
 def test_one_rank_without_the_engine(transport: str) -> None:
     """Its data goes over sockets, with one line in the log; where only memory is allowed it is refused."""
     needs_the_engine()
