@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import functools
 import gc
+import itertools
 import os
 import shutil
 import signal
@@ -16,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def pytest_make_collect_report(
     if worker is not None and isinstance(collector, pytest.Directory) and str(collector.path) == TESTS:
         sizes = [sum(file.stat().st_size for file in one.path.rglob("*.py")) for one in report.result]
         before = sum(sizes) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-        first = bisect.bisect(list(accumulate(sizes)), before)
+        first = bisect.bisect(list(itertools.accumulate(sizes)), before)
         report.result = report.result[first:] + report.result[:first]
     return report
 
@@ -103,6 +103,15 @@ def pytest_collection_finish() -> None:
     """Have collections of garbage pass over what is imported for good: torch alone costs half a second."""
     gc.collect()
     gc.freeze()
+
+
+_ended = itertools.count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Now and then, have them also pass over what tests have imported, and what is remembered of them."""
+    if next(_ended) % 100 == 0:
+        pytest_collection_finish()
 
 
 def descriptors() -> set[str]:
