@@ -24,7 +24,8 @@ block.
   back, and its message goes to the next one. Ctrl-C in `init_process_group` gives up; while closing, it
   aborts.
 - Leaving `with` by an exception aborts the group, as `async with` does. What is open when the interpreter
-  exits is closed, for at most `EXIT_PATIENCE` seconds; then it is aborted.
+  exits is closed, for at most `EXIT_PATIENCE` seconds; then it is aborted. What that raises is printed, and
+  the process ends with exit code 1.
 """
 
 from aiodist.portal.facade import Portal, SyncProcessGroup, SyncWork, init_process_group, join

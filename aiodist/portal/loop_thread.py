@@ -8,6 +8,7 @@ import concurrent.futures.thread  # noqa: F401 - its exit hook must be registere
 import contextlib
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -133,6 +134,26 @@ class Reply:
         return self._value
 
 
+class Failure:
+    """The exit code 1 of a process whose program has ended well, and its groups have not.
+
+    Python knows its exit code before it closes them. So this ends the process when nothing refers to it any
+    more: as an attribute of `sys`, when all that the interpreter does as it exits is done.
+    """
+
+    def __init__(self) -> None:
+        self._exit = os._exit  # modules are empty by then
+        self._outputs = sys.stdout, sys.stderr
+
+    def __del__(self) -> None:
+        for output in self._outputs:
+            try:
+                output.flush()
+            except BaseException:  # it may be closed, or None
+                pass
+        self._exit(1)
+
+
 class LoopThread:
     """A thread that runs an event loop (uvloop where it is installed) until `stop`."""
 
@@ -219,12 +240,26 @@ class LoopThread:
         return None
 
     def end_with_process(self) -> None:
-        """Close within bounds, as the interpreter exits."""
+        """Close within bounds, as the interpreter exits. What that raises is the program's failure."""
+        reply = Reply()
+        error: BaseException | None = None
         try:
-            self.post(self._close).wait(EXIT_PATIENCE)
-        except (GroupClosed, KeyboardInterrupt):
+            self.post(self._close, reply)
+            if not reply.wait(EXIT_PATIENCE):
+                error = GroupClosed(
+                    f"operations had not ended {EXIT_PATIENCE:g} s after the program, and were aborted",
+                    hint="Close the group by `with` or `close()`: that waits for what is in flight",
+                )
+        except GroupClosed:
             pass
+        except KeyboardInterrupt as interrupt:
+            error = interrupt
         self.stop()  # cancels a close that is under way, which aborts
+        error = error or reply.error
+        if error is not None and getattr(sys, "last_value", None) is None:  # else Python has told one
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, None
+            sys.excepthook(type(error), error, None)
+            vars(sys)["_aiodist_failure"] = Failure()  # of the private ones, which are cleared first
 
     # ── in the loop's thread ─────────────────────────────────────────────────────────────────────────
 

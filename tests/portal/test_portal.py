@@ -6,6 +6,7 @@ Also the program of those processes: `python test_portal.py NAME [asyncio]` runs
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import dis
 import gc
@@ -1719,16 +1720,68 @@ def left_open() -> None:
     print("left")
 
 
+def test_a_failure_of_what_is_left_open_fails_the_process() -> None:
+    """Nobody has been told of it, and Python has its exit code before it closes the group."""
+    output = ranks(left_failing, 2, {0: 1, 1: 1})
+    assert output.index("atexit") < output.index("the very end")
+    assert re.search(r"CollectiveMismatch: ranks disagree: rank 0: all_reduce\(float64\[3\], SUM\)", output)
+
+
+def left_failing() -> None:
+    """All that Python does as it exits is done."""
+    pg = dist.portal.init_process_group(timeout=60)
+    atexit.register(print, "atexit")
+    globals()["kept"] = AtTheVeryEnd()
+    pg.all_reduce(np.ones(3 + pg.rank), async_op=True)
+
+
+class AtTheVeryEnd:
+    """Says when the interpreter takes a program's variables apart."""
+
+    def __del__(self) -> None:
+        print("the very end")
+
+
+@pytest.mark.slow(COSTLY)
+def test_a_failure_that_the_program_knows_does_not_fail_the_process() -> None:
+    ranks(left_known, 2)
+
+
+def left_known() -> None:
+    """It has caught the error."""
+    pg = dist.portal.init_process_group(timeout=60)
+    with pytest.raises(dist.CollectiveMismatch):
+        pg.all_reduce(np.ones(3 + pg.rank))
+
+
 @pytest.mark.slow(COSTLY)
 def test_exit_with_what_can_never_end() -> None:
     ranks(never_ending, 2, {0: 1, 1: 3})
 
 
-def never_ending() -> None:
-    """Rank 0 ends by an exception with a receive in flight: aborted when patience ends; rank 1 is told."""
-    loop_thread.EXIT_PATIENCE = 0.1
+@pytest.mark.slow(COSTLY)
+def test_what_is_aborted_at_exit_fails_the_process() -> None:
+    assert "operations had not ended 0.1 s after the program" in ranks(aborted_at_exit, 2, {0: 1, 1: 3})
+
+
+def aborted_at_exit() -> None:
+    """Rank 0 ends well, but for a collective that rank 1 does not call."""
     pg = dist.portal.init_process_group(timeout=60)
     if pg.rank == 0:
+        loop_thread.EXIT_PATIENCE = 0.1
+        pg.all_reduce(np.ones(3), async_op=True)
+        return
+    try:
+        pg.recv(np.zeros(1), 0)
+    except dist.GroupAborted:
+        sys.exit(3)
+
+
+def never_ending() -> None:
+    """Rank 0 ends by an exception with a receive in flight: aborted when patience ends; rank 1 is told."""
+    pg = dist.portal.init_process_group(timeout=60)
+    if pg.rank == 0:
+        loop_thread.EXIT_PATIENCE = 0.1
         pg.recv(np.zeros(1), 1, async_op=True)
         raise ValueError("uncaught")
     try:
