@@ -272,6 +272,9 @@ class Portal(LoopThread):
                     self.call(self._world.__aexit__, kind, error, trace)
         finally:
             self.stop()
+        ended = self.told_end()
+        if ended is not None and error is None:
+            raise ended
 
     def _ask(
         self,

@@ -155,9 +155,14 @@ class Failure:
 
 
 class LoopThread:
-    """A thread that runs an event loop (uvloop where it is installed) until `stop`."""
+    """A thread that runs an event loop (uvloop where it is installed) until `stop`.
+
+    Attributes:
+        ended_by: the exception that has ended the loop, such as the SystemExit of a handler; None: none has.
+    """
 
     def __init__(self) -> None:
+        self.ended_by: BaseException | None = None
         self._pid = os.getpid()
         self._replies: set[Reply] = set()
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -219,7 +224,8 @@ class LoopThread:
             self._loop.call_soon_threadsafe(partial(self._answer, answer, reply))
         except RuntimeError:  # the loop is closed
             self._replies.discard(reply)
-            raise GroupClosed("the portal is closed") from None
+            error = self._gone("the portal is closed")
+            raise error from error.__cause__
         except BaseException:  # Ctrl-C: nobody waits for a new reply, and it may not have been posted
             if not known:
                 self._replies.discard(reply)
@@ -234,6 +240,13 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._stop_asked.set)
         self._ended.wait()
         self._thread.join()
+
+    def told_end(self) -> GroupClosed | None:
+        """The error, given once, that says by which exception the loop has ended; None: by none."""
+        if self.ended_by is None or self not in _open:
+            return None
+        _open.discard(self)
+        return self._gone()
 
     def closing(self) -> Coroutine[Any, Any, None] | None:
         """The coroutine to run before the loop ends with its process."""
@@ -250,8 +263,8 @@ class LoopThread:
                     f"operations had not ended {EXIT_PATIENCE:g} s after the program, and were aborted",
                     hint="Close the group by `with` or `close()`: that waits for what is in flight",
                 )
-        except GroupClosed:
-            pass
+        except GroupClosed as closed:
+            error = None if self.ended_by is None else closed
         except KeyboardInterrupt as interrupt:
             error = interrupt
         self.stop()  # cancels a close that is under way, which aborts
@@ -292,7 +305,7 @@ class LoopThread:
     ) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            done(None, _closed_meanwhile())
+            done(None, self._gone())
         else:
             error = task.exception()
             done(task.result() if error is None else None, error)
@@ -313,26 +326,40 @@ class LoopThread:
     def _main(self, started: Reply) -> None:
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(self._serve(started))
+                try:
+                    runner.run(self._serve(started))
+                except BaseException as error:
+                    if started.settled:
+                        self.ended_by = error  # before the tasks end, whose callers are told
+                    raise
         except BaseException as error:
             if started.settled:
                 raise
             started.settle(None, error)
         finally:
-            _open.discard(self)
+            if self.ended_by is None:  # else somebody has to be told
+                _open.discard(self)
             for reply in list(self._replies):
-                self.settle(reply, None, _closed_meanwhile())
+                self.settle(reply, None, self._gone())
             self._ended.settle(None)
+
+    def _gone(self, words: str = "the portal was closed before this had ended") -> GroupClosed:
+        """The error of a call that the loop does not answer any more."""
+        by = self.ended_by
+        if by is None:
+            return GroupClosed(words)
+        error = GroupClosed(
+            f"the portal's event loop was ended by {': '.join(filter(None, (type(by).__name__, str(by))))}",
+            hint="A handler, callback or task on it has raised that, which ends a loop and not the process",
+        )
+        error.__cause__ = by
+        return error
 
     async def _serve(self, started: Reply) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
         started.settle(None)
         await self._stop_asked.wait()
-
-
-def _closed_meanwhile() -> GroupClosed:
-    return GroupClosed("the portal was closed before this had ended")
 
 
 def _of_the_parent() -> GroupClosed:

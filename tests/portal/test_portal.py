@@ -1742,6 +1742,63 @@ class AtTheVeryEnd:
         print("the very end")
 
 
+ENDED = "the portal's event loop was ended by SystemExit: 3"
+
+
+def test_a_handler_that_exits_fails_the_process() -> None:
+    """Only the loop's thread ends by that, and the main one has to know."""
+    output = ranks(exits_in_a_handler, 2, {0: 1, 1: 0}, "close")
+    assert ENDED in output and output.count("the script is over") == 0
+
+
+@pytest.mark.slow(COSTLY)
+def test_a_handler_that_exits_fails_a_process_that_does_not_close_its_group() -> None:
+    output = ranks(exits_in_a_handler, 2, {0: 1, 1: 0})
+    assert output.index("the script is over") < output.index(ENDED)
+
+
+def exits_in_a_handler() -> None:
+    """Rank 1 has rank 0 call exit."""
+    pg = dist.portal.init_process_group(timeout=60)
+    loop = pg.portal._thread
+    pg.handler(partial(sys.exit, 3), name="exit")
+    pg.barrier()
+    if pg.rank == 1:
+        with pytest.raises(dist.CallUnknown):
+            pg.call(0, "exit")
+        return
+    loop.join()
+    if "close" in sys.argv:
+        pg.close()
+    print("the script is over")
+
+
+@pytest.mark.slow(COSTLY)
+@pytest.mark.parametrize("more", [(), ("with",)])
+def test_what_ends_the_loop_is_told_by_calls_and_once_by_close(more: tuple[str, ...]) -> None:
+    ranks(ended_by_exit, 1, None, *more)
+
+
+def ended_by_exit() -> None:
+    """Every call says why; `close` only where nobody knows."""
+    pg = dist.portal.init_process_group()
+    work = pg.recv(np.zeros(1), 0, async_op=True)
+
+    async def end() -> None:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        await asyncio.Event().wait()
+
+    if "with" in sys.argv:
+        with pytest.raises(dist.GroupClosed, match=ENDED), pg:
+            pg.portal.call(end)
+    else:
+        for call in (partial(pg.portal.call, end), work.wait, pg.barrier, pg.close):
+            with pytest.raises(dist.GroupClosed, match=ENDED) as caught:
+                call()
+            assert isinstance(caught.value.__cause__, SystemExit)
+    pg.close()
+
+
 @pytest.mark.slow(COSTLY)
 def test_a_failure_that_the_program_knows_does_not_fail_the_process() -> None:
     ranks(left_known, 2)
