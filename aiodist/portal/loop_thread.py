@@ -169,14 +169,14 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked: asyncio.Event | None = None
         self._ended = Reply()
-        started = Reply()
+        self._started = Reply()
         self._thread = threading.Thread(
-            target=self._main, args=(started,), name="aiodist portal", daemon=_exit_hook is None
+            target=self._main, args=(self._started,), name="aiodist portal", daemon=_exit_hook is None
         )
         _open.add(self)
         self._thread.start()
-        started.wait()
-        started.get()
+        self._started.wait()
+        self._started.get()
 
     # ── from other threads ───────────────────────────────────────────────────────────────────────────
 
@@ -254,9 +254,12 @@ class LoopThread:
 
     def end_with_process(self) -> None:
         """Close within bounds, as the interpreter exits. What that raises is the program's failure."""
+        if self._thread.ident is None:
+            return  # Ctrl-C struck before it began
         reply = Reply()
         error: BaseException | None = None
         try:
+            self._started.wait()  # for which Ctrl-C may have kept the program from waiting
             self.post(self._close, reply)
             if not reply.wait(EXIT_PATIENCE):
                 error = GroupClosed(

@@ -1705,6 +1705,30 @@ def interrupted_init() -> None:
     assert threading.enumerate() == [threading.main_thread()]
 
 
+def test_ctrl_c_as_the_loops_thread_begins_is_no_trouble_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no loop yet that could be asked."""
+    begins, waited = threading.Event(), Reply.wait
+
+    def interrupted(_self: Reply, _timeout: float | None = None) -> bool:
+        monkeypatch.setattr(Reply, "wait", wait)
+        raise KeyboardInterrupt
+
+    def wait(self: Reply, timeout: float | None = None) -> bool:
+        begins.set()
+        return waited(self, timeout)
+
+    def factory() -> None:
+        begins.wait()
+
+    monkeypatch.setattr(loop_thread, "loop_factory", factory)
+    monkeypatch.setattr(Reply, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Portal()
+    loop_thread._close_all()  # what exit does
+    assert not loop_thread._open
+    assert all(thread.name != "aiodist portal" for thread in threading.enumerate())
+
+
 # ── the end of the process ───────────────────────────────────────────────────────────────────────────
 
 
