@@ -252,10 +252,10 @@ class LoopThread:
         """The coroutine to run before the loop ends with its process."""
         return None
 
-    def end_with_process(self) -> None:
-        """Close within bounds, as the interpreter exits. What that raises is the program's failure."""
+    def end_with_process(self) -> bool:
+        """Close within bounds, as the interpreter exits → whether that was the program's only failure."""
         if self._thread.ident is None:
-            return  # Ctrl-C struck before it began
+            return False  # Ctrl-C struck before it began
         reply = Reply()
         error: BaseException | None = None
         try:
@@ -272,10 +272,11 @@ class LoopThread:
             error = interrupt
         self.stop()  # cancels a close that is under way, which aborts
         error = error or reply.error
-        if error is not None and getattr(sys, "last_value", None) is None:  # else Python has told one
-            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, None
-            sys.excepthook(type(error), error, None)
-            vars(sys)["_aiodist_failure"] = Failure()  # of the private ones, which are cleared first
+        if error is None or getattr(sys, "last_value", None) is not None:  # Python has told another one
+            return False
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, None
+        sys.excepthook(type(error), error, None)
+        return True
 
     # ── in the loop's thread ─────────────────────────────────────────────────────────────────────────
 
@@ -378,9 +379,12 @@ def _after_fork() -> None:
 
 
 def _close_all() -> None:
-    for thread in list(_open):
-        if thread._pid == os.getpid():
-            thread.end_with_process()
+    failed = [thread.end_with_process() for thread in list(_open) if thread._pid == os.getpid()]
+    if any(failed):
+        processes = sys.modules.get("multiprocessing.process")
+        if processes is not None and processes.parent_process() is not None:
+            raise SystemExit(1)  # which `multiprocessing` makes the exit code, and then ends at once
+        vars(sys)["_aiodist_failure"] = Failure()  # of the private ones, which are cleared first
 
 
 (_exit_hook or atexit.register)(_close_all)

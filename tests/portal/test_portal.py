@@ -11,6 +11,7 @@ import contextlib
 import dis
 import gc
 import inspect
+import multiprocessing
 import os
 import re
 import signal
@@ -1764,6 +1765,25 @@ class AtTheVeryEnd:
 
     def __del__(self) -> None:
         print("the very end")
+
+
+@pytest.mark.slow(COSTLY)
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_a_failure_of_what_is_left_open_fails_a_child_of_multiprocessing(start: str) -> None:
+    ranks(starts_a_child, 1, None, start)
+
+
+def starts_a_child() -> None:
+    """Some end without the interpreter's end."""
+    child = multiprocessing.get_context(sys.argv[2]).Process(target=left_receiving)
+    child.start()
+    child.join()
+    assert child.exitcode == 1
+
+
+def left_receiving() -> None:
+    """Nobody is told that nothing came."""
+    alone().recv(np.zeros(1), 0, async_op=True)
 
 
 ENDED = "the portal's event loop was ended by SystemExit: 3"
