@@ -10,7 +10,8 @@
     ending              how links end, data and control alike, goodbye included: a table of states
     endpoint, peers     makes channels: `dialing`, `listening`, `greeting` (the handshake)
     local_peers         which peers are on this host; `local_handshake` proves it by shared memory
-    control_link        a connection of the control plane, its bounds and timeouts; `line`: of services
+    line                a stream of bytes between two processes, under connections of services and under
+                        `control_link`: messages of the control plane, with its bounds and timeouts
     shm/                shared memory: segments, rings, other processes' memory
 
 It knows processes by number, not groups or operations. Contract: docs/architecture.md, "The life of one

@@ -39,7 +39,7 @@ from aiodist.net.users import send_away, why_not
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.transport import dialing
 from aiodist.transport.base import Route
-from aiodist.transport.control_link import ControlLink, SocketControl
+from aiodist.transport.control_link import UNACKNOWLEDGED, ControlLink
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.line import Line, SocketLine
 from aiodist.transport.link import Waking
@@ -53,7 +53,7 @@ from aiodist.transport.shm.segment import PeerSegment, Segment
 from aiodist.transport.stream import StreamLink
 
 Mode = Literal["tcp", "shm", "auto"]
-AnyLink = StreamLink | SocketControl | SocketLine
+AnyLink = StreamLink | ControlLink | SocketLine
 
 NEWS = 0.5
 """Seconds in which it is known, of a process of this host, that it has ended, or what it lacks."""
@@ -200,7 +200,7 @@ class SocketEndpoint(Endpoint):
     def keep_peer_segments(self, ranks: Collection[int]) -> None:
         if self._local_peers is not None:
             for rank, line in self._local_peers.keep(ranks).items():
-                self._loop.call_soon(self.on_control, rank, self._control(line, rank))
+                self._loop.call_soon(self.on_control, rank, self._control_on(line, rank))
 
     def wake_by(self, waking: Waking | None) -> None:
         self._waking = waking
@@ -229,12 +229,12 @@ class SocketEndpoint(Endpoint):
         self._check_open()
         line = self._local_peers.line(rank) if self._local_peers is not None else None
         if line is not None:
-            return self._control(line, rank)
+            return self._control_on(line, rank)
         try:
             control = await self._spawn(self._persist(rank, Purpose.control, routed=False))
         except (OSError, AiodistError) as error:
             raise self._unable(rank, error) or PeerLost([rank], dialing.cannot(error)) from error
-        assert isinstance(control, SocketControl)
+        assert isinstance(control, ControlLink)
         return control
 
     async def dial_line(self, rank: int) -> Line:
@@ -389,7 +389,7 @@ class SocketEndpoint(Endpoint):
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if purpose is Purpose.control:
-            return self._control(sock, rank, greeting.leftover)
+            return self._control_on(sock, rank, greeting.leftover)
         if purpose is Purpose.service:
             return SocketLine(self._loop, sock, greeting.leftover)
         theirs = self.peer_segments.get(rank) if greeting.is_unix else None
@@ -405,10 +405,8 @@ class SocketEndpoint(Endpoint):
         link.on_gone = partial(self._links.pop, link, None)
         return link
 
-    def _control(self, sock: socket.socket, rank: int, leftover: bytes = b"") -> SocketControl:
-        control = SocketControl(self._loop, sock, rank, self._forget_control, leftover)
-        self._controls.add(control)
-        return control
+    def _control_on(self, sock: socket.socket, rank: int, leftover: bytes = b"") -> ControlLink:
+        return self._control(SocketLine(self._loop, sock, leftover, silence=UNACKNOWLEDGED), rank)
 
     # Accepting.
 
@@ -445,7 +443,7 @@ class SocketEndpoint(Endpoint):
             if theirs.purpose is Purpose.control and links >= CONTROL_LINKS:
                 raise AuthenticationError(f"rank {theirs.rank} has {CONTROL_LINKS} control links already")
             link = self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
-            if isinstance(link, SocketControl):
+            if isinstance(link, ControlLink):
                 self.on_control(theirs.rank, link)
             elif isinstance(link, SocketLine):
                 self.on_line(theirs.rank, link)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from aiodist.base.environment.tuning import EAGER_BUDGET
 from aiodist.base.errors import PeerLost
-from aiodist.transport.control_link import ControlLink, MemoryControl
+from aiodist.transport.control_link import ControlLink
 from aiodist.transport.line import Line, MemoryLine
 from aiodist.transport.memory_link import MemoryLink
 from aiodist.transport.peers import Endpoint, Peer
@@ -60,28 +60,24 @@ class MemoryEndpoint(Endpoint):
         return set() if hosts is None else {rank for rank in ranks if hosts[rank] == hosts[self.rank]}
 
     async def link_control(self, rank: int) -> ControlLink:
-        self._check_open()
-        await asyncio.sleep(self._network.seconds(self.rank, rank))
-        remote = self._network.endpoints.get(rank)
-        if remote is None or remote.closing or self.closing:
-            raise PeerLost([rank], "it is not in the network")
-        mine = MemoryControl(self._loop, rank, self._forget_control)
-        theirs = MemoryControl(self._loop, self.rank, remote._forget_control)
-        MemoryControl.join(mine, theirs, self._network.delay)
-        self._controls.add(mine)
-        remote._controls.add(theirs)
-        remote.on_control(self.rank, theirs)
+        remote, line, theirs = await self._lined(rank)
+        mine = self._control(line, rank)
+        remote.on_control(self.rank, remote._control(theirs, self.rank))
         return mine
 
     async def dial_line(self, rank: int) -> Line:
+        remote, line, theirs = await self._lined(rank)
+        remote.on_line(self.rank, theirs)
+        return line
+
+    async def _lined(self, rank: int) -> tuple[MemoryEndpoint, MemoryLine, MemoryLine]:
+        """The endpoint of a rank, and both ends of a line to it; `PeerLost` if there is none."""
         self._check_open()
         await asyncio.sleep(self._network.seconds(self.rank, rank))
         remote = self._network.endpoints.get(rank)
         if remote is None or remote.closing or self.closing:
             raise PeerLost([rank], "it is not in the network")
-        mine, theirs = MemoryLine.pair(self._loop, self.rank, rank, self._network.delay)
-        remote.on_line(self.rank, theirs)
-        return mine
+        return remote, *MemoryLine.pair(self._loop, self.rank, rank, self._network.delay)
 
     def kill(self) -> None:
         if self._network.endpoints.get(self.rank) is self:

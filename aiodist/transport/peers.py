@@ -267,6 +267,12 @@ class Endpoint(ABC):
     async def _end_tasks(self) -> None:  # noqa: B027
         """End whatever else there is."""
 
+    def _control(self, line: Line, rank: int) -> ControlLink:
+        """A control link over a line, kept until it holds nothing any more."""
+        control = ControlLink(self._loop, line, rank, self._forget_control)
+        self._controls.add(control)
+        return control
+
     def _forget_control(self, control: ControlLink) -> None:
         self._controls.discard(control)
         if not self._controls and self._controls_gone is not None:

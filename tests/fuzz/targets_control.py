@@ -28,7 +28,8 @@ from aiodist.group.roster import Roster
 from aiodist.group.seats import Seat
 from aiodist.group.watch import Watch
 from aiodist.net.wire import bounded
-from aiodist.transport.control_link import SocketControl
+from aiodist.transport.control_link import ControlLink
+from aiodist.transport.line import SocketLine
 from tests.fuzz.engine import Judgement
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.mutate import framed, join, packed, raw, split
@@ -234,7 +235,8 @@ def open_link() -> Iterator[Run]:
             theirs.setblocking(False)
             ends: list[tuple[bool, str]] = []
             gone: list[Any] = []
-            link = SocketControl(loop, ours, NEIGHBOUR, gone.append)  # type: ignore[arg-type]
+            line = SocketLine(loop, ours)  # type: ignore[arg-type]
+            link = ControlLink(loop, line, NEIGHBOUR, gone.append)  # type: ignore[arg-type]
             link.on_message = lambda message: plane.received(NEIGHBOUR, message)
             link.on_closed = lambda goodbye, cause: ends.append((goodbye, cause))
             step = 1 + (data[0] if data else 0) * 37

@@ -31,7 +31,7 @@ from aiodist.group.membership.record import UID_BYTES
 from aiodist.rendezvous import Store
 from aiodist.testing.cluster import Newcomer
 from aiodist.transport import Endpoint
-from aiodist.transport.control_link import MemoryControl
+from aiodist.transport.line import MemoryLine
 from aiodist.transport.memory import MemoryNetwork
 from tests.support.chaos_links import ChaosEndpoint, ChaosPipe, Process
 from tests.support.chaos_store import REFUSED_AFTER, STORE, Shelf
@@ -97,7 +97,7 @@ class Chaos:
         self._uids = random.Random(f"{seed}/uids")
         self._cuts: list[_Cut] = []
         self._slow: list[tuple[float, float, frozenset[int] | None]] = []
-        self._links: list[tuple[Process, MemoryControl]] = []
+        self._links: list[tuple[Process, MemoryLine]] = []
         self._places: dict[str, MemoryNetwork] = {}
         self._shelves: dict[str, Shelf] = {}  # by address, as it is now
         self._stores: list[Shelf] = []  # all that there ever were
@@ -298,8 +298,8 @@ class Chaos:
         """The network in which the members of a draft find each other."""
         return self._places.setdefault(place, MemoryNetwork())
 
-    def linked(self, process: Process, end: MemoryControl) -> None:
-        """Note that one end of a control link is with this process."""
+    def linked(self, process: Process, end: MemoryLine) -> None:
+        """Note that one end of the line of a control link is with this process."""
         self._links = [(who, link) for who, link in self._links if not link.over]
         self._links.append((process, end))
 
@@ -338,11 +338,11 @@ class Chaos:
             if self._far(link) == dead.number:
                 self._break(process, link)
 
-    def _break(self, process: Process, link: MemoryControl) -> None:
+    def _break(self, process: Process, link: MemoryLine) -> None:
         if not process.dead:
-            process.context.run(link.arrived, False)
+            process.context.run(link.arrived, None)
 
-    def _far(self, link: MemoryControl) -> int:
+    def _far(self, link: MemoryLine) -> int:
         pipe = link.out
         return pipe.dst.number if isinstance(pipe, ChaosPipe) else STORE
 

@@ -12,7 +12,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from aiodist.base.errors import PeerLost
 from aiodist.group.epochs.job import Job
 from aiodist.transport import ControlLink
-from aiodist.transport.control_link import MemoryControl
 from aiodist.transport.line import Line, MemoryLine
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.memory_link import MemoryLink
@@ -75,8 +74,8 @@ class Faults(Protocol):
     def network(self, place: str) -> MemoryNetwork:
         """The endpoints of a place."""
 
-    def linked(self, process: Process, end: MemoryControl) -> None:
-        """Remember an end of a control link."""
+    def linked(self, process: Process, end: MemoryLine) -> None:
+        """Remember an end of the line of a control link."""
 
 
 class ChaosPipe(Pipe[_Item], Generic[_Item]):
@@ -140,29 +139,25 @@ class ChaosEndpoint(MemoryEndpoint):
         process.endpoints.append((place, self))
 
     async def link_control(self, rank: int) -> ControlLink:
-        self._check_open()
-        remote = await self._reach(rank)
-        mine, theirs = self.control_end(rank), remote.control_end(self.rank)
-        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs.arrived, False)
-        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine.arrived, False)
-        remote.process.context.run(remote.on_control, self.rank, theirs)
+        remote, line, theirs = await self._lined(rank)
+        mine, end = self._control(line, rank), remote._control(theirs, self.rank)
+        self._chaos.linked(self.process, line)
+        self._chaos.linked(remote.process, theirs)
+        remote.process.context.run(remote.on_control, self.rank, end)
         return mine
-
-    def control_end(self, rank: int) -> MemoryControl:
-        """One end, which this endpoint keeps, of a new control link with a rank."""
-        end = MemoryControl(self._loop, rank, self._forget_control)
-        self._controls.add(end)
-        self._chaos.linked(self.process, end)
-        return end
 
     async def dial_line(self, rank: int) -> Line:
+        remote, line, theirs = await self._lined(rank)
+        remote.process.context.run(remote.on_line, self.rank, theirs)
+        return line
+
+    async def _lined(self, rank: int) -> tuple[ChaosEndpoint, MemoryLine, MemoryLine]:
         self._check_open()
         remote = await self._reach(rank)
-        mine, theirs = MemoryLine(), MemoryLine()
+        mine, theirs = MemoryLine(self._loop), MemoryLine(self._loop)
         mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs.arrived, None)
         theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine.arrived, None)
-        remote.process.context.run(remote.on_line, self.rank, theirs)
-        return mine
+        return remote, mine, theirs
 
     async def _reach(self, rank: int) -> ChaosEndpoint:
         """The endpoint of a rank, once a connection could be made to it."""

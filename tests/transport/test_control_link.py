@@ -18,7 +18,8 @@ from aiodist.net import buffered
 from aiodist.net.sealed import SealedSocket
 from aiodist.net.wire.seal import Opener, Sealer
 from aiodist.transport import CONTROL_MESSAGE, ControlLink
-from aiodist.transport.control_link import MemoryControl, SocketControl
+from aiodist.transport.control_link import UNACKNOWLEDGED
+from aiodist.transport.line import MemoryLine, SocketLine
 from tests.levels import COSTLY
 from tests.support.channel_pair import turn_until
 
@@ -31,7 +32,8 @@ class End:
         self.forgotten: list[ControlLink] = []
         self.messages: list[bytes] = []
         self.closed: asyncio.Future[tuple[bool, str]] = loop.create_future()
-        self.link = SocketControl(loop, sock, 3, self.forgotten.append, leftover)
+        self.line = SocketLine(loop, sock, leftover, silence=UNACKNOWLEDGED)
+        self.link = ControlLink(loop, self.line, 3, self.forgotten.append)
 
     def listen(self) -> None:
         self.link.on_closed = lambda goodbye, cause: self.closed.set_result((goodbye, cause))
@@ -149,7 +151,8 @@ async def test_closing_delivers_what_was_sent_to_a_slow_reader(sockets: Sockets)
 @pytest.mark.parametrize("message", [b"", bytes(CONTROL_MESSAGE + 1)])
 async def test_sizes_are_checked(message: bytes, sockets: Sockets) -> None:
     end = End(sockets[0])
-    memory = MemoryControl(asyncio.get_running_loop(), 1, lambda link: None)
+    loop = asyncio.get_running_loop()
+    memory = ControlLink(loop, MemoryLine(loop), 1, lambda link: None)
     for link in (end.link, memory):
         with pytest.raises(UsageError):
             link.send(message)
@@ -182,7 +185,8 @@ async def test_draining_hears_a_goodbye_and_not_after_it(sockets: Sockets) -> No
     end.link.drain()
     assert end.closed.result() == (True, "")
     assert end.messages == []
-    memory = MemoryControl(asyncio.get_running_loop(), 1, lambda link: None)
+    loop = asyncio.get_running_loop()
+    memory = ControlLink(loop, MemoryLine(loop), 1, lambda link: None)
     memory.drain()
 
 
@@ -210,7 +214,7 @@ async def test_another_host_has_to_acknowledge_in_time() -> None:
     ):
         two, _ = server.accept()
         one.setblocking(False)
-        link = SocketControl(loop, one, 3, lambda link: None)
+        link = ControlLink(loop, SocketLine(loop, one, silence=UNACKNOWLEDGED), 3, lambda link: None)
         assert link.far
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             assert 0 < one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) < 1250
@@ -226,7 +230,7 @@ async def test_a_far_link_that_is_silent_is_kept_alive_by_the_kernels() -> None:
     ):
         two, _ = server.accept()
         one.setblocking(False)
-        link = SocketControl(loop, one, 3, lambda link: None)
+        link = ControlLink(loop, SocketLine(loop, one, silence=UNACKNOWLEDGED), 3, lambda link: None)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
@@ -281,13 +285,13 @@ async def test_what_is_posted_does_not_tear_what_the_loop_sends(sockets: Sockets
     try:
         for number in range(2000):
             end.link.send(b"l" + number.to_bytes(4, "big") * (1 + number % 300))
-            while end.link._out.unread > 30_000:
+            while end.line._out.unread > 30_000:
                 data += await loop.sock_recv(sockets[1], 10_000)
     finally:
         over.set()
         thread.join()
     end.link.close()
-    while not data.endswith(b"\0\0\0\0") or end.link._out.queue:
+    while not data.endswith(b"\0\0\0\0") or end.line._out.queue:
         data += await loop.sock_recv(sockets[1], 10_000)
     got = frames(data)
     assert got.pop() == b""  # goodbye
@@ -304,8 +308,8 @@ async def test_what_is_posted_to_a_peer_that_does_not_read_is_dropped_or_waits(s
     end.listen()
     for _ in range(20_000):
         end.link.post(bytes(1000))
-    assert end.link._out.unread <= 1004  # what was begun
-    await turn_until(lambda: end.link._out.wanted)
+    assert end.line._out.unread <= 1004  # what was begun
+    await turn_until(lambda: end.line._out.wanted)
     end.link.kill()
 
 
@@ -444,7 +448,7 @@ async def test_who_finds_a_message_altered_says_so_behind_what_waits(sockets: So
     end.listen()
     message = b"z" * CONTROL_MESSAGE
     count = 0
-    while not end.link._out.queue:
+    while not end.line._out.queue:
         end.link.send(message)
         count += 1
     sockets[1].send(flipped(sealer.seal(struct.pack("<I", 4) + b"evil")))

@@ -121,7 +121,10 @@ class NarrowLine(Line):
         self._armed = self._armed or self.waiting > 0
         self._move_later()
 
-    def close(self) -> None:
+    def post(self, data: bytes) -> None:
+        self._loop.call_soon_threadsafe(self.write, data)
+
+    def close(self, linger: float = 0.0) -> None:
         self._closing = True
         self._move_later()
 
