@@ -29,7 +29,7 @@ async def views(
         UsageError: there is no such job.
     """
     from aiodist.observe.choice import pick
-    from aiodist.observe.sight import Sight
+    from aiodist.observe.source import Sight
 
     key = ""
 

@@ -7,7 +7,7 @@
     explain, well   both in sentences; `words`, `figures`, `box`: facts as lines, numbers, a frame
     clocks, spans   clocks of several hosts; `trace`, `flight`, `timeline`: operations in time
     rates, summary  what `aiodist top` shows; `page`, `history`, `matrix`, `output`: what the page shows
-    host            looks at the ranks of this host; `source`, `sight`, `exchange`: of other hosts
+    host            looks at the ranks of this host; `source`, `exchange`: of other hosts
     ask, question   what a process does now; `watcher`: a rank's part of it, in the watchdog's thread
     leaving, dumps  records that are kept after a death, and `finding` them again
     fault           the stack that a process writes whose interpreter is held by a call

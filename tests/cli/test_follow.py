@@ -12,7 +12,7 @@ import pytest
 
 from aiodist.base.errors import UsageError
 from aiodist.cli.follow import leave, leaving, views
-from aiodist.observe import JobView, sight
+from aiodist.observe import JobView, source
 from tests.observe.made import a_job, a_rank
 
 WHOLE = a_job(*(a_rank(rank) for rank in range(4)))
@@ -46,17 +46,8 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
     def put(*here: list[JobView], there: Sequence[list[JobView]] = ()) -> dict[str, Fake]:
         made = {"here": Fake(*here), "there": Fake(*there)}
 
-        class Here(Fake):
-            def __init__(self, key: str | None = None) -> None:
-                super().__init__()
-                self.shown = made["here"].shown
-
-        monkeypatch.setattr(sight, "HostSource", Here)
-        monkeypatch.setattr(
-            sight,
-            "source_of",
-            lambda job, environ: Here(job.key) if len(job.ranks) >= job.size else made["there"],
-        )
+        monkeypatch.setattr(source, "read_jobs", lambda key: made["here"].shown.pop(0))
+        monkeypatch.setattr(source, "JobSource", lambda job, environ: made["there"])
         return made
 
     return put

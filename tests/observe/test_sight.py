@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist.observe import sight
+from aiodist.observe import source
 from aiodist.observe.view import JobView
 from tests.observe.made import a_job, a_rank
 
@@ -39,12 +39,13 @@ class Sources:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host, self.store = Fake([HERE]), Fake([ALL])
         self.keys: list[str | None] = []
-        monkeypatch.setattr(sight, "HostSource", self.of_host)
-        monkeypatch.setattr(sight, "source_of", self.of_job)
+        monkeypatch.setattr(source, "read_jobs", self.of_host)
+        monkeypatch.setattr(source, "JobSource", self.of_job)
 
-    def of_host(self, key: str | None = None) -> Fake:
+    def of_host(self, key: str | None = None) -> list[JobView]:
         self.keys.append(key)
-        return self.host
+        self.host.looks += 1
+        return self.host.jobs
 
     def of_job(self, job: JobView, environ: Mapping[str, str]) -> Fake:
         assert job.key == HERE.key and environ == {"AIODIST_SECRET": "hush"}
@@ -61,8 +62,8 @@ def first(jobs: Sequence[JobView]) -> JobView | None:
     return jobs[0] if jobs else None
 
 
-def made() -> sight.Sight:
-    return sight.Sight(first, {"AIODIST_SECRET": "hush"})
+def made() -> source.Sight:
+    return source.Sight(first, {"AIODIST_SECRET": "hush"})
 
 
 async def test_other_hosts_are_seen_by_the_store(sources: Sources) -> None:
@@ -113,5 +114,5 @@ async def test_only_the_jobs_files_are_read_until_it_has_gone(sources: Sources) 
     one = made()
     await one.read()
     sources.host.jobs = []
-    assert await one.read() == (None, "")
+    assert [await one.read() for _ in range(2)] == [(None, "")] * 2
     assert sources.keys == [None, HERE.key, None]

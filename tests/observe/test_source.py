@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,8 +11,8 @@ import pytest
 
 from aiodist.observe import exchange, source
 from aiodist.observe.exchange import ViewExchange
-from aiodist.observe.source import HostSource, StoreSource, source_of, whole
-from aiodist.observe.view import JobView, RankView
+from aiodist.observe.source import JobSource, whole
+from aiodist.observe.view import JobView
 from aiodist.rendezvous import PrefixStore, StoreServer, TcpStore
 from tests.observe.made import a_job, a_rank, a_record
 
@@ -78,8 +77,7 @@ async def test_the_secret_is_that_of_the_jobs_own_processes(
 
 
 async def test_a_source_may_be_asked_again_and_let_go_of_twice(server: StoreServer, other: None) -> None:
-    asked = source_of(job_at(f"127.0.0.1:{server.port}", 0), ENVIRON)
-    assert isinstance(asked, StoreSource)
+    asked = JobSource(job_at(f"127.0.0.1:{server.port}", 0), ENVIRON)
     for _ in range(2):
         (found,) = await asked.read()
         assert len(found.ranks) == 3
@@ -88,7 +86,7 @@ async def test_a_source_may_be_asked_again_and_let_go_of_twice(server: StoreServ
 
 
 async def test_who_has_another_secret_sees_this_host_and_why(server: StoreServer, other: None) -> None:
-    asked = StoreSource(job_at(f"127.0.0.1:{server.port}", 0), {"AIODIST_SECRET": "another, as long as that"})
+    asked = JobSource(job_at(f"127.0.0.1:{server.port}", 0), {"AIODIST_SECRET": "another, as long as that"})
     (found,) = await asked.read()
     assert [view.rank for view in found.ranks] == [0]
     assert asked.note.startswith("only the ranks of this host are shown: ")
@@ -99,7 +97,7 @@ async def test_who_has_another_secret_sees_this_host_and_why(server: StoreServer
 async def test_a_store_that_has_gone(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "PATIENCE", 0.05)
     monkeypatch.setattr(source, "read_ranks", lambda key: [])
-    asked = StoreSource(job_at(f"127.0.0.1:{server.port}", 0), ENVIRON)
+    asked = JobSource(job_at(f"127.0.0.1:{server.port}", 0), ENVIRON)
     assert await asked.read() == []
     await server.aclose()
     assert await asked.read() == []
@@ -107,10 +105,13 @@ async def test_a_store_that_has_gone(server: StoreServer, monkeypatch: pytest.Mo
     await asked.aclose()
 
 
-async def test_a_job_that_is_seen_whole_or_has_died_needs_no_store() -> None:
+async def test_a_job_that_is_seen_whole_or_has_died_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = job_at("", 0, 1, 2)
     assert await whole(seen, {}) == (seen, "")
-    assert isinstance(source_of(seen, {}), HostSource)
+    asked = JobSource(seen, {})
+    monkeypatch.setattr(source, "read_ranks", lambda key: list(seen.ranks))
+    assert await asked.read() == [seen]
+    assert asked.note == ""
     dead = JobView("cafe", tuple(replace(view, alive=False) for view in job_at("", 0).ranks))
     assert await whole(dead, {}) == (dead, "")
 
@@ -124,19 +125,3 @@ async def test_a_job_whose_store_cannot_be_asked(address: str, monkeypatch: pyte
     found, note = await whole(seen, ENVIRON)
     assert found == seen
     assert note.startswith("only the ranks of this host are shown: ")
-
-
-async def test_the_jobs_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys: list[str | None] = []
-
-    def read(key: str | None) -> list[JobView]:
-        keys.append(key)
-        return [a_job(a_rank())]
-
-    monkeypatch.setattr(source, "read_jobs", read)
-    for asked in (HostSource(), HostSource("cafe")):
-        (found,) = await asked.read()
-        assert found.ranks[0].recording.pid == 4000
-        await asked.aclose()
-    assert keys == [None, "cafe"]
-    assert isinstance(found.ranks[0], RankView) and os.getpid()

@@ -24,7 +24,7 @@ from aiodist.cli.show import show
 
 if TYPE_CHECKING:
     from aiodist.observe import JobView
-    from aiodist.observe.source import Source
+    from aiodist.observe.source import JobSource
     from aiodist.observe.summary import Summary
 
 _SHORTEST = 0.1  # seconds between two views
@@ -66,31 +66,28 @@ def _is_live(args: Namespace) -> bool:
 
 async def _show(args: Namespace) -> int:
     from aiodist.observe.choice import pick
-    from aiodist.observe.host import check_records
-    from aiodist.observe.source import HostSource, source_of
+    from aiodist.observe.host import check_records, read_jobs
+    from aiodist.observe.source import JobSource
 
     check_records()
     if _is_live(args):
         return await _live(args.job, args.every)
-    source: Source = HostSource()
-    jobs = await source.read()
-    if jobs and any(rank.alive for rank in pick(jobs, args.job).ranks):
-        source = source_of(pick(jobs, args.job), os.environ)
+    job = pick(await asyncio.to_thread(read_jobs), args.job)
+    source = JobSource(job, os.environ)
     try:
-        await _once(source, args)
+        await _once(job, source, args)
         return 0
     finally:
         await source.aclose()
 
 
-async def _once(source: Source, args: Namespace) -> None:
+async def _once(job: JobView, source: JobSource, args: Namespace) -> None:
     """Print what came between two views."""
-    from aiodist.observe.choice import pick
     from aiodist.observe.summary import summary
 
-    before = pick(await source.read(), args.job)
+    before = next((one for one in await source.read() if one.key == job.key), job)
     await asyncio.sleep(args.every)
-    now = next((job for job in await source.read() if job.key == before.key), None)
+    now = next((one for one in await source.read() if one.key == job.key), None)
     found = summary(before, now) if now is not None else summary(None, before)
     if source.note:
         print(source.note, file=sys.stderr)

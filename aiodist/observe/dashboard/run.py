@@ -27,7 +27,7 @@ from aiodist.observe.dumps import home, read_job
 from aiodist.observe.ended import outcomes
 from aiodist.observe.host import host_name
 from aiodist.observe.outcome import Outcome
-from aiodist.observe.sight import Choose, Sight
+from aiodist.observe.source import Choose, Sight
 from aiodist.observe.verdict import AFTER
 from aiodist.observe.view import JobView
 

@@ -12,7 +12,7 @@ import pytest
 
 from aiodist.cli.commands import metrics
 from aiodist.cli.main import main
-from aiodist.observe import JobView, host, sight
+from aiodist.observe import JobView, host, source
 from aiodist.observe.metrics import otel, prometheus
 from aiodist.observe.metrics.families import MetricFamily
 from aiodist.observe.metrics.otel import OtlpPush
@@ -28,19 +28,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[JobView]]:
     """What is seen here, look by look; and then nothing."""
     shown = [[JOB], [JOB]]
 
-    class Here:
-        note = ""
-
-        def __init__(self, key: str | None = None) -> None:
-            pass
-
-        async def read(self) -> list[JobView]:
-            return shown.pop(0) if shown else []
-
-        async def aclose(self) -> None:
-            pass
-
-    monkeypatch.setattr(sight, "HostSource", Here)
+    monkeypatch.setattr(source, "read_jobs", lambda key: shown.pop(0) if shown else [])
     monkeypatch.setattr(host, "read_jobs", lambda: shown.pop(0))
     return shown
 
