@@ -27,6 +27,12 @@ def one_line(text: str | bytes | bytearray | memoryview, limit: int = LIMIT) -> 
     return shown.strip()
 
 
+def indented(text: str, limit: int = LIMIT, most: int = 24) -> str:
+    """Foreign text as one line that keeps the spaces at its beginning, so many at most."""
+    bare = text.lstrip(" ")
+    return " " * min(most, len(text) - len(bare)) + one_line(bare, limit)
+
+
 def says(who: str, text: str | bytes | bytearray | memoryview, limit: int = LIMIT) -> str:
     """Foreign text as a quotation: 'the peer says: "…"'. It cannot end its own quotation.
 

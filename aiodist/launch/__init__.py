@@ -7,7 +7,6 @@
     restarts        whether to start again, and after how long; `verdict`: which failure came first, by
                     the texts of `base/errors` that workers print; pure
     report          the box at the end; `outcome`: the verdict as it is stored
-    json_records    JSON of another agent, as a dataclass, checked
     doing, tasks    what a worker does that others wait for; tasks that end with their parent
     worker/         one process, its output, and the end of all that it leaves behind
     nodes/          how the agents of several nodes meet, and the one that decides

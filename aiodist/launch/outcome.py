@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from aiodist.base.callers import Whose, short_path, whose
-from aiodist.launch.json_records import shown
 from aiodist.launch.report import (
     headline,
     how_it_ended,
@@ -21,6 +20,7 @@ from aiodist.launch.report import (
     survived,
 )
 from aiodist.launch.verdict import Ending, Verdict
+from aiodist.net.wire.typed import shown
 from aiodist.observe.outcome import Outcome
 
 _CALL = re.compile(r'\s*(?:\| )*File "(.+)", line (\d+),? in (.+)')

@@ -11,8 +11,8 @@ import signal
 
 from aiodist.base.errors import name_ranks
 from aiodist.base.terminal import painter
-from aiodist.launch.json_records import shown
 from aiodist.launch.verdict import Ending, Verdict, lost_nodes, signal_name
+from aiodist.net.wire.typed import shown
 
 _HINTS = {
     signal.SIGKILL: "aiodist did not send it; often the kernel does, out of memory: see dmesg",

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from aiodist.launch.json_records import read
+from aiodist.net.wire.typed import read
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
 _LATE = re.compile(r"[:;] (ranks? [\d, and]+) (?:had not arrived|did not answer)")

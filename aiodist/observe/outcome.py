@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from aiodist.base.errors import WireError
-from aiodist.base.sanitize import one_line
+from aiodist.base.sanitize import indented, one_line
+from aiodist.net.wire.typed import build
 from aiodist.observe.recorder.reading import sound
 from aiodist.observe.verdict import Verdict
 
@@ -82,11 +83,13 @@ class Outcome:
             WireError: this is none.
         """
         try:
-            types = {field.name: str(field.type) for field in fields(cls)}
-            plain = {name: _read(types[name], value) for name, value in data.items() if name in types}
-            return cls(**plain)
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            known = {field.name for field in fields(cls)}
+            found = build(cls, {name: value for name, value in data.items() if name in known}, _line)
+        except (TypeError, AttributeError, OverflowError) as error:
             raise WireError(f"this is no outcome of a job: {one_line(str(error), 100)}") from error
+        if not sound(found.size, found.code, found.ended, found.rank):
+            raise WireError("this is no outcome of a job: a number is too large")
+        return replace(found, lines=found.lines[:_MOST], others=found.others[:_MOST])
 
     @classmethod
     def parse(cls, text: bytes) -> Outcome:
@@ -99,25 +102,5 @@ class Outcome:
             raise WireError(f"this is no outcome of a job: {one_line(str(error), 100)}") from error
 
 
-def _read(kind: str, value: Any) -> Any:
-    if kind == "tuple[str, ...]":
-        if type(value) is not list:
-            raise TypeError("something else where lines should be")
-        return tuple(_line(line) for line in value[:_MOST])
-    if kind == "str":
-        return _line(value)
-    if kind == "bool" and type(value) is bool:
-        return value
-    if type(value) is int or (kind == "float" and type(value) is float):
-        number = float(value) if kind == "float" else value
-        if kind != "bool" and sound(number):
-            return number
-    raise TypeError(f"something else where {kind} should be")
-
-
-def _line(text: Any) -> str:
-    """A text as one line; the spaces at its beginning stay."""
-    if type(text) is not str:
-        raise TypeError("something else where text should be")
-    bare = text.lstrip(" ")
-    return " " * min(24, len(text) - len(bare)) + one_line(bare, _LINE)
+def _line(text: str) -> str:
+    return indented(text, _LINE)

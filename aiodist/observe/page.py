@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any
 
-from aiodist.base.sanitize import one_line
+from aiodist.base.sanitize import indented, one_line
 from aiodist.observe.history import HistoryEntry
 from aiodist.observe.rates import RankNews, RateRow
 from aiodist.observe.summary import Summary
@@ -152,14 +152,8 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "kind": verdict.kind,
         "ranks": list(verdict.ranks[:_LONGEST]),
         "title": one_line(verdict.title, _LINE),
-        "lines": [indented(line) for line in verdict.lines],
+        "lines": [indented(line, _LINE) for line in verdict.lines],
     }
-
-
-def indented(line: str) -> str:
-    """A line without control characters; the spaces at its beginning stay."""
-    bare = line.lstrip(" ")
-    return " " * min(24, len(line) - len(bare)) + one_line(bare, _LINE)
 
 
 def _news(news: RankNews) -> dict[str, Any]:

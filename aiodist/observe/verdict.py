@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from aiodist.base.errors import name_ranks
-from aiodist.base.sanitize import one_line
+from aiodist.base.sanitize import indented, one_line
 from aiodist.observe import words
 from aiodist.observe.calls import calls_of, circles, crowds
 from aiodist.observe.figures import size, span
@@ -380,14 +380,9 @@ def _stacks(rank: RankView) -> Iterator[str]:
         yield from (f"    {one_line(frame, 160)}" for frame in stacks.thread[:FRAMES])
         return
     yield f"  {title}:"
-    yield from (f"    {_kept_indent(row)}" for row in lines[:TASKS])
+    yield from (f"    {indented(row, 140)}" for row in lines[:TASKS])
     if len(lines) > TASKS:
         yield f"    … {len(lines) - TASKS} lines more: aiodist stacks"
-
-
-def _kept_indent(row: str) -> str:
-    stripped = row.lstrip(" ")
-    return " " * min(24, len(row) - len(stripped)) + one_line(stripped, 140)
 
 
 def _events(rank: RankView) -> Iterator[str]:

@@ -19,13 +19,13 @@ from aiodist.base.errors import AiodistError, RendezvousError, UsageError, WireE
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.group.membership import messages as member_messages
 from aiodist.group.membership.record import Record, decode_record
-from aiodist.launch.json_records import read
 from aiodist.launch.nodes.admission import Answer, Card
 from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
 from aiodist.launch.worker.lines import LastWords, LineSplitter
+from aiodist.net.wire.typed import read
 from aiodist.rendezvous.file_store import _read
 from aiodist.rendezvous.store_card import StoreCard
 from tests.fuzz.engine import Judgement

@@ -17,11 +17,11 @@ from aiodist.backends.mpi import place
 from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.group import ProcessGroup
 from aiodist.group.control.messages import Message, Say, decode
-from aiodist.launch.json_records import read
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
 from aiodist.net.wire import objects
+from aiodist.net.wire.typed import read
 from aiodist.rendezvous import Invitation, StoreServer, TcpStore
 from aiodist.rendezvous.answers import check_failure
 from aiodist.rendezvous.etcd import refusals, words

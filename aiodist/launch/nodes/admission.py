@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.config import LaunchConfig
-from aiodist.launch.json_records import read
 from aiodist.launch.nodes.messages import number_in
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import FOREVER
 from aiodist.launch.tasks import cancel
+from aiodist.net.wire.typed import read
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.client import TcpStore

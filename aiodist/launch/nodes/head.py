@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.config import LaunchConfig
-from aiodist.launch.json_records import read
 from aiodist.launch.nodes.admission import Admission
 from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.nodes import Nodes
@@ -27,6 +26,7 @@ from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
 from aiodist.launch.restarts import RestartDelay, after, ready
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import Verdict
+from aiodist.net.wire.typed import read
 from aiodist.net.within import happens
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from aiodist.launch.json_records import read
 from aiodist.launch.nodes.roster import Roster
+from aiodist.net.wire.typed import read
 
 FAILURE = "failure"
 _LATE = "late"

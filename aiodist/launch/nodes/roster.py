@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from aiodist.launch.json_records import read
+from aiodist.net.wire.typed import read
 
 
 @dataclass(frozen=True)

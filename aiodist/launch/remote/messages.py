@@ -18,7 +18,7 @@ from typing import Any, Final, get_args
 
 from aiodist.base.errors import WireError
 from aiodist.base.sanitize import one_line
-from aiodist.launch.json_records import build
+from aiodist.net.wire.typed import build
 
 MARK = b"\x1e"
 """The first byte of a line that is a message. Lines of workers begin with their prefix."""

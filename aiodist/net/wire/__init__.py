@@ -8,6 +8,7 @@
     calls           calls between two processes
     objects         objects that users send; `repeats`: what writing one costs
     bounded         msgpack whose lengths are checked before memory is taken; `bounded_json`: JSON likewise
+    typed           JSON of another process, as a dataclass, checked
 
 Every decoder takes memory in proportion to its input, and raises `WireError`.
 """

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from aiodist.base.errors import WireError
-from aiodist.launch.json_records import build, read
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.verdict import Ending, NodeReport, judge
+from aiodist.net.wire.typed import build, read
 
 ENDING = Ending(1, 1, 0, "host-a", 4711, 1, 123456789, 15, False, "ValueError: no", ("Traceback", "no"))
 REPORT = NodeReport(0, "host-a", (ENDING, Ending(0, 0, 0, "host-a", 4710, -9, 5)), 1, 0, (1,), "", ())

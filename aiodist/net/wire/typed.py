@@ -1,4 +1,4 @@
-"""JSON of another process of the launcher, as a dataclass: with values of its types, or not at all."""
+"""JSON of another process, as a dataclass: with values of its types, or not at all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from aiodist.base.errors import WireError
-from aiodist.base.sanitize import one_line
+from aiodist.base.sanitize import indented, one_line
 from aiodist.net.wire.bounded_json import load_json
 
 T = TypeVar("T")
 
 LONGEST = 4 << 20
-"""Bytes of what another agent left."""
+"""Bytes of what another process left."""
 
 _LONGEST = 2000  # characters of one text
 _INDENT = 40
@@ -92,8 +92,7 @@ def _build(kind: Any, raw: Any, text: Callable[[str], str]) -> Any:
 
 def shown(text: str) -> str:
     """Text as it is shown to people: it gives their terminal no orders. How far it is indented stays."""
-    words = text.lstrip(" ")
-    return " " * min(len(text) - len(words), _INDENT) + one_line(words, _LONGEST)
+    return indented(text, _LONGEST, _INDENT)
 
 
 @functools.lru_cache
