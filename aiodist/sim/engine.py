@@ -298,29 +298,14 @@ class RankLoop(asyncio.BaseEventLoop):
 
     # ── what there is not ──
 
-    async def create_connection(self, *args: Any, **more: Any) -> Any:
-        """Refuse."""
-        raise _no_sockets()
+    async def _refuse(self, *args: Any, **more: Any) -> Any:
+        raise UsageError(
+            "asyncio's connections, servers and processes cannot be simulated",
+            hint="Simulate a program that talks through aiodist alone",
+        )
 
-    async def create_server(self, *args: Any, **more: Any) -> Any:
-        """Refuse."""
-        raise _no_sockets()
-
-    async def create_datagram_endpoint(self, *args: Any, **more: Any) -> Any:
-        """Refuse."""
-        raise _no_sockets()
-
-    async def create_unix_connection(self, *args: Any, **more: Any) -> Any:
-        """Refuse."""
-        raise _no_sockets()
-
-    async def subprocess_exec(self, *args: Any, **more: Any) -> Any:
-        """Refuse."""
-        raise _no_sockets()
-
-    async def subprocess_shell(self, *args: Any, **more: Any) -> Any:
-        """Refuse."""
-        raise _no_sockets()
+    create_connection = create_server = create_datagram_endpoint = create_unix_connection = _refuse
+    subprocess_exec = subprocess_shell = _refuse
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -353,13 +338,6 @@ def _set(
                 future.set_exception(error)
 
     return end
-
-
-def _no_sockets() -> UsageError:
-    return UsageError(
-        "asyncio's connections, servers and processes cannot be simulated",
-        hint="Simulate a program that talks through aiodist alone",
-    )
 
 
 def _nothing() -> None:
