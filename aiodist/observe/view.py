@@ -145,12 +145,6 @@ class RankView:
         """A time of its monotonic clock on the clock of whoever looks."""
         return at + self.shift + self.drift * (at - self.now)
 
-    @property
-    def wait_share(self) -> float:
-        """The part of its time, from 0 to 1, that it has waited for peers to arrive."""
-        waited = sum(one.waited for one in self.recording.sums)
-        return min(1.0, waited / max(1e-9, self.now - self.recording.began))
-
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         stacks = None if self.stacks is None else asdict(self.stacks)

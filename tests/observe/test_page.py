@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.observe.history import HistoryEntry
-from aiodist.observe.page import COLUMNS, Page, apply, change, page, whole
+from aiodist.observe.page import COLUMNS, Page, change, page, whole
 from aiodist.observe.recorder.reading import Vitals
 from aiodist.observe.summary import summary
 from aiodist.observe.verdict import Verdict
 from tests.observe.made import a_job, a_record, a_sum
 from tests.observe.made import a_rank as at_twenty
+from tests.observe.shown import apply
 
 a_rank = partial(at_twenty, now=10.0, began=0.0)
 

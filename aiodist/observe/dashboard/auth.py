@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 COOKIE = "aiodist"
-MOST_SESSIONS = 8
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _OWN_SITE = ("same-origin", "none", "")  # 'none': the address was typed, or opened by a program

@@ -22,6 +22,8 @@ UNSEEN = "unseen"
 Sample = tuple[tuple[str, ...], float]
 """The values of a metric's labels, and its own."""
 
+_Gauge = Callable[[Summary, JobView, Tally], Iterable[Sample]]
+
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
@@ -52,36 +54,19 @@ def _samples(metric: Metric, summary: Summary, job: JobView, tally: Tally) -> It
     return ((labels, metric.together(values)) for labels, values in found.items())
 
 
-def _job_info(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
-    yield (text(summary.script),), 1
-
-
-def _start(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
-    for view in job.ranks:
-        yield (), view.recording.since
-
-
-def _world_size(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
-    yield (), summary.size
-
-
-def _epoch(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
-    yield (), summary.epoch
-
-
-def _ranks(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+def _ranks(summary: Summary, job: JobView, tally: Tally) -> Iterable[Sample]:
     for doing in Doing:
         yield (doing.name,), summary.totals.doing.get(doing.name, 0)
     yield (UNSEEN,), max(0, summary.size - len(summary.rows))
 
 
-def _verdicts(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+def _verdicts(summary: Summary, job: JobView, tally: Tally) -> Iterable[Sample]:
     counts = Counter(verdict.kind for verdict in summary.verdicts)
     for kind in KINDS:
         yield (kind,), counts[kind]
 
 
-def _in_flight(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+def _in_flight(summary: Summary, job: JobView, tally: Tally) -> Iterable[Sample]:
     for labels in tally.totals.get(catalog.OPS, {}):
         yield labels, 0
     for view in _living(job):
@@ -89,14 +74,7 @@ def _in_flight(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]
             yield (text(record.op), tally.labels.group(record.group.name if record.group else None)), 1
 
 
-def _oldest(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
-    yield (), 0.0
-    for view in _living(job):
-        for record in view.recording.pending[:1]:
-            yield (), view.now - record.issued
-
-
-def _calls(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+def _calls(summary: Summary, job: JobView, tally: Tally) -> Iterable[Sample]:
     who = ranks(job)
     for view in _living(job):
         calls = calls_of(view)
@@ -104,10 +82,10 @@ def _calls(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
         yield (*who[view.rank], "served"), calls.served
 
 
-def _of_ranks(value: Callable[[RankView], float]) -> Callable[[Summary, JobView, Tally], Iterator[Sample]]:
+def _of_ranks(value: Callable[[RankView], float]) -> _Gauge:
     """A gauge of each rank whose process lives."""
 
-    def gauge(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
+    def gauge(summary: Summary, job: JobView, tally: Tally) -> Iterable[Sample]:
         who = ranks(job)
         for view in _living(job):
             yield who[view.rank], value(view)
@@ -119,17 +97,6 @@ def _living(job: JobView) -> Iterator[RankView]:
     return (view for view in job.ranks if view.doing not in (Doing.dead, Doing.left))
 
 
-def _offset(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
-    first = job.ranks[0].recording
-    for view in _clocks(job):
-        yield (text(view.host),), view.recording.offset - view.shift - first.offset
-
-
-def _error(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
-    for view in _clocks(job):
-        yield (text(view.host),), view.error
-
-
 def _clocks(job: JobView) -> Iterator[RankView]:
     """The lowest rank of each host whose clock is known."""
     of_host: dict[str, RankView] = {}
@@ -139,25 +106,27 @@ def _clocks(job: JobView) -> Iterator[RankView]:
     return iter(of_host.values())
 
 
-def _rtt(summary: Summary, job: JobView, tally: Tally) -> Iterator[Sample]:
-    for view in _living(job):
-        for link in view.recording.links:
-            yield (), link.rtt
-
-
-_GAUGES: Mapping[Metric, Callable[[Summary, JobView, Tally], Iterator[Sample]]] = {
-    catalog.JOB_INFO: _job_info,
-    catalog.START: _start,
-    catalog.WORLD_SIZE: _world_size,
-    catalog.EPOCH: _epoch,
+_GAUGES: Mapping[Metric, _Gauge] = {
+    catalog.JOB_INFO: lambda summary, job, tally: [((text(summary.script),), 1)],
+    catalog.START: lambda summary, job, tally: [((), view.recording.since) for view in job.ranks],
+    catalog.WORLD_SIZE: lambda summary, job, tally: [((), summary.size)],
+    catalog.EPOCH: lambda summary, job, tally: [((), summary.epoch)],
     catalog.RANKS: _ranks,
     catalog.VERDICTS: _verdicts,
     catalog.IN_FLIGHT: _in_flight,
-    catalog.OLDEST: _oldest,
+    catalog.OLDEST: lambda summary, job, tally: [
+        ((), 0.0),
+        *(((), view.now - one.issued) for view in _living(job) for one in view.recording.pending[:1]),
+    ],
     catalog.CALLS: _calls,
     catalog.LAG: _of_ranks(lambda view: view.recording.vitals.late),
     catalog.MEMORY: _of_ranks(lambda view: view.memory),
-    catalog.OFFSET: _offset,
-    catalog.ERROR: _error,
-    catalog.RTT: _rtt,
+    catalog.OFFSET: lambda summary, job, tally: [
+        ((text(view.host),), view.recording.offset - view.shift - job.ranks[0].recording.offset)
+        for view in _clocks(job)
+    ],
+    catalog.ERROR: lambda summary, job, tally: [((text(view.host),), view.error) for view in _clocks(job)],
+    catalog.RTT: lambda summary, job, tally: [
+        ((), link.rtt) for view in _living(job) for link in view.recording.links
+    ],
 }

@@ -25,10 +25,11 @@ from aiodist.base.errors import UsageError
 from aiodist.cli.main import main
 from aiodist.observe.dashboard.run import metrics_token
 from aiodist.observe.host import read_jobs
-from aiodist.observe.page import COLUMNS, apply
+from aiodist.observe.page import COLUMNS
 from tests.levels import COSTLY
 from tests.observe.dashboard import job
 from tests.observe.dashboard.chromium import browser, path
+from tests.observe.shown import apply
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="recorders have files on Linux"),

@@ -15,10 +15,10 @@ import pytest
 from aiodist.observe.dashboard import server as dashboard
 from aiodist.observe.dashboard.door import Door
 from aiodist.observe.metrics import prometheus
-from aiodist.observe.page import apply
 from tests.observe.dashboard.served import METRICS, served
 from tests.observe.made import a_job, a_record
 from tests.observe.made import a_rank as at_twenty
+from tests.observe.shown import apply
 from tests.ports import needs_ipv6
 
 a_rank = partial(at_twenty, now=10.0, began=0.0)
