@@ -10,13 +10,12 @@ that the job went on without. Unless nobody is left who did better.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from aiodist.net.wire.typed import read
+from aiodist.net.wire.typed import JsonMessage
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
 _LATE = re.compile(r"[:;] (ranks? [\d, and]+) (?:had not arrived|did not answer)")
@@ -105,7 +104,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class NodeReport:
+class NodeReport(JsonMessage):
     """One agent's report at the end.
 
     Args:
@@ -119,6 +118,8 @@ class NodeReport:
         spared: of the lost nodes, those that the job went on without.
     """
 
+    WHAT = "a node's report"
+
     node_rank: int
     host: str
     endings: tuple[Ending, ...] = ()
@@ -127,15 +128,6 @@ class NodeReport:
     lost: tuple[int, ...] = ()
     error: str = ""
     spared: tuple[int, ...] = ()
-
-    def to_json(self) -> bytes:
-        """The verdict's bytes for the store."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> NodeReport:
-        """Read `to_json`'s bytes; `WireError` on anything else."""
-        return read(cls, data, "a node's report")
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,12 @@ agents/<n>/next          what the head decided to follow: `Next`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from aiodist.launch.nodes.roster import Roster
-from aiodist.net.wire.typed import read
+from aiodist.net.wire.typed import JsonMessage
 
 FAILURE = "failure"
 _LATE = "late"
@@ -31,20 +30,13 @@ _DIGITS = 18  # of a number of a node or rank, at most
 
 
 @dataclass(frozen=True)
-class Workers:
+class Workers(JsonMessage):
     """The workers of a node, or of several: the ranks that live; whether one has ended with code 0."""
+
+    WHAT = "a node's workers"
 
     live: tuple[int, ...]
     well: bool
-
-    def to_json(self) -> bytes:
-        """The message's bytes for the store."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Workers:
-        """Read `to_json`'s bytes; `WireError` on anything else."""
-        return read(cls, data, "a node's workers")
 
 
 class Elastic(NamedTuple):
@@ -64,7 +56,7 @@ class Elastic(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Next:
+class Next(JsonMessage):
     """The decision on what follows an attempt.
 
     Args:
@@ -74,19 +66,12 @@ class Next:
         used: restarts so far.
     """
 
+    WHAT = "the head's decision"
+
     roster: Roster | None = None
     signum: int = 0
     error: str = ""
     used: int = 0
-
-    def to_json(self) -> bytes:
-        """The message's bytes for the store."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Next:
-        """Read `to_json`'s bytes; `WireError` on anything else."""
-        return read(cls, data, "the head's decision")
 
 
 def failure(late: Collection[int]) -> str:

@@ -6,12 +6,11 @@ comes later, and whose workers join the running group, is appended, so nobody's 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from aiodist.net.wire.typed import read
+from aiodist.net.wire.typed import JsonMessage
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Roster:
+class Roster(JsonMessage):
     """One attempt.
 
     Args:
@@ -46,6 +45,8 @@ class Roster:
         master_port: MASTER_PORT of the workers.
         launch: a random name of the job's launch, the same for all attempts.
     """
+
+    WHAT = "a job's roster"
 
     members: tuple[Member, ...]
     attempt: int = 0
@@ -86,12 +87,3 @@ class Roster:
     def grown(self, member: Member) -> Roster:
         """This roster with a node that came later; its workers get the next ranks."""
         return replace(self, members=(*self.members, replace(member, first_rank=self.world_size)))
-
-    def to_json(self) -> bytes:
-        """The roster's bytes for the store."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Roster:
-        """Read `to_json`'s bytes; `WireError` on anything else."""
-        return read(cls, data, "a job's roster")

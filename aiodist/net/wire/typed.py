@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from aiodist.base.errors import WireError
 from aiodist.base.sanitize import indented, one_line
@@ -41,6 +42,26 @@ def read(kind: type[T], data: bytes, what: str) -> T:
     except (ValueError, TypeError, RecursionError) as error:
         words = one_line(str(error), 200)
         raise WireError(f"{what} is unreadable: {words or type(error).__name__}") from error
+
+
+class JsonMessage:
+    """A dataclass that travels as JSON.
+
+    Attributes:
+        WHAT: names it, for errors: "a node's report".
+    """
+
+    WHAT: ClassVar[str]
+
+    def to_json(self) -> bytes:
+        """The message's bytes."""
+        me: Any = self
+        return json.dumps(asdict(me)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """Read `to_json`'s bytes; `WireError` on anything else."""
+        return read(cls, data, cls.WHAT)
 
 
 def build(kind: type[T], raw: object, text: Callable[[str], str]) -> T:
