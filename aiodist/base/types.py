@@ -171,9 +171,6 @@ _MADE_OF = {
 _ROOTS = 4096
 """Roots that are tried where a signature does not have the one of the call that it is a part of."""
 
-NUMBER_AT = 16
-"""Where a signature has the operation's number: 8 bytes, little-endian."""
-
 NO_ROOT = -1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
-from aiodist.base.environment.address import plain_host, split_address
+from aiodist.base.environment.address import plain_host
 from aiodist.base.environment.thresholds import Thresholds, thresholds
 from aiodist.base.environment.tls import tls_files
 from aiodist.base.errors import UsageError
@@ -155,12 +155,6 @@ def own_host(environ: Environ) -> str | None:
     """AIODIST_HOST: the address of this host that peers are told; None: nothing says."""
     text = environ.get("AIODIST_HOST", "")
     return plain_host(text, "AIODIST_HOST") if text else None
-
-
-def store_address(environ: Environ) -> tuple[str, int] | None:
-    """Host and port of the store that the launcher hosts (AIODIST_STORE), None where it hosts none."""
-    text = environ.get("AIODIST_STORE", "")
-    return split_address(text, "AIODIST_STORE") if text else None
 
 
 def store_url(environ: Environ) -> str | None:

@@ -8,8 +8,7 @@ from aiodist.base.environment import (
     placement,
     secret,
     secret_origin,
-    store_address,
-    store_url,
+    split_address,
     switch,
     tls,
     tuning,
@@ -61,8 +60,9 @@ def _tuning(environ: Environ) -> None:
 
 
 def _store(environ: Environ) -> None:
-    if not store_url(environ):
-        store_address(environ)
+    text = environ.get("AIODIST_STORE", "")
+    if text and "://" not in text:
+        split_address(text, "AIODIST_STORE")
 
 
 def _secret(environ: Environ) -> Finding:

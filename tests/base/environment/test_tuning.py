@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.base.environment import Tuning, job_id, secret, split_address, store_address, store_url, tuning
+from aiodist.base.environment import Tuning, job_id, secret, split_address, store_url, tuning
 from aiodist.base.environment.thresholds import DEFAULTS
 from aiodist.base.errors import UsageError
 
@@ -17,7 +17,6 @@ def test_nothing_set() -> None:
     assert tuning({"AIODIST_TRANSPORT": "", "AIODIST_TIMEOUT": ""}) == Tuning()
     assert job_id({}) == "aiodist"
     assert secret({}) == b""
-    assert store_address({}) is None
     assert tuning({}).eager_budget == 65536
 
 
@@ -103,7 +102,6 @@ def test_the_secret_may_be_in_a_file(tmp_path: Path) -> None:
 
 
 def test_addresses() -> None:
-    assert store_address({"AIODIST_STORE": "node-1.cluster:29500"}) == ("node-1.cluster", 29500)
     assert split_address("[::1]:80") == ("::1", 80)
     for text in ("host", "host:", ":80", "host:x", "::1:80", "[::1]", "a b:1", "a\x1b[2J:1", "a:\u0663"):
         with pytest.raises(UsageError, match="is not host:port"):
@@ -113,7 +111,5 @@ def test_addresses() -> None:
     with pytest.raises(UsageError, match="names no port") as caught:
         split_address("host:" + "9" * 5000)
     assert len(str(caught.value)) < 600
-    with pytest.raises(UsageError, match="AIODIST_STORE='here'"):
-        store_address({"AIODIST_STORE": "here"})
     assert store_url({"AIODIST_STORE": "etcd://a:2379"}) == "etcd://a:2379"
     assert store_url({"AIODIST_STORE": "node-1:29500"}) is None

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from aiodist.base.environment import job_id, secret, store_address, tls
+from aiodist.base.environment import job_id, secret, split_address, tls
 from aiodist.rendezvous import PrefixStore, Store, TcpStore
 from tests.support.faults.proxy import Address, FaultProxy
 
@@ -61,7 +61,7 @@ async def detour_store(ways: Mapping[str, Sequence[Any]], listens: Callable[...,
         ways: by peer (as JSON has it), host and port.
         listens: see `DetourStore`.
     """
-    address = store_address(os.environ)
+    address = split_address(os.environ["AIODIST_STORE"])
     assert address is not None, "detours need a store that no rank hosts"
     store = await TcpStore.connect(*(*address, job_id(os.environ), secret(os.environ)), tls=tls(os.environ))
     return DetourStore(store, {int(peer): way for peer, way in ways.items()}, listens)
