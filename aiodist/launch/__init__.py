@@ -7,7 +7,7 @@
     restarts        whether to start again, and after how long; `verdict`: which failure came first, by
                     the texts of `base/errors` that workers print; pure
     report          the box at the end; `outcome`: the verdict as it is stored
-    doing, tasks    what a worker does that others wait for; tasks that end with their parent
+    doing           what a worker does that others wait for
     worker/         one process, its output, and the end of all that it leaves behind
     nodes/          how the agents of several nodes meet, and the one that decides
     remote/         `aiodist launch`: agents started over ssh

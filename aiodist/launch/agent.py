@@ -31,12 +31,12 @@ from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.outcome import outcome_of
 from aiodist.launch.remote.link import Link
 from aiodist.launch.report import render, why_it_ended
-from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes, signal_name
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import open_consoles, terminal_columns
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.starting import AgentContext
+from aiodist.net.tasks import cancel
 from aiodist.observe.ended import tell_end
 from aiodist.observe.finding import has_ranks
 from aiodist.observe.leaving import LOG_DIR, forget_dead, keep_dead, keep_outcome

@@ -38,12 +38,12 @@ from aiodist.launch.supervisor import (
     Tick,
     Wake,
 )
-from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NEVER, Ending, NodeReport, by_its_words, lost_nodes
 from aiodist.launch.worker.alike import Alike, ranges
 from aiodist.launch.worker.starting import AgentContext, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker, ask_all
+from aiodist.net.tasks import cancel
 from aiodist.net.within import happens
 
 logger = logging.getLogger("aiodist.launch.crew")

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Tasks(set[asyncio.Task[Any]]):
+    """Tasks that go on beside the rest, kept until they have ended."""
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin one."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
 
 
 async def cancel(*tasks: asyncio.Future[Any] | None) -> None:

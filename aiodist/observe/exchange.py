@@ -21,6 +21,7 @@ from typing import Any
 
 from aiodist.base.errors import AiodistError, WireError
 from aiodist.base.sanitize import one_line
+from aiodist.net.tasks import Tasks
 from aiodist.net.wire.bounded_json import load_json
 from aiodist.observe.host import host_name, read_ranks
 from aiodist.observe.parcel import pack, unpack
@@ -108,7 +109,7 @@ class ViewExchange:
         self._key = key
         self._ask = ask
         self._answered: set[str] = set()
-        self._polls: set[asyncio.Task[None]] = set()
+        self._polls = Tasks()
         self._over = False
 
     def close(self) -> None:
@@ -124,9 +125,7 @@ class ViewExchange:
 
     def _begin(self) -> None:
         if not self._over and not self._polls:
-            task = self._loop.create_task(self._answer())
-            self._polls.add(task)
-            task.add_done_callback(self._polls.discard)
+            self._polls.start(self._answer())
 
     async def _answer(self) -> None:
         store = self._store()

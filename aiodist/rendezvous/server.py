@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Coroutine
 from functools import partial
 from typing import Self
 
@@ -19,6 +18,7 @@ from aiodist.net.listener import Listener
 from aiodist.net.local_socket import listen_local
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.sockets import describe, join_address, listen
+from aiodist.net.tasks import Tasks
 from aiodist.net.users import send_away, why_not
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.net.wire.messages import Status, encode_response, pack
@@ -73,7 +73,7 @@ class StoreServer:
         self._server: Listener | None = None
         self._unauthenticated: dict[StoreConnection, None] = {}  # in order of arrival
         self._stores: dict[str, JobStore] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._empty = asyncio.Event()
         self._failed = asyncio.Event()
         self._count()
@@ -263,7 +263,7 @@ class StoreServer:
             unused = store.has_begun and not store.clients and self._identity is None
             if unused and self._secrets.secret_of(job) is None:
                 del self._stores[job]
-                self._spawn(store.aclose(Status.closing, ""))
+                self._tasks.start(store.aclose(Status.closing, ""))
 
     def _save_failed(self, error: Exception) -> None:
         """Stop the server: nothing that was asked since the last commit may be confirmed."""
@@ -275,16 +275,11 @@ class StoreServer:
             "see to the disk, then start it again",
             describe(error),
         )
-        self._spawn(self._stop_failed(f"its files cannot be written ({describe(error)})"))
+        self._tasks.start(self._stop_failed(f"its files cannot be written ({describe(error)})"))
 
     async def _stop_failed(self, why: str) -> None:
         await self._stop(Status.away, why)
         self._failed.set()
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # Connections.
 
@@ -329,7 +324,7 @@ class StoreServer:
         store = self._stores.get(job)
         if store is None:
             store = self._new_store(job)
-            self._spawn(self._open(store))
+            self._tasks.start(self._open(store))
         connection.hand_over(store.frames, partial(self._client_lost, store))
         store.connected(connection)
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ from aiodist.net.listener import Listener
 from aiodist.net.refusals import Refusals
 from aiodist.net.shortage import shortage
 from aiodist.net.sockets import connect, resolve
+from aiodist.net.tasks import Tasks
 from aiodist.net.traffic import Traffic
 from aiodist.net.users import send_away, why_not
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
@@ -112,7 +113,7 @@ class SocketEndpoint(Endpoint):
         self._introduced = asyncio.Event()
         self._routes: dict[int, Route] = {}
         self._dialing: set[int] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._links: dict[StreamLink, int] = {}  # and the rank at the other end
         self._waking: Waking | None = None
         self._greetings: set[Greeting] = set()
@@ -231,7 +232,7 @@ class SocketEndpoint(Endpoint):
         if line is not None:
             return self._control_on(line, rank)
         try:
-            control = await self._spawn(self._persist(rank, Purpose.control, routed=False))
+            control = await self._tasks.start(self._persist(rank, Purpose.control, routed=False))
         except (OSError, AiodistError) as error:
             raise self._unable(rank, error) or PeerLost([rank], dialing.cannot(error)) from error
         assert isinstance(control, ControlLink)
@@ -239,7 +240,7 @@ class SocketEndpoint(Endpoint):
 
     async def dial_line(self, rank: int) -> Line:
         self._check_open()
-        dialing = self._spawn(self._persist(rank, Purpose.service, routed=False))
+        dialing = self._tasks.start(self._persist(rank, Purpose.service, routed=False))
         try:
             await asyncio.wait([dialing])
         except asyncio.CancelledError:
@@ -270,7 +271,7 @@ class SocketEndpoint(Endpoint):
     def _dial(self, peer: Peer) -> None:
         if peer.rank not in self._dialing and not self.closed:
             self._dialing.add(peer.rank)
-            self._spawn(self._dial_data(peer))
+            self._tasks.start(self._dial_data(peer))
 
     async def _dial_data(self, peer: Peer) -> None:
         """Connect the outgoing channel by the first way that works."""
@@ -423,7 +424,7 @@ class SocketEndpoint(Endpoint):
             oldest.close()  # a task that had no turn yet does not do it
             self._greetings.discard(oldest)
         greeting = self._greeting(sock)
-        self._incoming[greeting] = self._spawn(self._greet(greeting, deadline))
+        self._incoming[greeting] = self._tasks.start(self._greet(greeting, deadline))
 
     async def _greet(self, greeting: Greeting, deadline: float) -> None:
         """Find out who dialed, and hand the connection over."""
@@ -487,9 +488,3 @@ class SocketEndpoint(Endpoint):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -12,6 +12,7 @@ from aiodist.group.membership.newcomers import PassedOver
 from aiodist.group.membership.presence import Presence
 from aiodist.group.membership.record import Record
 from aiodist.group.services.switchboard import Switchboard
+from aiodist.net.tasks import Tasks
 from aiodist.rendezvous import Store
 from aiodist.transport import Endpoint
 
@@ -57,7 +58,7 @@ class Job:
     store_host: bytes = b""
     admitted: Callable[[], Awaitable[None]] | None = None
     host: str | None = None
-    background: set[asyncio.Task[Any]] = field(default_factory=set)
+    background: Tasks = field(default_factory=Tasks)
     finished: tuple[int, int] | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
     run: str = ""
@@ -88,10 +89,7 @@ class Job:
 
     def in_background(self, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Have something go on beside what users await: the end of the job waits for it."""
-        task = asyncio.get_running_loop().create_task(step)
-        self.background.add(task)
-        task.add_done_callback(self.background.discard)
-        return task
+        return self.background.start(step)
 
     async def end(self) -> None:
         """End the job after its last epoch: return when nothing of the others is left, either.

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiodist.base.errors import AiodistError, GroupBroken, PeerLost
+from aiodist.net.tasks import Tasks
 from aiodist.transport import ControlLink
 
 PATIENCE = 20.0
@@ -48,7 +49,7 @@ class Mending:
         self._unable = unable
         self._times: dict[int, int] = {}
         self._waiting: dict[int, asyncio.Event] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def torn(self, rank: int) -> None:
         """Mend the link to a rank, which is gone."""
@@ -59,9 +60,7 @@ class Mending:
             self._give_up(rank, f"its control link was altered on the network path {times} times")
         else:
             self._waiting[rank] = asyncio.Event()
-            task = asyncio.ensure_future(self._mend(rank))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._mend(rank))
 
     def stands(self, rank: int) -> None:
         """Note that a link to a rank stands, whichever side dialed."""

@@ -23,7 +23,7 @@ from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.messages import number_in
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import FOREVER
-from aiodist.launch.tasks import cancel
+from aiodist.net.tasks import cancel
 from aiodist.net.wire.typed import read
 
 if TYPE_CHECKING:

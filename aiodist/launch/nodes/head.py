@@ -24,8 +24,8 @@ from aiodist.launch.nodes.ports import reserve_port
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
 from aiodist.launch.restarts import RestartDelay, after, ready
-from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import Verdict
+from aiodist.net.tasks import cancel
 from aiodist.net.wire.typed import read
 from aiodist.net.within import happens
 

@@ -12,7 +12,7 @@ from aiodist.base.errors import AiodistError, RendezvousError, WireError
 from aiodist.launch.nodes.messages import number_in
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import FOREVER
-from aiodist.launch.tasks import cancel
+from aiodist.net.tasks import cancel
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.store import Store

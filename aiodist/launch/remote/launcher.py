@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from aiodist.base.environment import is_loopback
 from aiodist.base.errors import AiodistError, RendezvousError
@@ -17,8 +16,8 @@ from aiodist.launch.remote.hosts import Host
 from aiodist.launch.remote.messages import BEAT, Address, Began, Hello, Over, Signal, Task
 from aiodist.launch.remote.plan import Plan
 from aiodist.launch.remote.shell import Shell
-from aiodist.launch.tasks import cancel
 from aiodist.launch.worker.output import open_consoles
+from aiodist.net.tasks import Tasks, cancel
 from aiodist.net.within import within
 
 _PATIENCE = 5.0  # seconds before we say whom we wait for
@@ -48,7 +47,7 @@ class Launcher:
         self._plan = plan
         self._started: list[Shell] = []  # in the order of their hosts
         self._nodes: list[Shell] = []  # those that have their task, by node; none is given twice
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._greetings: set[asyncio.Task[None]] = set()
         self._follows: set[asyncio.Task[None]] = set()
         self._ends: dict[int, Over] = {}  # by node, in the order in which they came
@@ -71,11 +70,11 @@ class Launcher:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, say: it shall not end us
                 loop.add_signal_handler(number, self._asked, number)
-        self._spawn(self._beat())
+        self._tasks.start(self._beat())
         try:
             await self._start_all(self._plan.hosts)
             if self._discovery is not None and not self._signum:
-                self._spawn(self._look_for_hosts(self._discovery))
+                self._tasks.start(self._look_for_hosts(self._discovery))
             while alive := [task for task in self._follows if not task.done()]:
                 await asyncio.wait(alive)
             return self._judge()
@@ -84,12 +83,6 @@ class Launcher:
             await self._err.flush(_LAST_FLUSH)
             await cancel(*self._tasks)
             await self._end()
-
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do something beside the rest, until the end."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # -- the beginning --------------------------------------------------------------------------
 
@@ -306,7 +299,7 @@ class Launcher:
                         self._say(f"{host.name} is no host of the job any more")
                         self._dismiss([shell])
             if came:
-                self._spawn(self._take(came, complaints))
+                self._tasks.start(self._take(came, complaints))
 
     async def _take(self, hosts: Sequence[Host], complaints: set[str]) -> None:
         """Start agents on hosts that have come; those that are of no use are tried again later."""

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from aiodist.base.errors import AiodistError, UsageError
 from aiodist.base.timeouts import Timeout
+from aiodist.net.tasks import Tasks
 from aiodist.rendezvous import rules
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
@@ -77,7 +78,7 @@ class EtcdStore(Store):
         self._ledger: ChangeLedger
         self._keys = b""
         self._calls: set[WaitingCall] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._watches: dict[Watch, asyncio.Task[None]] = {}
         self._leases: dict[str, _Lease] = {}
         self._closed: AiodistError | None = None
@@ -323,10 +324,7 @@ class EtcdStore(Store):
     # In the background, and the end.
 
     def _start(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
-        task = self._loop.create_task(_suppressed(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start(_suppressed(work))
 
     def _tidy_later(self, seconds: float, prefix: bytes) -> None:
         async def tidy() -> None:
