@@ -26,8 +26,7 @@ from aiodist.launch.dashboard_process import Dashboard
 from aiodist.launch.nodes.admission import OverError
 from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.messages import Next
-from aiodist.launch.nodes.node_monitor import Listener
-from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.nodes.nodes import Listener, Nodes
 from aiodist.launch.outcome import outcome_of
 from aiodist.launch.remote.link import Link
 from aiodist.launch.report import render, why_it_ended

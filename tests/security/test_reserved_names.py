@@ -11,8 +11,7 @@ from aiodist.base.errors import AuthenticationError, UsageError
 from aiodist.launch.nodes.head import _signal
 from aiodist.launch.nodes.local_node import LocalNode
 from aiodist.launch.nodes.messages import number_in
-from aiodist.launch.nodes.node_monitor import Listener
-from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.nodes.nodes import Listener, Nodes
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.rendezvous import HashStore, TcpStore, WatchEvent
@@ -78,7 +77,7 @@ async def test_a_nodes_heartbeat_goes_on_whatever_is_beside_it() -> None:
         beats = 0
         while beats < 5:
             beats += await anext(watch) == WatchEvent("agents/alive/1", b"")
-    await until_so(lambda: [member.monitor.alive for member in made] == [{0, 1}] * 2)
+    await until_so(lambda: [member.alive for member in made] == [{0, 1}] * 2)
     assert heard == []
     assert all(member.lost == () for member in made)
     await asyncio.gather(*(member.aclose() for member in made))

@@ -1,8 +1,7 @@
 """The agents of a job's nodes: how they meet, what they tell each other, and the one that decides.
 
     meeting      before the first attempt: who hosts, who comes in → `Nodes`
-    nodes        the other nodes, as one sees them: what it says and asks
-    node_monitor what it learns meanwhile: alarms, leases, who is lost
+    nodes        the other nodes, as one sees them: what it says, asks and is told (alarms, leases, losses)
     messages     what lies in the agents' store, and what is read there; pure
     head         node 0: hosts the stores, lets nodes in, says what follows an attempt
     admission    the admission store, where nodes come in and wait for a place

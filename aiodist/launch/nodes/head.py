@@ -120,7 +120,7 @@ class Head:
     def attend(self, nodes: Nodes) -> None:
         """Admit nodes that come, now that the attempt has begun."""
         self._running = True
-        nodes.monitor.changed = self._changed
+        nodes.changed = self._changed
         if self._admission is not None and self._attending is None:
             self._attending = asyncio.create_task(self._attend(nodes, self._admission))
         self._changed()
@@ -253,7 +253,7 @@ class Head:
                 continue
             newcomer = next(iter(admission.waiting.values()))
             if script.takes_in:
-                nodes.monitor.know(nodes.roster.grown(newcomer))
+                nodes.know(nodes.roster.grown(newcomer))
                 await self._publish(store, nodes.roster)
                 self._say(f"{newcomer.host} joins the job with {newcomer.nproc} worker(s)")
                 self._arrivals.set()  # perhaps there are more
@@ -308,7 +308,7 @@ class Head:
         gone = set(nodes.lost)
         left = []
         for node, member in enumerate(nodes.roster.members):
-            if node in gone or (nodes.store is not None and member.id not in nodes.monitor.alive):
+            if node in gone or (nodes.store is not None and member.id not in nodes.alive):
                 if self._admission is not None:
                     self._admission.leave(member.id)
             else:

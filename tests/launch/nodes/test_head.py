@@ -15,8 +15,7 @@ from aiodist.launch.nodes.admission import OverError, request_place
 from aiodist.launch.nodes.head import Head
 from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.messages import Next
-from aiodist.launch.nodes.node_monitor import Listener
-from aiodist.launch.nodes.nodes import ELASTIC, Nodes
+from aiodist.launch.nodes.nodes import ELASTIC, Listener, Nodes
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.verdict import Ending, Verdict

@@ -10,8 +10,7 @@ import pytest
 from aiodist.base.errors import WireError
 from aiodist.launch.nodes.local_node import LocalNode
 from aiodist.launch.nodes.messages import Next, Workers, failure, late_in
-from aiodist.launch.nodes.node_monitor import Listener
-from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.nodes.nodes import Listener, Nodes
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.verdict import NodeReport, Verdict
@@ -118,7 +117,7 @@ async def test_what_the_others_do() -> None:
     await c.say_workers(Workers((), False))
     assert await a.others() == Workers((2,), True)
     await c.say_workers(Workers((4,), False))
-    c.monitor._lost[1].set()
+    c._lost[1].set()
     assert await a.others() == Workers((2, 4), True)
     assert await c.others() == Workers((0,), False), "of a lost node nothing counts"
     await close(a, b, c)
@@ -153,10 +152,10 @@ async def test_a_node_that_falls_silent_is_lost() -> None:
     await a.store.set("agents/alive/1", b"", ttl=0.1)
     ears, heard = listener()
     changed = asyncio.Event()
-    a.monitor.changed = changed.set
+    a.changed = changed.set
     await a.watch(ears)
     assert await heard.get() == (1,)
-    assert a.lost == (1,) and a.monitor.alive == {0}
+    assert a.lost == (1,) and a.alive == {0}
     assert changed.is_set()
     mine = NodeReport(0, "h")
     assert await a.reports(mine) == [mine]
@@ -241,11 +240,11 @@ async def test_nobody_waits_for_the_decision_of_a_lost_head() -> None:
     _, b, c = nodes(HashStore(), 3)
     waiting = asyncio.create_task(b.next(Verdict(1)))
     await asyncio.sleep(0)
-    b.monitor._lost[2].set()
+    b._lost[2].set()
     await asyncio.sleep(0)
     assert not waiting.done(), "the head goes on without node 2"
     for node in (b, c):
-        node.monitor._lost[0].set()
+        node._lost[0].set()
     assert [await waiting, await c.next(Verdict(1))] == [Next(), Next()]
     await close(b, c)
 
@@ -283,7 +282,7 @@ async def test_who_lost_touch_renews_its_lease_in_the_next_attempt() -> None:
     await b.watch(ears)
     assert await heard.get() == "failure"
     store.healed = True
-    b.monitor._lease = 30.0
+    b.lease = 30.0
     await b.enter(roster(2, attempt=1))
     await b.watch(ears)
     assert await store.get("agents/alive/1") == b""
