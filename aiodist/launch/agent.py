@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from aiodist.base.environment.process import signal_name
 from aiodist.base.errors import UsageError, name_ranks
 from aiodist.base.sanitize import one_line
 from aiodist.base.terminal import takes_colour
@@ -30,7 +31,7 @@ from aiodist.launch.nodes.nodes import Listener, Nodes
 from aiodist.launch.outcome import outcome_of
 from aiodist.launch.remote.link import Link
 from aiodist.launch.report import render, why_it_ended
-from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes, signal_name
+from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import open_consoles, terminal_columns
 from aiodist.launch.worker.spawner import Spawner

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import signal
 
+from aiodist.base.environment.process import signal_name
 from aiodist.base.errors import name_ranks
 from aiodist.base.terminal import painter
-from aiodist.launch.verdict import Ending, Verdict, lost_nodes, signal_name
+from aiodist.launch.verdict import Ending, Verdict, lost_nodes
 from aiodist.net.wire.typed import shown
 
 _HINTS = {

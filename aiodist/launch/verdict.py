@@ -237,11 +237,3 @@ def lost_nodes(nodes: Collection[int], be: str = "is") -> str:
     if len(nodes) == 1:
         return f"node {next(iter(nodes))} {be} lost"
     return f"nodes {', '.join(map(str, sorted(nodes)))} {'are' if be == 'is' else 'were'} lost"
-
-
-def signal_name(signum: int) -> str:
-    """'SIGTERM'; 'signal 99' where it has no name."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import unittest
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiodist.base.environment.process import signal_name
 from aiodist.testing.report import TAIL, Report, same_lines
 
 
@@ -146,10 +146,7 @@ def _left(code: int, be: str = "is", leave: str = "exits") -> str:
     """'is killed by SIGKILL' or 'exits with 3'."""
     if code >= 0:
         return f"{leave} with {code}"
-    try:
-        return f"{be} killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"{be} killed by signal {-code}"
+    return f"{be} killed by {signal_name(-code)}"
 
 
 def _described(outcome: RankOutcome, reported: bool) -> str:

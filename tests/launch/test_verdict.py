@@ -10,7 +10,7 @@ import pytest
 
 from aiodist.base.errors import AiodistError, CollectiveTimeout, GroupAborted, PeerLost, WireError
 from aiodist.launch.report import render
-from aiodist.launch.verdict import NEVER, Ending, NodeReport, by_its_words, judge, lost_nodes, signal_name
+from aiodist.launch.verdict import NEVER, Ending, NodeReport, by_its_words, judge, lost_nodes
 
 
 def ending(rank: int, code: int = 0, **more: object) -> Ending:
@@ -179,11 +179,6 @@ def test_report_survives_json() -> None:
 def test_a_broken_report_is_a_wire_error(data: bytes) -> None:
     with pytest.raises(WireError):
         NodeReport.from_json(data)
-
-
-def test_names() -> None:
-    assert signal_name(9) == "SIGKILL"
-    assert signal_name(99) == "signal 99"
 
 
 def test_one_that_waited_itself_gives_way_to_the_one_for_which_it_waited() -> None:

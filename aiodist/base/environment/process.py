@@ -1,10 +1,11 @@
-"""The identity of this host and boot, and what the kernel says about a process (/proc, Linux)."""
+"""The identity of this host and boot, what the kernel says of a process (/proc, Linux), names of signals."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import signal
 
 
 def boot_id() -> str:
@@ -56,3 +57,11 @@ def is_stopped(pid: int) -> bool | None:
         return stat_fields(pid)[0] in "Tt"
     except (OSError, IndexError):
         return None
+
+
+def signal_name(signum: int) -> str:
+    """'SIGTERM'; 'signal 99' where it has no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

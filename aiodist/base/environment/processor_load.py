@@ -67,7 +67,6 @@ class Disturbance:
         stolen: share that the hypervisor gave away.
         load: processes that wanted to run, on average, over the last minute.
         worst: name of the other process that took most; '' where none can be seen.
-        worst_share: of one processor.
     """
 
     cores: int
@@ -75,7 +74,6 @@ class Disturbance:
     stolen: float
     load: float
     worst: str = ""
-    worst_share: float = 0.0
 
 
 def sample() -> Sample | None:
@@ -150,7 +148,6 @@ def disturbance(
         max(0.0, after.stolen - before.stolen) / whole,
         load,
         worst if most / elapsed >= _SEEN else "",
-        most / elapsed,
     )
 
 

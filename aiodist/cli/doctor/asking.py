@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from aiodist.base.environment.process import signal_name
 from aiodist.cli.doctor.topic import ProcessAnswer, ProcessQuestion, one_line
 
 Waiting = Callable[[str, int, int], object]
@@ -122,7 +123,4 @@ def _scratch() -> IO[bytes]:
 def _ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code} and said nothing"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return f"was killed by {signal_name(-code)}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from aiodist.base.environment import is_loopback
+from aiodist.base.environment.process import signal_name
 from aiodist.base.errors import AiodistError, RendezvousError
 from aiodist.base.sanitize import one_line
 from aiodist.launch.remote.discovery import Discovery
@@ -332,14 +333,14 @@ class Launcher:
     def _judge(self) -> int:
         """The verdict of the node that decides; of another one, where that is gone."""
         if self._signum and not self._began:
-            self._say(f"stopped by {signal.Signals(self._signum).name} before the job began")
+            self._say(f"stopped by {signal_name(self._signum)} before the job began")
             return 128 + self._signum
         # Who has failed before all had met is the first that came; afterwards node 0 decides.
         for over in (dict(sorted(self._ends.items())) if self._began else self._ends).values():
             self._show(over.verdict)
             return over.code
         if self._signum:
-            self._say(f"stopped by {signal.Signals(self._signum).name}")
+            self._say(f"stopped by {signal_name(self._signum)}")
             return 128 + self._signum
         codes = [code for shell in self._nodes if (code := shell.code)]
         self._say("every agent is gone, and none has said how the job ended")

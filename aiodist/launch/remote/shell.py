@@ -14,12 +14,12 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from aiodist.base.environment.process import signal_name
 from aiodist.base.errors import RendezvousError, UsageError, WireError
 from aiodist.base.sanitize import one_line
 from aiodist.launch.place import ABOUT_A_WORKER
 from aiodist.launch.remote.hosts import Host
 from aiodist.launch.remote.messages import BEAT, LONGEST, MARK, SILENCE, Message, decode, encode
-from aiodist.launch.verdict import signal_name
 from aiodist.launch.worker.output import Console
 from aiodist.net.sockets import describe
 

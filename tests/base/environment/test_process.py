@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from aiodist.base.environment import process
-from aiodist.base.environment.process import boot_id, host_id, pid_space, stat_fields
+from aiodist.base.environment.process import boot_id, host_id, pid_space, signal_name, stat_fields
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -50,3 +50,8 @@ def test_a_process_in_numbers_whatever_its_name() -> None:
         assert stat_fields(child.pid)[0] == "Z"
     with pytest.raises(OSError):
         stat_fields(child.pid)
+
+
+def test_a_signal_has_its_name_or_its_number() -> None:
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(99) == "signal 99"

@@ -36,7 +36,7 @@ def test_others_that_take_the_cores() -> None:
         "idle", "ok", "other processes take 4 % of the cores (load 0.3)"
     )
     assert check_disturbance(None).state == "ok"  # not Linux
-    busy = check_disturbance(Disturbance(2, 0.42, 0.0, 3.14, "make", 0.8))
+    busy = check_disturbance(Disturbance(2, 0.42, 0.0, 3.14, "make"))
     assert busy.state == "limited" and busy.cost and busy.fix
     assert busy.value == "other processes took 42 % of the processors' time, most of it make (load 3.1)"
     elsewhere = check_disturbance(Disturbance(2, 0.0, 0.2, 3.14))
