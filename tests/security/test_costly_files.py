@@ -278,7 +278,7 @@ async def test_a_line_of_a_watch_has_a_largest_size(monkeypatch: pytest.MonkeyPa
     async with Etcd(b"HTTP/1.1 200 OK\r\n", b" " * (1 << 20), times=1000) as server:
         there = Gateway(EtcdPlace((("127.0.0.1", server.port),), tls=False))
         with pytest.raises(EtcdAway, match="its answer has more than"):
-            async with there.stream("/v3/watch", {}) as lines:
+            async with there.watch({}) as lines:
                 async for _ in lines:
                     pass
         await there.aclose()

@@ -84,7 +84,9 @@ def test_why_tls_was_ended() -> None:
 
 
 def test_why_a_watch_was_ended() -> None:
-    assert is_one_line(words.news({"canceled": True, "cancel_reason": EVIL}).ended)
+    with pytest.raises(refusals.EtcdAway) as caught:
+        words.news({"canceled": True, "cancel_reason": EVIL})
+    assert is_one_line(str(caught.value))
 
 
 def answer(**response: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import random
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from aiodist.base.backoff import Backoff
 from aiodist.base.errors import AuthenticationError, BackendUnavailable, RendezvousTimeout
@@ -24,6 +24,7 @@ from aiodist.base.timeouts import spoken
 from aiodist.net.sockets import describe, join_address, resolve, stream_socket
 from aiodist.net.wire.bounded_json import load_json
 from aiodist.net.within import within
+from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.place import EtcdPlace
 from aiodist.rendezvous.etcd.refusals import (
     EtcdAway,
@@ -33,10 +34,12 @@ from aiodist.rendezvous.etcd.refusals import (
     refusal,
     tls_failure,
 )
-from aiodist.rendezvous.etcd.words import Json
+from aiodist.rendezvous.etcd.words import Json, WatchNews
 
 if TYPE_CHECKING:
     import aiohttp
+
+T = TypeVar("T")
 
 ATTEMPT_SECONDS = 5.0
 """Seconds that one member may take to answer before another is asked."""
@@ -149,15 +152,16 @@ class Gateway:
             self._at = (at + 1) % len(self._bases)
 
     @contextlib.asynccontextmanager
-    async def stream(self, path: str, body: Json) -> AsyncIterator[AsyncIterator[Json]]:
-        """Ask once → the answers as they come. `EtcdAway` where they end, or none came for QUIET_SECONDS.
+    async def watch(self, request: Json) -> AsyncIterator[AsyncIterator[WatchNews]]:
+        """Watch, on one stream → the messages as they come. `EtcdAway` where they end, or none came for
+        QUIET_SECONDS.
 
         Whoever raises that while reading them has the next stream come from another member, too.
         """
         at = self._at
         try:
             with self._sorted():
-                response = await self._begin(self._bases[at], path, body)
+                response = await self._begin(self._bases[at], request)
                 try:
                     if response.status != 200:
                         raise refusal(response.status, await _text(response, _WORDS))
@@ -170,16 +174,16 @@ class Gateway:
                 self._turn(at)
             raise
 
-    async def _begin(self, base: str, path: str, body: Json) -> aiohttp.ClientResponse:
+    async def _begin(self, base: str, request: Json) -> aiohttp.ClientResponse:
         async with within(ATTEMPT_SECONDS, partial(EtcdAway, _ACCEPTS)):
             await self._log_in(base)
             # A member without a leader would stay silent; so it says that it has none.
             headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
             return await self._session.post(
-                base + path, data=json.dumps(body), headers=headers, allow_redirects=False
+                base + "/v3/watch", data=json.dumps(request), headers=headers, allow_redirects=False
             )
 
-    async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[Json, None]:
+    async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[WatchNews, None]:
         kept = b""
         while True:
             async with within(QUIET_SECONDS, partial(EtcdAway, "nothing came for a while")):
@@ -191,7 +195,7 @@ class Gateway:
                 raise EtcdAway(_TOO_LONG)
             for line in lines:
                 if line.strip():
-                    yield await _apart(_result, line)
+                    yield await _apart(_news, line)
 
     async def local_address(self) -> str:
         """Find this host's address on the way to the member that is asked; nothing is sent for it."""
@@ -282,7 +286,7 @@ async def _text(response: aiohttp.ClientResponse, most: int) -> str:
     return text[:most].decode(errors="replace")
 
 
-async def _apart(parse: Callable[[bytes], Json], text: bytes) -> Json:
+async def _apart(parse: Callable[[bytes], T], text: bytes) -> T:
     """Parse a text by `parse`, in a thread where it is large."""
     return parse(text) if len(text) < _LARGE else await asyncio.to_thread(parse, text)
 
@@ -298,15 +302,13 @@ def _answer(text: bytes) -> Json:
         raise EtcdAway("it answered something else than etcd's JSON") from None
 
 
-def _result(line: bytes) -> Json:
-    """One answer of a stream."""
+def _news(line: bytes) -> WatchNews:
+    """One message of a watch."""
     try:
-        message = load_json(line, MOST)
-        if isinstance(message, dict) and isinstance(message.get("result"), dict):
-            return dict(message["result"])
-    except (ValueError, RecursionError):
-        pass
-    raise refusal(200, line[:_WORDS].decode(errors="replace"))
+        result = dict(load_json(line, MOST)["result"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise refusal(200, line[:_WORDS].decode(errors="replace")) from None
+    return words.news(result)
 
 
 _LARGE = 256 << 10

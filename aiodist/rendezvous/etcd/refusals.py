@@ -19,6 +19,10 @@ class EtcdAway(Exception):
     """The lack of an answer, for now: another attempt, or another member, may get one. Says briefly why."""
 
 
+class Compacted(EtcdAway):
+    """The end of a watch whose changes are forgotten: watch again from what is there now."""
+
+
 class TokenOver(EtcdAway):
     """The token has run out, or etcd was restarted: log in again."""
 

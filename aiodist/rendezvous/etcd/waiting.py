@@ -82,11 +82,8 @@ async def read_until(
 async def _read_watching(
     read: Callable[[], Awaitable[bytes | None]], gateway: Gateway, key: bytes
 ) -> bytes | None:
-    async with gateway.stream("/v3/watch", words.watch(key, b"", 0)) as messages:
-        async for message in messages:
-            news = words.news(message)
-            if news.ended:
-                raise EtcdAway(news.ended)
+    async with gateway.watch(words.watch(key, b"", 0)) as messages:
+        async for news in messages:
             if news.began or any(there for _, there in news.changes):
                 wanted = await read()
                 if wanted != key:

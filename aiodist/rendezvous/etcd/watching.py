@@ -8,7 +8,7 @@ from aiodist.base.backoff import Backoff
 from aiodist.base.errors import RendezvousTimeout
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
-from aiodist.rendezvous.etcd.refusals import EtcdAway
+from aiodist.rendezvous.etcd.refusals import Compacted, EtcdAway
 from aiodist.rendezvous.etcd.run import EtcdRun
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.watch import Watch
@@ -42,17 +42,14 @@ async def report(watch: Watch, gateway: Gateway, run: EtcdRun, prefix: bytes, cu
                 seen = found.revision
             try:
                 request = words.watch(prefix, words.after(prefix), seen + 1)
-                async with gateway.stream("/v3/watch", request) as messages:
-                    async for message in messages:
-                        news = words.news(message)
-                        if news.compacted:
-                            seen = 0
-                        if news.ended:
-                            raise EtcdAway(news.ended)
+                async with gateway.watch(request) as messages:
+                    async for news in messages:
                         for item, there in news.changes:
                             watch.feed([[_name(item, cut), item.value if there else None, item.revision]])
                         seen = max(seen, news.progress)
-            except EtcdAway:
+            except EtcdAway as error:
+                if isinstance(error, Compacted):
+                    seen = 0
                 await asyncio.sleep(backoff.next())
     except Exception as error:
         watch.end(error)

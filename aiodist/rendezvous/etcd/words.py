@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from aiodist.base.errors import WireError
 from aiodist.base.sanitize import one_line
+from aiodist.rendezvous.etcd.refusals import Compacted, EtcdAway
 
 Json = dict[str, Any]
 
@@ -197,15 +198,11 @@ class WatchNews:
     Attributes:
         changes: what was written, or None for what was deleted; in order.
         progress: all changes up to this revision have been told; 0 where that is not said.
-        compacted: what was asked for is forgotten: watch again from what is there now.
-        ended: etcd ended the watch; says why.
         began: the watch is on: whatever happens from now on is told.
     """
 
     changes: list[tuple[Item, bool]]
     progress: int = 0
-    compacted: bool = False
-    ended: str = ""
     began: bool = False
 
 
@@ -214,12 +211,12 @@ def news(result: Json) -> WatchNews:
 
     Raises:
         WireError: it is none.
+        EtcdAway: etcd ended the watch.
     """
     with _reading():
         if result.get("canceled"):
-            compacted = int(result.get("compact_revision", 0)) > 0
             why = one_line(str(result.get("cancel_reason") or "the watch was ended"), 200)
-            return WatchNews([], compacted=compacted, ended=why)
+            raise Compacted(why) if int(result.get("compact_revision", 0)) > 0 else EtcdAway(why)
         events = result.get("events", ())
         changes = [(item(event["kv"]), event.get("type", "PUT") == "PUT") for event in events]
         if changes:

@@ -17,7 +17,7 @@ from aiodist.base.errors import (
 )
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.place import EtcdPlace, place
-from aiodist.rendezvous.etcd.refusals import EtcdAway, LeaseExists, NoLease, TokenOver, refusal
+from aiodist.rendezvous.etcd.refusals import Compacted, EtcdAway, LeaseExists, NoLease, TokenOver, refusal
 from tests.rendezvous.meeting import rendezvous
 
 
@@ -119,8 +119,10 @@ def test_news_of_a_watch() -> None:
     assert told.progress == 6
     assert words.news({**header, "created": True}).began
     assert words.news(header).progress == 9
-    assert words.news({**header, "canceled": True, "compact_revision": "3"}).compacted
-    assert words.news({**header, "canceled": True, "cancel_reason": "no leader"}).ended == "no leader"
+    with pytest.raises(Compacted):
+        words.news({**header, "canceled": True, "compact_revision": "3"})
+    with pytest.raises(EtcdAway, match="no leader"):
+        words.news({**header, "canceled": True, "cancel_reason": "no leader"})
 
 
 def said(message: str, code: int) -> str:
