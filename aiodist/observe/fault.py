@@ -14,7 +14,6 @@ import re
 import signal
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,20 +128,13 @@ class Thread(NamedTuple):
 
 def parse(text: str) -> list[Thread]:
     """The threads that `faulthandler` has written down."""
-    return list(_threads(text))
-
-
-def _threads(text: str) -> Iterator[Thread]:
-    found: Thread | None = None
+    found: list[Thread] = []
     for line in text.splitlines():
         if head := _THREAD.match(line):
-            if found is not None:
-                yield found
-            found = Thread(int(head[1], 16), [])
-        elif found is not None and (call := _CALL.match(line)):
-            found.calls.append(FrameCall(call[1], int(call[2]), call[3]))
-    if found is not None:
-        yield found
+            found.append(Thread(int(head[1], 16), []))
+        elif found and (call := _CALL.match(line)):
+            found[-1].calls.append(FrameCall(call[1], int(call[2]), call[3]))
+    return found
 
 
 def _mask(pid: str, name: str) -> int:

@@ -59,8 +59,8 @@ class History:
             at: the present time, in seconds since 1970.
         """
         found: list[HistoryEntry] = []
-        views = {_identity(view): view for view in job.ranks}
-        views |= {one: view for view in job.past if (one := _identity(view)) in self._members}
+        views = {view.identity: view for view in job.ranks}
+        views |= {one: view for view in job.past if (one := view.identity) in self._members}
         epoch = max((view.recording.epoch for view in job.ranks), default=self._epoch)
         fresh = [view for one, view in views.items() if one not in self._members]
         hosts = _by_host(fresh)
@@ -100,19 +100,15 @@ class History:
     def _events(self, views: Iterable[RankView]) -> Iterable[HistoryEntry]:
         for view in views:
             events = view.recording.events
-            known = self._events_of.get(_identity(view), 0)
+            known = self._events_of.get(view.identity, 0)
             if len(events) > known:
-                self._events_of[_identity(view)] = len(events)
-                before = self._members.get(_identity(view))
+                self._events_of[view.identity] = len(events)
+                before = self._members.get(view.identity)
                 who = f"rank {view.rank}"
                 if before is not None and before.rank != view.rank:  # the event may be why
                     who = f"rank {before.rank}, now {who}"
                 for event in events[known:]:
                     yield HistoryEntry(view.recording.offset + event.at, "event", f"{who}: {event.text}")
-
-
-def _identity(view: RankView) -> tuple[str, int, float]:
-    return view.host, view.recording.pid, view.recording.began
 
 
 def _by_host(views: Iterable[RankView]) -> list[tuple[str, list[int]]]:

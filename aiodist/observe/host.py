@@ -6,10 +6,10 @@ import os
 import socket
 import time
 from functools import cache
-from pathlib import Path
 
 from aiodist.base.environment.clock import clock_id
 from aiodist.base.environment.pids import pid_space, proc_is_ours
+from aiodist.base.environment.process import stat_fields
 from aiodist.base.environment.user import is_me
 from aiodist.base.errors import UsageError
 from aiodist.observe.recorder import Recording
@@ -108,9 +108,7 @@ def host_name() -> str:
 def _kernels(pid: int) -> tuple[str, int, float]:
     """A process's state, resident bytes and processor time; as far as the kernel tells."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
+        fields = stat_fields(pid)
     except OSError:
         return "", 0, 0.0
-    # The name before may hold anything: the kernel cuts it to 15 bytes, also within a character.
-    fields = text.rpartition(b")")[2].decode().split()
     return fields[0], int(fields[21]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS

@@ -79,7 +79,7 @@ def screen(job: Summary, width: int, height: int | None = None, note: str = "") 
     head = _head(job)
     tail = _tail(job)
     if note:
-        tail.append(_cut(Text(_clean(note), style="dim")))
+        tail.append(_cut(Text(one_line(note), style="dim")))
     shown: Sequence[RateRow] = job.rows
     rest: Sequence[RateRow] = ()
     if height is not None:
@@ -100,8 +100,8 @@ def plain(job: Summary, width: int) -> str:
 
 def _head(job: Summary) -> list[Text]:
     seen = f"{len(job.rows)} of {job.size} ranks"
-    hosts = f"{len(job.hosts)} hosts" if len(job.hosts) > 1 else f"host {_clean(job.hosts[0])}"
-    first = Text.assemble((_clean(job.script), "bold"), f"  job {_clean(job.key)}  {seen}  {hosts}")
+    hosts = f"{len(job.hosts)} hosts" if len(job.hosts) > 1 else f"host {one_line(job.hosts[0])}"
+    first = Text.assemble((one_line(job.script), "bold"), f"  job {one_line(job.key)}  {seen}  {hosts}")
     first.append(f"  epoch {job.epoch}  since {span(job.age)}")
     states = Text()
     for doing, count in job.totals.doing.items():
@@ -115,12 +115,13 @@ def _head(job: Summary) -> list[Text]:
 def _tail(job: Summary) -> list[Text]:
     lines = []
     for verdict in job.verdicts:
-        lines.append(_cut(Text(_clean(verdict.title), style=_BAD)))
-        lines += [_cut(Text(f"  {_clean(line)}")) for line in verdict.lines[:_VERDICT_LINES]]
+        lines.append(_cut(Text(one_line(verdict.title), style=_BAD)))
+        lines += [_cut(Text(f"  {one_line(line)}")) for line in verdict.lines[:_VERDICT_LINES]]
     if job.news:
         last = job.news[0]
         style = "red" if last.failure else ""
-        lines.append(_cut(Text(f"{span(last.ago)} ago, rank {last.rank}: {_clean(last.text)}", style=style)))
+        text = f"{span(last.ago)} ago, rank {last.rank}: {one_line(last.text)}"
+        lines.append(_cut(Text(text, style=style)))
     return lines
 
 
@@ -128,7 +129,7 @@ def _table(job: Summary, shown: Iterable[RateRow], rest: Sequence[RateRow], widt
     one_host = len(job.hosts) == 1
 
     def process(row: RateRow) -> str:
-        return str(row.pid) if one_host else f"{_clean(row.host)}:{row.pid}"
+        return str(row.pid) if one_host else f"{one_line(row.host)}:{row.pid}"
 
     shown = list(shown)
     ranks = max(len("rank"), *(len(str(row.rank)) for row in shown))
@@ -174,13 +175,10 @@ def _operation(row: RateRow) -> str:
     """What it waits in, or did last."""
     if not row.what:
         return ""
-    name = _clean(row.what) if row.group in ("", "world") else f"{_clean(row.what)} of {_clean(row.group)}"
-    text = f"{name} {_clean(row.line)}" if row.line else name
+    of = "" if row.group in ("", "world") else f" of {one_line(row.group)}"
+    line = f" {one_line(row.line)}" if row.line else ""
+    text = f"{one_line(row.what)}{of}{line}"
     return text if row.pending else f"({text})"
-
-
-def _clean(text: str) -> str:
-    return one_line(text)
 
 
 def _cut(line: Text) -> Text:

@@ -151,14 +151,11 @@ class Sight:
         if found is not None and len(found.hosts) > 1 and not store.note:
             return found
         self._note = store.note
-        await self._let_go()
+        await self.aclose()
         return None
 
-    async def _let_go(self) -> None:
+    async def aclose(self) -> None:
+        """Let go of the connection, if there is one."""
         store, self._store = self._store, None
         if store is not None:
             await store.aclose()
-
-    async def aclose(self) -> None:
-        """Let go of what it holds."""
-        await self._let_go()

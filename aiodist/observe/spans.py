@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aiodist.observe.recorder.reading import Record
@@ -40,16 +39,7 @@ class Span:
 
 def spans(rank: RankView) -> list[Span]:
     """The operations that are known of a rank, in the order in which they were issued."""
-    return list(_spans(rank))
-
-
-def present(rank: RankView) -> float:
-    """The last moment of which something is known of a rank, on its own clock."""
-    vitals = rank.recording.vitals
-    return rank.now if rank.alive else max(vitals.flushed, rank.recording.began)
-
-
-def _spans(rank: RankView) -> Iterator[Span]:
+    found = []
     pending = {_key(record) for record in rank.recording.pending}
     last = {_key(record): record for record in rank.recording.last}
     last |= {_key(record): record for record in rank.recording.pending if not _ended(last, record)}
@@ -64,7 +54,14 @@ def _spans(rank: RankView) -> Iterator[Span]:
         end = max(end, start + BRIEF)
         waited = record.arrived or record.first
         waited = rank.time(waited) if start < waited < end else 0.0
-        yield Span(rank.rank, record, rank.time(start), rank.time(end), waited, state)
+        found.append(Span(rank.rank, record, rank.time(start), rank.time(end), waited, state))
+    return found
+
+
+def present(rank: RankView) -> float:
+    """The last moment of which something is known of a rank, on its own clock."""
+    vitals = rank.recording.vitals
+    return rank.now if rank.alive else max(vitals.flushed, rank.recording.began)
 
 
 def _key(record: Record) -> tuple[object, ...]:

@@ -304,7 +304,7 @@ def _on_circle(circle: list[Wait], waits: Waits, ranks: dict[int, RankView]) -> 
         title = f"rank {apart[0]} takes another branch than most other ranks, for {since}"
         who = name_ranks(sorted(one.rank for one in others))
         verb = "wait" if len(others) > 1 else "waits"
-        rest = f"{who} {verb} in {words.operation(others[0].record)}{_at(others[0])}"
+        rest = f"{who} {verb} in {words.operation(others[0].record)}{words.at(others[0].record.line)}"
         return _verdict("branched", apart, title, rest, ranks)
     return _verdict("deadlock", names, f"{name_ranks(names)} wait for each other, for {since}", "", ranks)
 
@@ -390,14 +390,9 @@ def _events(rank: RankView) -> Iterator[str]:
         yield f"  {span(max(0.0, rank.now - event.at))} ago: {one_line(event.text, 200)}"
 
 
-def _at(wait: Wait) -> str:
-    where = words.place(wait.record.line)
-    return f" at {where}" if where else ""
-
-
 def _where(wait: Wait) -> str:
-    where = words.place(wait.record.line)
-    return f"issued at {where}" if where else ""
+    where = words.at(wait.record.line)
+    return f"issued{where}" if where else ""
 
 
 def _who_waits(wait: Wait, others: list[Wait]) -> Iterator[str]:
@@ -410,7 +405,7 @@ def _who_waits(wait: Wait, others: list[Wait]) -> Iterator[str]:
     for key, those in list(by.items())[:MOST]:
         names = name_ranks(sorted({one.rank for one in those}))
         what = "it" if key == _key(wait) else words.operation(those[0].record)
-        yield f"{names} {'wait' if len(those) > 1 else 'waits'} in {what}{_at(those[0])}"
+        yield f"{names} {'wait' if len(those) > 1 else 'waits'} in {what}{words.at(those[0].record.line)}"
 
 
 def _branch(record: Record, rank: int, ranks: dict[int, RankView]) -> str:

@@ -8,7 +8,7 @@ from aiodist.base.errors import name_ranks
 from aiodist.observe.figures import rate, share, size, span
 from aiodist.observe.rates import RateRow, age, rows, totals
 from aiodist.observe.view import JobView, RankView
-from aiodist.observe.words import operation, place, reported
+from aiodist.observe.words import at, operation, reported
 
 _APART = 0.05
 """Of their time, by which ranks have to differ in how long they wait before one is called slower."""
@@ -42,12 +42,7 @@ def _last(ranks: Sequence[RankView]) -> Iterator[str]:
         return
     _, rank, record = max(known, key=lambda one: one[0])
     ago = span(max(0.0, rank.now - record.issued))
-    yield f"the last operation: {operation(record)}{_at(rank)}, {ago} ago, by rank {rank.rank}"
-
-
-def _at(rank: RankView) -> str:
-    found = place(rank.last.line) if rank.last is not None else ""
-    return f" at {found}" if found else ""
+    yield f"the last operation: {operation(record)}{at(record.line)}, {ago} ago, by rank {rank.rank}"
 
 
 def _pending(ranks: Sequence[RankView]) -> Iterator[str]:

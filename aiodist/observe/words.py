@@ -64,6 +64,11 @@ def place(line: Line | None) -> str:
     return f"{path}:{line.number} in {one_line(line.function, _LONGEST_PATH)}"
 
 
+def at(line: Line | None) -> str:
+    """' at train.py:41 in evaluate', to go on with after an operation; '' where the line is unknown."""
+    return f" at {place(line)}" if line is not None else ""
+
+
 def _short(path: str) -> str:
     """A path relative to the current directory, if it lies below; else the file's name."""
     name = path.rpartition("/")[2]
@@ -90,14 +95,9 @@ def doing(rank: RankView) -> str:
     text = what.value
     if what is Doing.waiting:
         record = rank.recording.pending[0]
-        text = f"it waits in {operation(record)}{_at(record)}"
+        text = f"it waits in {operation(record)}{at(record.line)}"
     elif what is Doing.running and rank.last is not None:
         ago = span(max(0.0, rank.now - rank.last.issued))
-        return (
-            f"it goes on in its program; its last call was {operation(rank.last)}{_at(rank.last)}, {ago} ago"
-        )
+        last = f"{operation(rank.last)}{at(rank.last.line)}"
+        return f"it goes on in its program; its last call was {last}, {ago} ago"
     return f"{text}, for {span(since)}" if since > 0 and what not in (Doing.dead, Doing.left) else text
-
-
-def _at(record: Record) -> str:
-    return f" at {place(record.line)}" if record.line else ""
