@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 from asyncio import Future
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiodist.observe import JobView
+
+LEAVING = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM}
+"""Exit codes of who leaves by these signals; see `stop_on`."""
 
 
 async def views(
@@ -50,24 +52,3 @@ async def views(
             await asyncio.wait([left], timeout=every)
     finally:
         await sight.aclose()
-
-
-@contextmanager
-def leaving() -> Iterator[Future[int]]:
-    """A future that has the exit code when somebody wants to leave: by Ctrl-C 0, by SIGTERM 143."""
-    loop = asyncio.get_running_loop()
-    left: Future[int] = loop.create_future()
-    codes = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM}
-    for signum, code in codes.items():
-        loop.add_signal_handler(signum, leave, left, code)
-    try:
-        yield left
-    finally:
-        for signum in codes:
-            loop.remove_signal_handler(signum)
-
-
-def leave(left: Future[int], code: int) -> None:
-    """Leave, with this exit code; once."""
-    if not left.done():
-        left.set_result(code)

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from aiodist.base.errors import UsageError
-from aiodist.cli.follow import leave, leaving, views
+from aiodist.cli.follow import LEAVING, views
+from aiodist.net.stop_signals import stop_on
 from aiodist.observe import JobView, source
 from tests.observe.made import a_job, a_rank
 
@@ -96,12 +97,9 @@ async def test_why_not_all_is_seen_comes_with_it(sources: Sources) -> None:
     assert [note async for _, note in views(None, 0.0, left)] == ["nobody answers"] * 2
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-async def test_signals_leave(signum: int, code: int, sources: Sources) -> None:
+async def test_it_ends_when_somebody_leaves(sources: Sources) -> None:
     sources(*[[WHOLE]] * 9)
-    with leaving() as left:
-        async for _ in views(None, 10.0, left):
-            os.kill(os.getpid(), signum)
-        assert left.result() == code
-        leave(left, 7)
-        assert left.result() == code
+    left = stop_on(LEAVING)
+    async for _ in views(None, 10.0, left):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert left.result() == 143

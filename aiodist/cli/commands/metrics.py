@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.base.environment.files import write_file
 from aiodist.base.errors import AiodistError, UsageError
-from aiodist.cli.follow import leaving, views
+from aiodist.cli.follow import LEAVING, views
 from aiodist.cli.parser import Parser
 from aiodist.cli.seen import add_job, the_job
 from aiodist.cli.show import show
+from aiodist.net.stop_signals import stop_on
 
 if TYPE_CHECKING:
     from aiodist.observe import JobView
@@ -88,7 +89,8 @@ async def _tell_on(args: Namespace) -> int:
     pusher: _Pusher | None = None
     shown = ""
     file = Path(args.textfile) if args.textfile is not None else None
-    with leaving() as left, ExitStack() as ends:
+    left = stop_on(LEAVING)
+    with ExitStack() as ends:
         if file is not None:
             ends.callback(file.unlink, missing_ok=True)
         async with aclosing(views(args.job, args.every, left)) as found:

@@ -16,6 +16,7 @@ from aiodist.base.errors import UsageError
 from aiodist.base.terminal import painter, takes_colour
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
+from aiodist.net.stop_signals import leave, stop_on
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
@@ -89,19 +90,10 @@ async def _start(args: Namespace) -> StoreServer:
 async def _serve(args: Namespace) -> int:
     from aiodist.net.sockets import join_address
 
-    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    def end(code: int) -> None:
-        if not ended.done():
-            ended.set_result(code)
-
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # in a background job of sh: it shall not end us
-            asyncio.get_running_loop().add_signal_handler(signum, end, 128 + signum)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})  # whoever started us may have blocked it
+    ended = stop_on({signum: 128 + signum for signum in (signal.SIGINT, signal.SIGTERM)})
     server = await _start(args)
     failing = asyncio.ensure_future(server.wait_failed())
-    failing.add_done_callback(lambda done: None if done.cancelled() else end(1))
+    failing.add_done_callback(lambda done: None if done.cancelled() else leave(ended, 1))
     try:
         paint = painter(takes_colour(sys.stdout.isatty(), os.environ))
         show(paint("bold", join_address(server.host, server.port)))

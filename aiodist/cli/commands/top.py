@@ -17,10 +17,11 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from aiodist.base.errors import UsageError
-from aiodist.cli.follow import leave, leaving, views
+from aiodist.cli.follow import LEAVING, views
 from aiodist.cli.parser import Parser
 from aiodist.cli.seen import add_job
 from aiodist.cli.show import show
+from aiodist.net.stop_signals import leave, stop_on
 
 if TYPE_CHECKING:
     from aiodist.observe import JobView
@@ -121,22 +122,20 @@ async def _live(wanted: str | None, every: float) -> int:
     console = Console(emoji=False, highlight=False, markup=False)
     before: JobView | None = None
     last: Summary | None = None
-    with leaving() as left:
-        with (
-            keys(lambda pressed: leave(left, 0) if pressed in _LEAVE else None),
-            Live(console=console, screen=True, auto_refresh=False) as live,
-        ):
-            async with aclosing(views(wanted, every, left)) as found:
-                async for now, note in found:
-                    if now is not None:
-                        last, before = summary(before, now), now
-                    shown = (
-                        Text(_NOBODY) if last is None else screen(last, console.width, console.height, note)
-                    )
-                    live.update(shown, refresh=True)
-        if left.done():
-            return left.result()
-        if last is not None:
-            console.print(screen(last, console.width))
-            show("the job has ended")
+    left = stop_on(LEAVING)
+    with (
+        keys(lambda pressed: leave(left, 0) if pressed in _LEAVE else None),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        async with aclosing(views(wanted, every, left)) as found:
+            async for now, note in found:
+                if now is not None:
+                    last, before = summary(before, now), now
+                shown = Text(_NOBODY) if last is None else screen(last, console.width, console.height, note)
+                live.update(shown, refresh=True)
+    if left.done():
+        return left.result()
+    if last is not None:
+        console.print(screen(last, console.width))
+        show("the job has ended")
     return 0

@@ -17,6 +17,7 @@ from typing import Any
 
 from aiodist.base.environment.files import Folder, check_private, make_folders, open_file
 from aiodist.base.errors import AiodistError, RendezvousError, UsageError, WireError
+from aiodist.net.stop_signals import stop_on
 from aiodist.observe.ask import ask
 from aiodist.observe.choice import pick
 from aiodist.observe.dashboard.auth import BrowserSessions
@@ -39,6 +40,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOKEN_BYTES = 32
 _AGAIN = "the address works once; for another one: aiodist dashboard JOB (aiodist jobs shows JOB)"
 _URL = re.compile(r"dashboard-(\d+)\.url")
+_LEAVING = {signal.SIGINT: 0, **{signum: 128 + signum for signum in (signal.SIGTERM, signal.SIGHUP)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ async def serve(options: DashboardOptions, say: Callable[[str], None], environ: 
         ) from None
     try:
         async with _reading(feed):
-            left = _leaving() if launcher is None else None
+            left = stop_on(_LEAVING) if launcher is None else None
             if options.open_network:
                 say(f"WARNING: every host that reaches {host} reaches the page, which is not encrypted")
             terminal = sys.stderr.isatty() if launcher is None else launcher.terminal
@@ -142,22 +144,6 @@ async def _reading(feed: Feed) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-def _leaving() -> asyncio.Future[int]:
-    """A future that has the exit code after Ctrl-C or SIGTERM."""
-    loop = asyncio.get_running_loop()
-    left: asyncio.Future[int] = loop.create_future()
-    codes = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGHUP: 128 + signal.SIGHUP}
-    for signum, code in codes.items():
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            loop.add_signal_handler(signum, _end, left, code)
-    return left
-
-
-def _end(left: asyncio.Future[int], code: int) -> None:
-    if not left.done():
-        left.set_result(code)
 
 
 async def _beside(launcher: _Launcher, feed: Feed, server: Server, say: Callable[[str], None]) -> int:
