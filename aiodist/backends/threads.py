@@ -12,6 +12,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from aiodist.net.tasks import settle
+
 T = TypeVar("T")
 
 
@@ -50,16 +52,6 @@ def post(loop: Any, callback: Callable[..., object], *arguments: Any) -> None:
     """Call on a loop, from any thread; nothing where the loop is closed: nobody waits any more."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *arguments)
-
-
-def settle(future: asyncio.Future[T], result: T, error: Exception | None = None) -> None:
-    """End a future by its result, or by an error; nothing where nobody waits for it any more. On the loop."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 def fulfil(future: asyncio.Future[T], job: Callable[[], T]) -> None:

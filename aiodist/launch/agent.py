@@ -36,7 +36,7 @@ from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import open_consoles, terminal_columns
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.starting import AgentContext
-from aiodist.net.tasks import cancel
+from aiodist.net.tasks import cancel, settle
 from aiodist.observe.ended import tell_end
 from aiodist.observe.finding import has_ranks
 from aiodist.observe.leaving import LOG_DIR, forget_dead, keep_dead, keep_outcome
@@ -235,8 +235,7 @@ class Agent:
             self._out.drop()
             self._err.drop()
             return
-        if not self._interrupt.done():
-            self._interrupt.set_result(signum)
+        settle(self._interrupt, signum)
         crew = self._crew
         if crew is None:
             return  # `meet` is given up

@@ -11,7 +11,8 @@
     descriptors     open files that a peer hands over by a Unix socket
     turn, polling   one budget of polling for each turn of the loop; polling before sleeping
     alarm           a timer that can be set to another time: one for many deadlines
-    tasks           those that end before who started them; `stop_signals`: those that ask a command to stop
+    tasks           those that end before who started them, and the ends of futures
+    stop_signals    the signals that ask a command to stop
     within          so many seconds at most, and the error that says so
     forks           what a forked child gets in the place of its parent's sockets and loops
     kept            servers of other libraries that keep a port for this process

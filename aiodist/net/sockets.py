@@ -21,6 +21,7 @@ from aiodist.base.sanitize import one_line
 from aiodist.net import kept
 from aiodist.net.forks import own_socket
 from aiodist.net.shortage import EXHAUSTED, shortage
+from aiodist.net.tasks import settle
 
 BACKLOG = 1024  # asyncio's default of 100 drops connects when a large job starts
 _LISTEN = "0A"  # in /proc/net/tcp
@@ -167,18 +168,13 @@ async def connect_socket(sock: socket.socket, address: Any) -> None:
         pass
     loop, number = asyncio.get_running_loop(), sock.fileno()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(number, _wake, ready)
+    loop.add_writer(number, settle, ready, None)
     try:
         await ready
     finally:
         loop.remove_writer(number)
     if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
         raise OSError(error, os.strerror(error))
-
-
-def _wake(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
 
 
 def interface_address(name: str) -> str:

@@ -6,6 +6,8 @@ import asyncio
 import signal
 from collections.abc import Mapping
 
+from aiodist.net.tasks import settle
+
 
 def stop_on(codes: Mapping[signal.Signals, int]) -> asyncio.Future[int]:
     """A future that the first of some signals sets, to its exit code.
@@ -16,12 +18,6 @@ def stop_on(codes: Mapping[signal.Signals, int]) -> asyncio.Future[int]:
     left: asyncio.Future[int] = loop.create_future()
     for signum, code in codes.items():
         if signal.getsignal(signum) is not signal.SIG_IGN:
-            loop.add_signal_handler(signum, leave, left, code)
+            loop.add_signal_handler(signum, settle, left, code)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})  # whoever started us may have blocked it
     return left
-
-
-def leave(left: asyncio.Future[int], code: int) -> None:
-    """Leave, with this exit code; once."""
-    if not left.done():
-        left.set_result(code)

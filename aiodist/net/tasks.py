@@ -1,4 +1,4 @@
-"""Tasks that end before those who started them."""
+"""Tasks that end before those who started them, and the ends of futures."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ async def cancel(*tasks: asyncio.Future[Any] | None) -> None:
     for task in given:
         task.cancel()
     await asyncio.gather(*given, return_exceptions=True)
+
+
+def settle(future: asyncio.Future[T], result: T, error: Exception | None = None) -> None:
+    """End a future by its result, or by an error; nothing where nobody waits for it any more. On the loop."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

@@ -27,6 +27,7 @@ from aiodist.base.sanitize import says
 from aiodist.base.timeouts import Timeout, spoken
 from aiodist.net.local_socket import connect_to_store
 from aiodist.net.sockets import describe, join_address
+from aiodist.net.tasks import settle
 from aiodist.net.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.net.wire.messages import Encoder, Status, split_response
 from aiodist.net.within import happens
@@ -195,8 +196,8 @@ class TcpStore(Store):
         """Wake a call whose time is over."""
         if self._connection is not None:
             self._connection.read()  # what came while this loop was busy is in time
-        if pending.waiter is not None and not pending.waiter.done():
-            pending.waiter.set_result(None)
+        if pending.waiter is not None:
+            settle(pending.waiter, None)
 
     def watch(self, prefix: str = "") -> Watch:
         check_use(self._loop, self._closed)
@@ -397,8 +398,8 @@ class TcpStore(Store):
         self._lost.clear()
         if self._connections > 1:
             self._send_again(connection)
-        if self._opening is not None and self._opening[0] is connection and not self._opening[1].done():
-            self._opening[1].set_result(None)
+        if self._opening is not None and self._opening[0] is connection:
+            settle(self._opening[1], None)
 
     def _recognize(self, card: StoreCard) -> None:
         """Refuse a store that is not the one that was there before, or was started from an older copy."""
@@ -474,8 +475,8 @@ class TcpStore(Store):
             pending.settle(value, error)
 
     def _connection_lost(self, connection: StoreConnection, error: Exception | None) -> None:
-        if self._opening is not None and self._opening[0] is connection and not self._opening[1].done():
-            self._opening[1].set_exception(error or RendezvousError("the connection was closed"))
+        if self._opening is not None and self._opening[0] is connection:
+            settle(self._opening[1], None, error or RendezvousError("the connection was closed"))
         if self._connection is not connection:
             return
         self._connection = None

@@ -11,6 +11,7 @@ from typing import Any
 from aiodist.base.errors import UsageError
 from aiodist.base.timeouts import Timeout
 from aiodist.net.alarm import Alarm
+from aiodist.net.tasks import settle
 from aiodist.rendezvous.events import Connected, Event, Failure, Push, StoreReply, StoreRequest, Tick, Wake
 from aiodist.rendezvous.failures import closed_error, error_of
 from aiodist.rendezvous.machine import StoreMachine
@@ -72,8 +73,7 @@ class HashStore(Store):
         pending, self._pending = self._pending, {}
         watches, self._watches = self._watches, {}
         for answer in pending.values():
-            if not answer.done():
-                answer.set_exception(closed_error())
+            settle(answer, None, closed_error())
         for watch in watches.values():
             watch.end(closed_error())
 
@@ -116,9 +116,5 @@ class HashStore(Store):
     def _settle(self, id: int, value: Any, error: Exception | None) -> None:
         self._settled.append(id)
         answer = self._pending.pop(id, None)
-        if answer is None or answer.done():
-            return
-        if error is None:
-            answer.set_result(value)
-        else:
-            answer.set_exception(error)
+        if answer is not None:
+            settle(answer, value, error)

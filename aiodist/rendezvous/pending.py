@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodist.base.errors import AiodistError
+from aiodist.net.tasks import settle
 
 
 @dataclass(slots=True)
@@ -26,5 +27,5 @@ class PendingRequest:
         self.done = True
         self.value = value
         self.error = error
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        if self.waiter is not None:
+            settle(self.waiter, None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 from aiodist.base.errors import UsageError
+from aiodist.net.tasks import settle
 
 MANY = 4096
 """Changes that wait for a watch's reader, until those of one key become one."""
@@ -91,8 +92,8 @@ class Watch:
         self._wake()
 
     def _wake(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
+        if self._wakeup is not None:
+            settle(self._wakeup, None)
 
     def __aiter__(self) -> Self:
         return self

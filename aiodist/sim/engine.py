@@ -15,10 +15,12 @@ import heapq
 import threading
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from time import thread_time
 from typing import Any, TypeVarTuple
 
 from aiodist.base.errors import AiodistError, GroupBroken, UsageError
+from aiodist.net.tasks import settle
 
 _Ts = TypeVarTuple("_Ts")
 
@@ -268,9 +270,9 @@ class RankLoop(asyncio.BaseEventLoop):
         future: asyncio.Future[Any] = self.create_future()
         ahead, began = self._ahead, thread_time()
         try:
-            end: Callable[[], object] = _set(future, func(*args))
+            end: Callable[[], object] = partial(settle, future, func(*args))
         except Exception as error:
-            end = _set(future, error=error)
+            end = partial(settle, future, None, error)
         took = (self._ahead - ahead) + (thread_time() - began) * self._engine._measured
         self._ahead = ahead
         self.call_at(self.time() + took, end)
@@ -325,19 +327,6 @@ class RankLoop(asyncio.BaseEventLoop):
         finally:
             self._runs = False
             self._stopping = False
-
-
-def _set(
-    future: asyncio.Future[Any], value: Any = None, error: Exception | None = None
-) -> Callable[[], object]:
-    def end() -> None:
-        if not future.done():
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
-
-    return end
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from aiodist.net.local_socket import credentials
 from aiodist.net.opening import Opening
 from aiodist.net.records import RecordSocket
 from aiodist.net.refusals import address_of
+from aiodist.net.tasks import settle
 from aiodist.net.users import why_not
 from aiodist.net.wire.handshake import Handshake, Identity
 
@@ -91,7 +92,7 @@ class Greeting:
         assert self._sock is not None
         ready: asyncio.Future[None] = self._loop.create_future()
         self._watched = self._sock.fileno()
-        self._loop.add_reader(self._watched, _wake, ready)
+        self._loop.add_reader(self._watched, settle, ready, None)
         try:
             await ready
         finally:
@@ -102,8 +103,3 @@ class Greeting:
         watched, self._watched = self._watched, -1
         if watched >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(watched)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

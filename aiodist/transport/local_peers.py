@@ -29,6 +29,7 @@ from aiodist.net.listener import Listener
 from aiodist.net.local_socket import connect_unix, credentials
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.shortage import shortage
+from aiodist.net.tasks import settle
 from aiodist.transport.listening import listen_unix, unix_address
 from aiodist.transport.local_handshake import FULL, LocalHandshake, Me
 from aiodist.transport.shm.arena import NONCE_BYTES
@@ -260,8 +261,8 @@ class LocalPeers:
 
     def _decided(self, rank: int) -> None:
         future = self._waiting.pop(rank, None)
-        if future is not None and not future.done():
-            future.set_result(None)
+        if future is not None:
+            settle(future, None)
 
     # Ending.
 

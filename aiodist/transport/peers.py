@@ -11,6 +11,7 @@ from typing import Any
 from aiodist.base.environment.tuning import EAGER_BUDGET
 from aiodist.base.errors import GroupBroken, Tampered, UsageError
 from aiodist.base.recent import Recent
+from aiodist.net.tasks import settle
 from aiodist.net.traffic import Traffic
 from aiodist.transport.base import EagerHandler, Key, Observer, Route
 from aiodist.transport.control_link import ControlLink
@@ -360,22 +361,17 @@ class Endpoint(ABC):
             nonlocal waiting
             waiting -= 1
             if not waiting:
-                _set(over)
+                settle(over, None)
 
         for close in closers:
             waiting += 1
             close(one_less)
         one_less()
-        timer = self._loop.call_later(limit, _set, over)
+        timer = self._loop.call_later(limit, settle, over, None)
         try:
             await over
         finally:
             timer.cancel()
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _refuse_control(rank: int, link: ControlLink) -> None:

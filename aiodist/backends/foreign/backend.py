@@ -28,9 +28,9 @@ from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.level import InternalGroup, carried, context_within
 from aiodist.backends.inner import InnerOperation, Undriven
 from aiodist.backends.release import once
-from aiodist.backends.threads import settle
 from aiodist.base.operations import ROLES, Uneven
 from aiodist.base.types import NO_ROOT, Call, Kind, agree
+from aiodist.net.tasks import settle
 
 _BYTE = np.dtype(np.uint8)
 _COUNT = np.dtype(np.int64)

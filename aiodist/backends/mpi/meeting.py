@@ -33,12 +33,13 @@ from aiodist.backends.mpi.place import (
 )
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import MpiJob, Posted
-from aiodist.backends.threads import post, settle
+from aiodist.backends.threads import post
 from aiodist.base.environment import given_secret, job_id, secret, tls, tuning
 from aiodist.base.environment.process import host_key
 from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.base.sanitize import one_line
 from aiodist.net.sockets import join_address, outward
+from aiodist.net.tasks import settle
 from aiodist.rendezvous import Invitation, Meeting, StoreServer, announced_address
 from aiodist.rendezvous import meet as meet_there
 from aiodist.rendezvous.announcement import About, Announcement

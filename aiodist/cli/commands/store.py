@@ -16,7 +16,8 @@ from aiodist.base.errors import UsageError
 from aiodist.base.terminal import painter, takes_colour
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
-from aiodist.net.stop_signals import leave, stop_on
+from aiodist.net.stop_signals import stop_on
+from aiodist.net.tasks import settle
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
@@ -93,7 +94,7 @@ async def _serve(args: Namespace) -> int:
     ended = stop_on({signum: 128 + signum for signum in (signal.SIGINT, signal.SIGTERM)})
     server = await _start(args)
     failing = asyncio.ensure_future(server.wait_failed())
-    failing.add_done_callback(lambda done: None if done.cancelled() else leave(ended, 1))
+    failing.add_done_callback(lambda done: None if done.cancelled() else settle(ended, 1))
     try:
         paint = painter(takes_colour(sys.stdout.isatty(), os.environ))
         show(paint("bold", join_address(server.host, server.port)))

@@ -21,7 +21,8 @@ from aiodist.cli.follow import LEAVING, views
 from aiodist.cli.parser import Parser
 from aiodist.cli.seen import add_job
 from aiodist.cli.show import show
-from aiodist.net.stop_signals import leave, stop_on
+from aiodist.net.stop_signals import stop_on
+from aiodist.net.tasks import settle
 
 if TYPE_CHECKING:
     from aiodist.observe import JobView
@@ -124,7 +125,7 @@ async def _live(wanted: str | None, every: float) -> int:
     last: Summary | None = None
     left = stop_on(LEAVING)
     with (
-        keys(lambda pressed: leave(left, 0) if pressed in _LEAVE else None),
+        keys(lambda pressed: settle(left, 0) if pressed in _LEAVE else None),
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
         async with aclosing(views(wanted, every, left)) as found:

@@ -10,6 +10,7 @@ from typing import Any
 from aiodist.base.errors import AiodistError, GroupBroken, PeerLost, RendezvousTimeout, Tampered, name_ranks
 from aiodist.group.control.plane import ControlPlane
 from aiodist.group.epochs.mending import Mending
+from aiodist.net.tasks import settle
 from aiodist.transport import ControlLink, Endpoint
 
 logger = logging.getLogger("aiodist.group.links")
@@ -131,8 +132,8 @@ class Links:
         link.on_tampered = lambda error: self._torn(rank, error)
         self._control.attach(rank, link)
         self._mending.stands(rank)
-        if not self._control.awaited() and not self._up.done():
-            self._up.set_result(None)
+        if not self._control.awaited():
+            settle(self._up, None)
 
     def _ended(self, rank: int, goodbye: bool, cause: str) -> None:
         self._control.ended(rank, goodbye, cause)

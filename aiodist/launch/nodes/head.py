@@ -25,7 +25,7 @@ from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
 from aiodist.launch.restarts import RestartDelay, after, ready
 from aiodist.launch.verdict import Verdict
-from aiodist.net.tasks import cancel
+from aiodist.net.tasks import cancel, settle
 from aiodist.net.wire.typed import read
 from aiodist.net.within import happens
 
@@ -266,8 +266,7 @@ class Head:
 
     def stop(self, signum: int) -> None:
         """End the job, as the operator wishes."""
-        if not self._stopped.done():
-            self._stopped.set_result(signum)
+        settle(self._stopped, signum)
 
     def over(self) -> None:
         """Admit nobody any more: our workers have ended."""

@@ -25,6 +25,7 @@ from aiodist.launch.remote.messages import (
     encode,
 )
 from aiodist.net.alarm import Alarm
+from aiodist.net.tasks import settle
 from aiodist.net.within import within
 
 _CHUNK = 1 << 16
@@ -133,8 +134,8 @@ class Link:
         self._alarm.set(self._loop.time() + SILENCE)
         for message in self._messages():
             match message:
-                case Address(address) if address and not self._address.done():
-                    self._address.set_result(address)
+                case Address(address) if address:
+                    settle(self._address, address)
                 case Signal(name) if name in signal.Signals.__members__:
                     os.kill(os.getpid(), signal.Signals[name])  # as if the operator had sent it here
 

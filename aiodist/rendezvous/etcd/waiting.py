@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiodist.base.backoff import Backoff
+from aiodist.net.tasks import settle
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import EtcdAway
@@ -41,8 +42,7 @@ class WaitingCall:
 
     def arrived(self) -> float:
         """Note that it has reached etcd: its time to wait begins → the loop time when that ends."""
-        if not self.has_arrived.done():
-            self.has_arrived.set_result(None)
+        settle(self.has_arrived, None)
         return min(self._loop.time() + self.timeout, self.deadline)
 
 
