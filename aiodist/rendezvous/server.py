@@ -16,7 +16,7 @@ from aiodist.base.sanitize import one_line
 from aiodist.net.admission import places
 from aiodist.net.listener import Listener
 from aiodist.net.local_socket import listen_local
-from aiodist.net.refusals import Refusals, address_of
+from aiodist.net.refusals import Refusals
 from aiodist.net.sockets import describe, join_address, listen
 from aiodist.net.tasks import Tasks
 from aiodist.net.users import send_away, why_not
@@ -159,7 +159,7 @@ class StoreServer:
         _log.info("a store listens on %s%s", join_address(self.host, self.port), named)
         local = listen_local(self.host, self.port)
         socks = [sock] if local is None else [sock, local]
-        self._server = Listener(self._loop, socks, self._accept, self._turned_away, _log)
+        self._server = Listener(self._loop, socks, self._accept, self._refusals.turned_away, _log)
         return self
 
     @property
@@ -285,7 +285,7 @@ class StoreServer:
 
     def _accept(self, sock: socket.socket, deadline: float) -> None:
         if why := why_not(sock, self._vouched):
-            self._turned_away(sock, why)
+            self._refusals.turned_away(sock, why)
             send_away(sock, why)
             return
         if len(self._unauthenticated) >= self._most_unauthenticated:
@@ -306,9 +306,6 @@ class StoreServer:
             return Handshake.server(Identity("", Purpose.store), b"", nonce, self._choose)
         secret = self._secrets.secret_of(self._identity.job)
         return Handshake.server(self._presented(self._identity), secret or b"", nonce)
-
-    def _turned_away(self, sock: socket.socket, why: str) -> None:
-        self._refusals.say(address_of(sock), why)
 
     def _ready(self, connection: StoreConnection) -> None:
         """Hand a client that has proven itself to its store."""
