@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -21,6 +20,7 @@ from aiodist.launch.report import (
 )
 from aiodist.launch.verdict import Ending, Verdict
 from aiodist.net.wire.typed import shown
+from aiodist.observe.figures import time_of_day
 from aiodist.observe.outcome import Outcome
 
 _CALL = re.compile(r'\s*(?:\| )*File "(.+)", line (\d+),? in (.+)')
@@ -67,7 +67,7 @@ def outcome_of(
         else:
             lines += on_culprit(culprit)
             how = f"{how_it_ended(culprit)} " if culprit.failed or culprit.left else ""
-            title = f"{title}: {how}{_clock(culprit.wall or now)}"
+            title = f"{title}: {how}{time_of_day(culprit.wall or now)}"
             place = place_in(culprit.words)
             error = f"{culprit.error} ({place})" if culprit.error and place else culprit.error or place
             advice = _advice(culprit, place)
@@ -127,7 +127,3 @@ def _advice(culprit: Ending, place: str) -> str:
     if culprit.error:
         return f"repair what {who} reported; its output has the whole traceback"
     return f"see why {who} ended by itself with exit code {culprit.code}: sys.exit(), os._exit() or a library"
-
-
-def _clock(wall: float) -> str:
-    return time.strftime("at %H:%M:%S UTC", time.gmtime(min(max(wall, 0.0), 4e9)))

@@ -7,14 +7,13 @@ seen how each process ended, and the recorders say only what these did last.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiodist.base.errors import name_ranks
 from aiodist.base.sanitize import one_line
-from aiodist.observe.figures import span
+from aiodist.observe.figures import span, time_of_day
 from aiodist.observe.outcome import Outcome
 from aiodist.observe.recorder.reading import Record
 from aiodist.observe.verdict import Verdict
@@ -138,7 +137,7 @@ class _Error:
 def _described(error: _Error) -> str:
     """Of a long text the middle is left out: an error that ended the program has its line at the end."""
     text = error.text if len(error.text) <= _LONG else f"{error.text[:_HEAD]} … {error.text[_HEAD - _LONG :]}"
-    return f"{name_ranks(list(error.ranks))} told {_clock(error.wall)}{error.at}: {one_line(text)}"
+    return f"{name_ranks(list(error.ranks))} told {time_of_day(error.wall)}{error.at}: {one_line(text)}"
 
 
 def _head(name: str, size: int, hosts: int = 0) -> str:
@@ -164,7 +163,7 @@ def _title(job: JobView, first: Sequence[RankView], dead: int, accused: set[int]
     wall = last_sign(first[0]) - first[0].shift + first[0].recording.offset
     rest = f", {dead - len(first)} more after that" if dead > len(first) else ""
     apart = "" if len(first) == 1 else f", within {span(FRESH)} of each other"
-    return f"{head}: {who} died first, {_clock(wall)}{apart}{rest}"
+    return f"{head}: {who} died first, {time_of_day(wall)}{apart}{rest}"
 
 
 def _last_of(rank: RankView) -> str:
@@ -259,7 +258,3 @@ def _advice(
 def _at(record: Record) -> str:
     found = place(record.line)
     return f" ({found})" if found else ""
-
-
-def _clock(wall: float) -> str:
-    return time.strftime("at %H:%M:%S UTC", time.gmtime(min(max(wall, 0.0), 4e9)))

@@ -1,6 +1,8 @@
-"""Numbers for people: spans of time, bytes, rates; five characters or so. Pure."""
+"""Numbers for people: times, bytes, rates; five characters or so. Pure."""
 
 from __future__ import annotations
+
+import time
 
 UNKNOWN = "·"
 """In place of what is not known."""
@@ -16,6 +18,11 @@ def span(seconds: float) -> str:
         if seconds < most * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
+
+
+def time_of_day(wall: float) -> str:
+    """'at 13:26:35 UTC', of a time in seconds since 1970, whatever was told as one."""
+    return time.strftime("at %H:%M:%S UTC", time.gmtime(min(max(wall, 0.0), 4e9)))
 
 
 def size(nbytes: float | None) -> str:
