@@ -43,7 +43,7 @@ from aiodist.backends.nccl.device import NcclDevice, enter
 from aiodist.backends.nccl.lane import Lane
 from aiodist.backends.nccl.launch import Launch, LaunchMaker, Ways, ways_of
 from aiodist.backends.nccl.pair import LanePair
-from aiodist.backends.nccl.sharing import DeviceFacts, can_share, decode, misfit
+from aiodist.backends.nccl.sharing import DeviceFacts, can_share, misfit
 from aiodist.backends.nccl.tables import BYTE, SUM
 from aiodist.backends.threads import fulfil, post
 from aiodist.base.errors import GroupBroken
@@ -103,12 +103,12 @@ class NcclEngine(Engine):
         facts = DeviceFacts(
             identity_of(cupy, device), version, nccl.can_split(), can_share(version, os.environ)
         )
-        return facts.encode()
+        return facts.to_json()
 
     @classmethod
     def fits(cls, told: Sequence[bytes]) -> str:
         """The reason why there is not one NCCL, and a GPU each unless it can share them; '' if there is."""
-        return misfit([decode(one) for one in told])
+        return misfit(list(map(DeviceFacts.from_json, told)))
 
     # ── beginning ────────────────────────────────────────────────────────────────────────────────────
 

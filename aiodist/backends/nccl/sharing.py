@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from aiodist.base.errors import name_ranks
+from aiodist.net.wire.typed import JsonMessage
 
 _VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 _FIRST = 23000
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(JsonMessage):
     """The facts that a process tells of itself.
 
     Attributes:
@@ -23,19 +23,12 @@ class DeviceFacts:
         shares: its NCCL lets several ranks use one device.
     """
 
+    WHAT = "what a rank tells of its GPU"
+
     gpu: str
     version: int
     splits: bool
     shares: bool
-
-    def encode(self) -> bytes:
-        """The facts as bytes for the other processes."""
-        return json.dumps(asdict(self)).encode()
-
-
-def decode(sent: bytes) -> DeviceFacts:
-    """The facts that another process has told."""
-    return DeviceFacts(**json.loads(sent))
 
 
 def can_share(version: int, environ: Mapping[str, str]) -> bool:

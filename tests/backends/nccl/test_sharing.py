@@ -8,7 +8,7 @@ import pytest
 
 from aiodist.backends.cuda import library
 from aiodist.backends.nccl import NcclEngine, communicators
-from aiodist.backends.nccl.sharing import DeviceFacts, can_share, decode, dotted, misfit
+from aiodist.backends.nccl.sharing import DeviceFacts, can_share, dotted, misfit
 
 ON = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
@@ -59,9 +59,9 @@ def test_all_need_one_nccl_and_one_way_to_make_groups() -> None:
 
 def test_what_is_told_survives_the_way() -> None:
     one = told("f00", shares=True)
-    assert decode(one.encode()) == one
-    assert NcclEngine.fits([one.encode(), told("f00", shares=True).encode()]) == ""
-    assert "share a GPU" in NcclEngine.fits([told("f00").encode(), told("f00").encode()])
+    assert DeviceFacts.from_json(one.to_json()) == one
+    assert NcclEngine.fits([one.to_json(), told("f00", shares=True).to_json()]) == ""
+    assert "share a GPU" in NcclEngine.fits([told("f00").to_json(), told("f00").to_json()])
 
 
 def test_gpus_that_lie_alike_on_two_hosts_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
