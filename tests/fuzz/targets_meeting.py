@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ CARD: dict[str, Any] = {
     "backend": {
         "asked": "",
         "engines": {"cuda": "nccl"},
-        "told": {"cuda": DeviceFacts("a GPU", 23203, splits=True, shares=True).encode()},
+        "told": {"cuda": DeviceFacts("a GPU", 23203, splits=True, shares=True).to_json()},
     },
 }
 
@@ -172,12 +171,12 @@ def _agents(data: bytes) -> None:
     if kind == b"n":
         Next.from_json(rest).to_json()
     elif kind == b"c":
-        card = read(Card, rest, "a node's card")
+        card = Card.from_json(rest)
         Member(1, card.host, card.nproc, card.rank)
     elif kind == b"e":
         read(int, rest, "the job's exit code")
     else:
-        read(Answer, rest, "the head's answer")
+        Answer.from_json(rest)
 
 
 def smaller() -> list[bytes]:
@@ -185,8 +184,8 @@ def smaller() -> list[bytes]:
     return [
         b"n" + Next(ROSTER, used=1).to_json(),
         b"n" + Next(signum=15).to_json(),
-        b"c" + json.dumps(asdict(Card("host-a", 2, "2", None))).encode(),
-        b"c" + json.dumps(asdict(Card("host-a", 2, "1:4", 1))).encode(),
+        b"c" + Card("host-a", 2, "2", None).to_json(),
+        b"c" + Card("host-a", 2, "1:4", 1).to_json(),
         b"a" + json.dumps({"port": 2345, "attempt": 0}).encode(),
         b"a" + json.dumps({"error": "complete already"}).encode(),
         b"e0",

@@ -12,11 +12,10 @@ it may grow or replace nodes, to its end.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.config import LaunchConfig
@@ -24,7 +23,7 @@ from aiodist.launch.nodes.messages import number_in
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import FOREVER
 from aiodist.net.tasks import cancel
-from aiodist.net.wire.typed import read
+from aiodist.net.wire.typed import JsonMessage, read
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.client import TcpStore
@@ -35,8 +34,10 @@ _CARD = "agents/card/"
 
 
 @dataclass(frozen=True)
-class Card:
+class Card(JsonMessage):
     """A node's description of itself; `rank` is the --node-rank that it wants, if any."""
+
+    WHAT = "a node's card"
 
     host: str
     nproc: int
@@ -45,8 +46,10 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(JsonMessage):
     """The head's answer to it: where the agents' store is, and the attempt; or why there is no place."""
+
+    WHAT = "the head's answer"
 
     error: str = ""
     port: int = 0
@@ -103,7 +106,7 @@ class Admission:
                     self.waiting.pop(id, None)
                 elif id not in self._admitted and id not in self._refused:
                     try:
-                        await self._came(id, read(Card, value, "a node's card"))
+                        await self._came(id, Card.from_json(value))
                     except WireError as error:
                         await self.refuse(id, str(error))
                 self._changed()
@@ -127,14 +130,13 @@ class Admission:
         """Give a node that waits its place: tell it where the agents' store is."""
         self.waiting.pop(member.id, None)
         self._admitted[member.id] = member
-        told = {"port": store.port, "store": store.instance.hex(), "attempt": attempt}
-        await self._answer(member.id, told)
+        await self._answer(member.id, Answer("", store.port, store.instance.hex(), attempt))
 
     async def refuse(self, id: int, error: str) -> None:
         """Refuse a node, with this error."""
         self.waiting.pop(id, None)
         self._refused.add(id)
-        await self._answer(id, {"error": error})
+        await self._answer(id, Answer(error))
 
     async def refuse_all(self, error: str) -> None:
         """Refuse every node that waits."""
@@ -149,9 +151,9 @@ class Admission:
         """Free the place of a node that is lost: another may take its node rank."""
         self._admitted.pop(id, None)
 
-    async def _answer(self, id: int, answer: dict[str, Any]) -> None:
+    async def _answer(self, id: int, answer: Answer) -> None:
         with suppress(RendezvousError):
-            await self._book.set(f"agents/seat/{id}", json.dumps(answer))
+            await self._book.set(f"agents/seat/{id}", answer.to_json())
 
     async def aclose(self, code: int | None = None) -> None:
         """End the admission; `code`: of the job, if it has ended."""
@@ -174,14 +176,14 @@ async def request_place(config: LaunchConfig, book: TcpStore, host: str) -> tupl
     id = await book.add("agents/arrivals", 1)
     card = Card(host, config.nproc, config.shown_nodes, config.node_rank)
     patience = config.meet_timeout + config.last_call + 10
-    await book.set(f"{_CARD}{id}", json.dumps(asdict(card)), ttl=FOREVER)
+    await book.set(f"{_CARD}{id}", card.to_json(), ttl=FOREVER)
     place = asyncio.ensure_future(book.get(f"agents/seat/{id}", timeout=patience))
     over = asyncio.ensure_future(book.get("agents/over", timeout=2 * patience))
     try:
         await asyncio.wait({place, over}, return_when=asyncio.FIRST_COMPLETED)
         if not place.done() and over.exception() is None:
             raise OverError(read(int, over.result(), "the job's exit code"))
-        answer = read(Answer, await place, "the head's answer")
+        answer = Answer.from_json(await place)
     except RendezvousTimeout:
         raise RendezvousTimeout(
             f"node 0 at {config.meeting_place} gave this node no place within {patience:g} s",
