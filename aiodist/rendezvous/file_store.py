@@ -17,11 +17,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import stat
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,11 @@ from aiodist.base.backoff import Backoff
 from aiodist.base.environment import Tls, is_loopback
 from aiodist.base.environment.files import UntrustedError, open_file, whose
 from aiodist.base.environment.user import is_me
-from aiodist.base.errors import AuthenticationError, RendezvousTimeout, UsageError
+from aiodist.base.errors import AuthenticationError, RendezvousTimeout, UsageError, WireError
 from aiodist.base.timeouts import Timeout, seconds, spoken
 from aiodist.net.forks import Owned
 from aiodist.net.sockets import connect, join_address
+from aiodist.net.wire.typed import JsonMessage
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
@@ -102,7 +103,7 @@ class FileStore(Store):
                         found = _read(handle, file)
                         server = client = None
                         if found is not None:
-                            waits_for = f"an answer from the host of the store ({_place(found)})"
+                            waits_for = f"an answer from the host of the store ({found})"
                             client = await _reach(found, job, secret, rank, tls)
                         if client is None:
                             server, client = await _host(handle, host, job, secret, patience, rank, tls)
@@ -194,27 +195,31 @@ def _unsafe(file: Path, why: str) -> UsageError:
     )
 
 
-def _read(handle: int, file: Path) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class _Found(JsonMessage):
+    """The content of the file: where the store is, its name, and which process of which host hosts it."""
+
+    WHAT = "the rendezvous file"
+
+    host: str
+    port: int
+    store: str
+    pid: int
+    on: str
+
+    def __str__(self) -> str:
+        return f"{join_address(self.host, self.port)}, pid {self.pid} on {self.on}"
+
+
+def _read(handle: int, file: Path) -> _Found | None:
     content = os.pread(handle, 4096, 0)
-    if not content:
-        return None
     try:
-        found = json.loads(content)
-        if (
-            isinstance(found["host"], str)
-            and isinstance(found["port"], int)
-            and isinstance(found["store"], str)
-        ):
-            return dict(found)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise UsageError(
-        f"the rendezvous file {file} holds something else", hint="Name a new file; its content would be lost"
-    )
-
-
-def _place(found: dict[str, Any]) -> str:
-    return f"{join_address(found['host'], found['port'])}, pid {found.get('pid')} on {found.get('on')}"
+        return _Found.from_json(content) if content else None
+    except WireError:
+        raise UsageError(
+            f"the rendezvous file {file} holds something else",
+            hint="Name a new file; its content would be lost",
+        ) from None
 
 
 async def _host(
@@ -227,15 +232,9 @@ async def _host(
         client = await TcpStore.connect(
             *(server.host, server.port, job, secret, patience), rank=rank, tls=tls
         )
-        found = {
-            "host": server.host,
-            "port": server.port,
-            "store": server.instance.hex(),
-            "pid": os.getpid(),
-            "on": socket.gethostname(),
-        }
+        found = _Found(server.host, server.port, server.instance.hex(), os.getpid(), socket.gethostname())
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(found).encode(), 0)
+        os.pwrite(handle, found.to_json(), 0)
     except BaseException:
         if client is not None:
             await client.aclose()
@@ -244,22 +243,20 @@ async def _host(
     return server, client
 
 
-async def _reach(
-    found: dict[str, Any], job: str, secret: bytes, rank: int, tls: Tls | None
-) -> TcpStore | str | None:
+async def _reach(found: _Found, job: str, secret: bytes, rank: int, tls: Tls | None) -> TcpStore | str | None:
     """A client of the store that the file names; None where that is provably gone; else what to wait for."""
-    here = found.get("on") == socket.gethostname()
-    if is_loopback(found["host"]) and not here:
+    here = found.on == socket.gethostname()
+    if is_loopback(found.host) and not here:
         raise UsageError(
-            f"the store of this rendezvous file serves its own host only ({_place(found)})",
+            f"the store of this rendezvous file serves its own host only ({found})",
             hint="Set AIODIST_HOST on every host to an address that the others reach",
         )
-    dead = here and not _exists(found.get("pid"))
+    dead = here and not _exists(found.pid)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
-            (await connect(found["host"], found["port"])).close()
+            (await connect(found.host, found.port)).close()
         client = await TcpStore.connect(
-            *(found["host"], found["port"], job, secret, PROBE_SECONDS), rank=rank, tls=tls
+            *(found.host, found.port, job, secret, PROBE_SECONDS), rank=rank, tls=tls
         )
     except ConnectionRefusedError:
         return None
@@ -268,18 +265,18 @@ async def _reach(
             return None
         raise
     except (OSError, RendezvousTimeout):
-        return None if dead else f"an answer from the host of the store ({_place(found)})"
-    meant = client.instance.hex() == found["store"]
+        return None if dead else f"an answer from the host of the store ({found})"
+    meant = client.instance.hex() == found.store
     if meant and not met_before(client.instance):
         return client
     await client.aclose()
     if not meant:  # a later store, on the port of the one that is meant
         return None
-    return f"the end of the group before, which met at the store of {_place(found)}"
+    return f"the end of the group before, which met at the store of {found}"
 
 
-def _exists(pid: Any) -> bool:
-    if type(pid) is not int or pid <= 0:
+def _exists(pid: int) -> bool:
+    if pid <= 0:
         return False
     try:
         os.kill(pid, 0)
@@ -297,7 +294,7 @@ async def _remove(file: Path, store: str) -> None:
             handle = await _locked(file)
         try:
             found = _read(handle, file)
-            if found is None or found["store"] == store:
+            if found is None or found.store == store:
                 os.unlink(file)
         finally:
             os.close(handle)

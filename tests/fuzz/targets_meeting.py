@@ -240,7 +240,7 @@ def open_file() -> Iterator[Run]:
         os.ftruncate(handle, 0)
         os.pwrite(handle, data, 0)
         found = _read(handle, Path("rendezvous"))
-        if found is not None and not (type(found["host"]) is str and type(found["store"]) is str):
+        if found is not None and not (type(found.host) is str and type(found.store) is str):
             raise Judgement(f"accepted {found}")
         return "" if found is not None else "empty"
 
