@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from aiodist.base.environment.files import write_file
-from aiodist.base.errors import AiodistError, UsageError
+from aiodist.base.errors import UsageError
 
 FORMAT = "aiodist sim constants 2"
 
@@ -72,7 +72,4 @@ def text(found: Constants) -> str:
 
 def save(found: Constants, name: str) -> None:
     """Write constants to a file."""
-    try:
-        write_file(name, text(found) + "\n")
-    except OSError as error:
-        raise AiodistError(f"cannot write {name!r}: {error.strerror}") from None
+    write_file(name, text(found) + "\n")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from aiodist.base.environment.user import is_known, is_me, overflow
-from aiodist.base.errors import UsageError
+from aiodist.base.errors import AiodistError, UsageError
 
 _LINKS = 40  # on one path, as in Linux
 _SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # no right to list it is needed
@@ -167,12 +167,15 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
         content: of it; text is written as UTF-8.
 
     Raises:
-        UntrustedError: what is there is a link, no plain file, or another user's.
-        OSError: it cannot be written; what was there is as it was.
+        AiodistError: it cannot be written, or what is there is a link, no plain file, or another user's. What
+            was there is as it was.
     """
     whole = Path(path).absolute()
-    with Folder.named(whole.parent) as folder:
-        folder.replace(whole.name, content)
+    try:
+        with Folder.named(whole.parent) as folder:
+            folder.replace(whole.name, content)
+    except OSError as error:
+        raise AiodistError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
 
 
 def make_folders(path: str | os.PathLike[str], mode: int = 0o777) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from aiodist import _engine
 from aiodist.base.environment.files import write_file
 from aiodist.base.environment.processor_load import doubt, meanwhile, own_seconds, sample
-from aiodist.base.errors import AiodistError
 from aiodist.base.terminal import PLAIN, Paint, bar, painter
 from aiodist.cli.bench.calls import Bound, per_operation, timed
 from aiodist.cli.bench.cases import IN_FLIGHT, Case
@@ -67,7 +66,7 @@ async def main(options: dict[str, Any]) -> None:
             print()
             print(extras(one, late, largest))
             if options["json"]:
-                write(options["json"], report(lines, one, late, largest, pg.size, doubts))
+                write_file(options["json"], report(lines, one, late, largest, pg.size, doubts) + "\n")
             if doubts:
                 print(f"\n{paint('yellow', doubts)}")
 
@@ -127,14 +126,6 @@ def report(
         },
         indent=1,
     )
-
-
-def write(path: str, text: str) -> None:
-    """One file, in one go."""
-    try:
-        write_file(path, text + "\n")
-    except OSError as error:
-        raise AiodistError(f"cannot write {path!r}: {error.strerror}") from None
 
 
 class SweepProgress:

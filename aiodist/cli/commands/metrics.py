@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiodist.base.environment.files import write_file
-from aiodist.base.errors import AiodistError, UsageError
+from aiodist.base.errors import UsageError
 from aiodist.cli.follow import LEAVING, views
 from aiodist.cli.parser import Parser
 from aiodist.cli.seen import add_job, the_job
@@ -102,7 +102,8 @@ async def _tell_on(args: Namespace) -> int:
                     continue
                 families = await asyncio.to_thread(_families, job, tally)
                 if file is not None:
-                    write(file, _text(job, families))
+                    # By way of a hidden name: not one that node_exporter reads.
+                    write_file(file, _text(job, families))
                 if args.otlp is not None:
                     if pusher is None:
                         push = OtlpPush(job, args.otlp or None)
@@ -138,14 +139,6 @@ class _Pusher:
         self._trouble = trouble
         text = f"cannot push to {self._where}: {trouble}" if trouble else f"pushes to {self._where} again"
         print(f"aiodist metrics: {text}", file=sys.stderr, flush=True)
-
-
-def write(file: Path, text: str) -> None:
-    """Put a text in the place of a file's, at once: who reads it sees all of one or all of the other."""
-    try:
-        write_file(file, text)  # by way of a hidden name: not one that node_exporter reads
-    except OSError as error:
-        raise AiodistError(f"cannot write {str(file)!r}: {error.strerror}") from None
 
 
 def _families(job: JobView, tally: Tally) -> tuple[MetricFamily, ...]:

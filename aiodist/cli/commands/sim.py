@@ -109,10 +109,7 @@ def main(argv: Sequence[str]) -> int:
     if args.output:
         argv_of = [args.script, *arguments]
         job = ledger.job("simulated", found.size, world.hosts, engine.now, argv_of, wall)
-        try:
-            write_file(args.output, json.dumps(trace(job), allow_nan=False))
-        except OSError as error:
-            raise AiodistError(f"cannot write {args.output!r}: {error.strerror}") from None
+        write_file(args.output, json.dumps(trace(job), allow_nan=False))
     return 0
 
 

@@ -46,10 +46,7 @@ def main(argv: Sequence[str]) -> int:
         write_flight(job, Path(args.output))
         return 0
     made = trace(job, args.seconds)
-    try:
-        write_file(args.output, json.dumps(made, allow_nan=False))
-    except OSError as error:
-        raise AiodistError(f"cannot write {args.output!r}: {error.strerror}") from None
+    write_file(args.output, json.dumps(made, allow_nan=False))
     show(f"{args.output}: {_summary(made)}; open it at https://ui.perfetto.dev")
     return 0
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from aiodist.base.environment.files import write_file
 from aiodist.cli.commands import metrics
 from aiodist.cli.main import main
 from aiodist.observe import JobView, host, source
@@ -78,13 +79,13 @@ def test_a_file_is_there_while_the_job_is(
     looks: list[list[JobView]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "aiodist.prom"
-    write, there = metrics.write, []
+    write, there = write_file, []
 
     def written(file: Path, text: str) -> None:
         write(file, text)
         there.append(([path.name for path in tmp_path.iterdir()], file.read_text() == text, bool(text)))
 
-    monkeypatch.setattr(metrics, "write", written)
+    monkeypatch.setattr(metrics, "write_file", written)
     assert main(["metrics", "--every=0.1", f"--textfile={file}"]) == 0
     assert there == [(["aiodist.prom"], True, True)] * 2
     assert list(tmp_path.iterdir()) == []
