@@ -13,7 +13,7 @@ import pytest
 from aiodist.base.environment.files import write_file
 from aiodist.cli.commands import metrics
 from aiodist.cli.main import main
-from aiodist.observe import JobView, host, source
+from aiodist.observe import JobView, ended, host, source
 from aiodist.observe.metrics import otel, prometheus
 from aiodist.observe.metrics.families import MetricFamily
 from aiodist.observe.metrics.otel import OtlpPush
@@ -31,6 +31,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[JobView]]:
 
     monkeypatch.setattr(source, "read_jobs", lambda key: shown.pop(0) if shown else [])
     monkeypatch.setattr(host, "read_jobs", lambda: shown.pop(0))
+    monkeypatch.setattr(ended, "read_jobs", list)
     return shown
 
 
