@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from aiodist.base.environment.files import UntrustedError, check_private, open_file, others_may_write
+from aiodist.base.environment.files import UntrustedError, others_may_write, read_private
 from aiodist.base.environment.secret import check_secret, warn_if_short
 from aiodist.base.environment.user import is_me
 from aiodist.base.errors import RendezvousError, UsageError
@@ -118,7 +118,7 @@ class JobSecrets:
 
     def _lines(self) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
-        for number, line in enumerate(_private(self.path, None).splitlines(), 1):
+        for number, line in enumerate(read_private(str(self.path), self.path, shared=False).splitlines(), 1):
             if not line.strip() or line.lstrip().startswith(b"#"):
                 continue
             job, _, secret = line.strip().partition(b" ")
@@ -173,15 +173,8 @@ def _is_name(job: str) -> bool:
 
 
 def _secret(path: Path) -> bytes:
-    secret = _private(path, MAX_SECRET).strip()
+    secret = read_private(str(path), path, shared=False, most=MAX_SECRET).strip()
     if not secret:
         raise UsageError(f"the secret in {path} is empty", hint="Write a random line into it")
     check_secret(secret, f"the secret in {path}")
     return secret
-
-
-def _private(path: Path, limit: int | None) -> bytes:
-    """A file's contents, if it is this user's or root's, and nobody else may read or change it."""
-    with os.fdopen(open_file(path), "rb") as file:
-        check_private(file.fileno(), str(path), path, shared=False)
-        return file.read(-1 if limit is None else limit)

@@ -12,9 +12,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from aiodist.base.environment import files
+from aiodist.base.environment.files import read_private
 from aiodist.base.errors import RendezvousTimeout
 from aiodist.net.wire.handshake import Handshake, Identity, Purpose
 from aiodist.rendezvous import StoreServer, TcpStore, jobs
@@ -153,7 +156,7 @@ async def test_secrets_that_cannot_be_read_now_are_no_verdict(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(jobs, "open_file", fail)
+        patched.setattr(files, "open_file", fail)
         connecting = asyncio.ensure_future(connect(server.port, "a"))
         await until_so(lambda: len(tried) >= 3)
         assert not connecting.done()
@@ -168,13 +171,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files of secrets that were read; their last change counts as long past."""
     monkeypatch.setattr(jobs, "_TIME_STEP", -1.0)
     found: list[str] = []
-    private = jobs._private
 
-    def read(path: Path, limit: int | None) -> bytes:
+    def read(what: str, path: Path, **options: Any) -> bytes:
         found.append(path.name)
-        return private(path, limit)
+        return read_private(what, path, **options)
 
-    monkeypatch.setattr(jobs, "_private", read)
+    monkeypatch.setattr(jobs, "read_private", read)
     return found
 
 

@@ -82,41 +82,34 @@ def whose(user: int) -> str:
     return f"it belongs to user {user}, and this process runs as user {os.geteuid()}"
 
 
-def check_private(handle: int, what: str, path: str | os.PathLike[str], *, shared: bool) -> None:
-    """Refuse a file with a secret that others may have chosen, may change, or may read.
+def read_private(what: str, path: str | os.PathLike[str], *, shared: bool, most: int = -1) -> bytes:
+    """Read a file with a secret, if nobody else may have chosen it, may change it, or may read it.
 
     Args:
-        handle: the file's descriptor.
         what: what errors call it.
-        path: for the advice.
+        path: of the file.
         shared: its group may read it.
+        most: bytes to read; -1: all; 0: none, since a library reads it by its path.
 
     Raises:
         UsageError: it is not a regular file, is neither this user's nor root's, or is open to others.
-    """
-    facts = os.fstat(handle)
-    if not stat.S_ISREG(facts.st_mode):
-        raise UsageError(f"{what} is not a file")
-    if not _is_trusted(facts.st_uid):
-        raise UsageError(f"{what} belongs to another user", hint="chown it, or remove it")
-    if not shared and facts.st_mode & 0o077:
-        raise UsageError(f"{what} is open to others", hint=f"chmod 600 {path}")
-    if facts.st_mode & stat.S_IROTH:
-        raise UsageError(f"{what} can be read by other users", hint=f"chmod 600 {path}")
-    if others_may_write(facts, handle):
-        raise UsageError(f"{what} can be written by others", hint=f"chmod 600 {path}")
-
-
-def check_key(what: str, path: str | os.PathLike[str]) -> None:
-    """`check_private` of a file, which its group may read, and which a library then reads by its path.
-
-    Raises:
-        UsageError: as there.
         OSError: as of `open_file`.
     """
     handle = open_file(path)
     try:
-        check_private(handle, what, path, shared=True)
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise UsageError(f"{what} is not a file")
+        if not _is_trusted(facts.st_uid):
+            raise UsageError(f"{what} belongs to another user", hint="chown it, or remove it")
+        if not shared and facts.st_mode & 0o077:
+            raise UsageError(f"{what} is open to others", hint=f"chmod 600 {path}")
+        if facts.st_mode & stat.S_IROTH:
+            raise UsageError(f"{what} can be read by other users", hint=f"chmod 600 {path}")
+        if others_may_write(facts, handle):
+            raise UsageError(f"{what} can be written by others", hint=f"chmod 600 {path}")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(most)
     finally:
         os.close(handle)
 

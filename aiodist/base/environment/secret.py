@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from aiodist.base.environment.files import Folder, check_private, open_file
+from aiodist.base.environment.files import Folder, read_private
 from aiodist.base.errors import UsageError
 
 _NAME = "secret"
@@ -56,9 +56,7 @@ def given_secret(environ: Mapping[str, str]) -> bytes:
         return b""
     what = f"AIODIST_SECRET_FILE={path}"
     try:
-        with os.fdopen(open_file(path), "rb") as file:
-            check_private(file.fileno(), what, path, shared=True)
-            content = file.read(_LONGEST).strip()
+        content = read_private(what, path, shared=True, most=_LONGEST).strip()
     except OSError as error:
         raise UsageError(f"{what} cannot be read ({error.strerror})") from None
     if not content:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from aiodist.base.environment.files import check_key, read_file
+from aiodist.base.environment.files import read_file, read_private
 from aiodist.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def tls(environ: Mapping[str, str]) -> Tls | None:
         return None
     cert, key, ca = (f"{name}={path}" for name, path in zip(NAMES, files, strict=True))
     own = _reading(cert, lambda: read_file(cert, files[0], trusted=False))
-    _reading(key, lambda: check_key(key, files[1]))
+    _reading(key, lambda: read_private(key, files[1], shared=True, most=0))
     trusted = _reading(ca, lambda: read_ca(ca, files[2]))
     contexts = [_context(is_server, files, trusted) for is_server in (True, False)]
     return Tls(contexts[0], contexts[1], _first_certificate(cert, own))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiodist.base.environment.files import Folder, check_private, make_folders, open_file
+from aiodist.base.environment.files import Folder, make_folders, open_file, read_private
 from aiodist.base.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.net.stop_signals import stop_on
 from aiodist.observe.ask import ask
@@ -300,12 +300,9 @@ def metrics_token(path: str) -> str:
             handle = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "w") as file:
                 file.write(secrets.token_urlsafe(_TOKEN_BYTES) + "\n")
-        handle = open_file(path)
+        found = read_private(what, path, shared=True, most=4096).decode(errors="replace").strip()
     except OSError as error:
         raise UsageError(f"{what} cannot be used: {error.strerror or error}") from None
-    with os.fdopen(handle) as file:
-        check_private(handle, what, path, shared=True)
-        found = file.read(4096).strip()
     if len(found) < 16 or not found.isascii() or not found.isprintable():
         raise UsageError(f"{what} has no token of 16 characters or more", hint=f"rm {Path(path)}")
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from aiodist.base.environment import is_loopback, split_address
-from aiodist.base.environment.files import check_key
+from aiodist.base.environment.files import read_private
 from aiodist.base.environment.tls import read_ca
 from aiodist.base.errors import UsageError
 from aiodist.net.sockets import join_address
@@ -64,7 +64,7 @@ class EtcdPlace:
 
         try:
             if self.key:
-                check_key(f"the key for etcd, {self.key},", self.key)
+                read_private(f"the key for etcd, {self.key},", self.key, shared=True, most=0)
             trusted = read_ca(f"the CA for etcd, {self.ca},", self.ca) if self.ca else None
             context = ssl.create_default_context(cadata=trusted)
             if self.cert:
