@@ -43,6 +43,7 @@ cdef enum:
     PIECE = 64 << 10
     MOST_AT_ONCE = PIECE + BEFORE + MAX_NAME
     FEW_BYTES = 2 << 10  # as `net/wire/objects.py`: nothing in so few takes long
+    AT_ONCE = 32  # tasks that are started before the loop turns
     PARTS = 1 << 20  # as `group/services/fields.py`
     FEW = 8  # as `group/services/frames.py` has these two
     PART = 4
@@ -127,6 +128,8 @@ cdef class FrameEnd:
     cdef public dict bodies, lanes
     cdef Room out, rest
     cdef int count  # frames in `out`
+    cdef int started  # tasks, for frames that came together
+    cdef bint paused  # frames wait in `rest` until the loop has turned
     cdef size_t needed
     cdef object call_soon
 
@@ -197,10 +200,16 @@ cdef class FrameEnd:
         cdef uint64_t number
         cdef int kind, count = 0
         cdef Matcher matcher
+        if self.paused and data:
+            size = len(data)
+            memcpy(self.rest.grow(size), <const char*>data, size)
+            return
+        self.paused, self.started = False, 0
         if self.rest.nbytes:
             size = len(data)
             memcpy(self.rest.grow(size), <const char*>data, size)
             if self.rest.nbytes < self.needed:
+                self.together = 0
                 return
             data = self.rest.take()
         begin, end = <const char*>data, len(data)
@@ -227,6 +236,13 @@ cdef class FrameEnd:
             if matcher is None or self.bodies or not matcher.take(self, kind, number, begin + at, nbytes):
                 self._frame(kind, number, begin[at : at + nbytes])
             at += nbytes
+            if self.started >= AT_ONCE and at < end and <size_t>len(data) - at <= PIECE:
+                # These begin and answer before others come: the loop turns meanwhile, and less is alive at once.
+                self.paused, self.needed, self.rest.nbytes = True, 0, 0
+                size = len(data) - at
+                memcpy(self.rest.grow(size), begin + at, size)
+                self.call_soon(self._received, b"")
+                return
 
 
 @cython.final
@@ -396,16 +412,19 @@ cdef class Server(Matcher):
         cdef Run run = Run.__new__(Run)
         served.slot = slots
         slots.free -= 1
+        self.end.started += 1
         run.server, run.served, run.handler, run.args = self, served, handler, args
         context = PyContext_Copy(self.context)
         if self.serving.enter(served) and self.serving.due < <double>self.alarm.at:
             self.alarm.set(self.serving.due)
         if IS_EAGER and self.loop.get_task_factory() is None:
-            served.work = asyncio.Task(run, loop=self.loop, context=context, eager_start=True)
-            if served.stopped:  # in its first step
-                served.work.cancel()
+            work = asyncio.Task(run, loop=self.loop, context=context, eager_start=True)
         else:
-            served.work = self.create_task(run, context=context)
+            work = self.create_task(run, context=context)
+        if run.served is not None:  # it has not ended in its first step
+            served.work = work
+            if served.stopped and served.started:  # in its first step
+                work.cancel()
         return 0
 
 
@@ -493,7 +512,7 @@ cdef class Run:
         del server.serving.calls[served.number]
         server.serving.nbytes -= served.nbytes
         end.sent(len(server.serving.calls) + 1)
-        slots, served.slot = served.slot, None
+        slots, served.slot, served.work = served.slot, None, None  # its task's context holds it
         if slots.line:
             slots.give()
         else:

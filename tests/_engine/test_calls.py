@@ -51,7 +51,7 @@ class Runs:
 class Bench:
     """Both matchers on an end each, whose writes are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         assert _engine.compiled is not None
         engine: Any = _engine.compiled
         self.written: list[bytes] = []
@@ -64,6 +64,9 @@ class Bench:
             def _frame(end, kind: int, number: int, body: bytes) -> None:  # noqa: N805
                 self.left.append((kind, number, body))
 
+            def _received(end, data: bytes) -> None:  # noqa: N805
+                end.deliver(data)
+
         loop = asyncio.get_running_loop()
         self.asking, self.serving = Asking(), Serving()
         self.here, self.there = End(), End()
@@ -72,7 +75,7 @@ class Bench:
         self.here.set_up(loop.call_soon, {}, self.lanes)
         self.there.set_up(loop.call_soon, {}, {})
         self.alarm = Alarm()
-        limits: Any = {"most": MOST, "window": WINDOW, "alarm": self.alarm}
+        limits: Any = {"most": most, "window": WINDOW, "alarm": self.alarm}
         self.asker = self.here.matcher = engine.Asker(
             self.here, self.asking, self.waiting, {}, loop, make=Asked, by=SERVED, call=Says.CALL,
             message=Says.MESSAGE, room=lambda: self.left.append("room"), decoded=VALUE, **limits,
@@ -211,6 +214,29 @@ async def test_async_functions_have_a_task() -> None:
     assert bench.left[2][:3] == ("failed", served[3], "later") and bench.left[2][3].args == (3,)
     assert handler.slots.free == 1  # the others are Python's to end
     assert [one.exception() for one in tasks] == [None] * 3
+
+
+async def test_of_many_calls_at_once_some_begin_before_others_are_looked_at() -> None:
+    """So the loop turns, and all are answered; what comes meanwhile stands behind them."""
+    bench = Bench(most=256)
+    over = asyncio.Event()
+
+    async def now(x: int) -> int:
+        if x == 200:
+            over.set()
+        return x
+
+    bench.handlers["now"] = Handler("now", now, 256)
+    whole = b"".join(request(Says.CALL, n, 9.0, b"now", encode([n])) for n in range(1, 201))
+    cut = len(whole) // 2 + 5
+    bench.there.deliver(whole[:cut])
+    assert bench.serving.last == 32
+    bench.there.deliver(whole[cut:])
+    assert bench.serving.last == 32
+    await over.wait()
+    await asyncio.sleep(0)
+    assert bench.frames() == [(Says.RESULT, n, encode(n)) for n in range(1, 201)]
+    assert (bench.serving.calls, bench.serving.nbytes, bench.left) == ({}, 0, [])
 
 
 async def test_a_call_that_is_stopped_before_its_first_step_does_not_begin() -> None:

@@ -39,6 +39,7 @@ class Answers:
         if served.slot is not None:
             served.slot.give()
             served.slot = None
+        served.work = None  # its task's context holds it
         if self._serving.leave(served.number) is not None:
             self.at_once(served.number, kind, body)
 

@@ -151,11 +151,13 @@ class HandlerRuns:
         context, loop = self.context.copy(), self._loop
         context.run(SERVED.set, served)
         if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
-            served.work = asyncio.Task(work, loop=loop, context=context, eager_start=True)
+            task = asyncio.Task(work, loop=loop, context=context, eager_start=True)
         else:
-            served.work = loop.create_task(work, context=context)
-        if served.stopped:  # in its first step, where that came at once
-            served.work.cancel()
+            task = loop.create_task(work, context=context)
+        if served.number in self._serving.calls:  # it has not ended in its first step
+            served.work = task
+            if served.stopped:
+                task.cancel()
 
     async def _finish(self, served: Served, handler: Handler, args: list[Any]) -> None:
         """Run an async function; its result is answered."""
