@@ -14,6 +14,7 @@ from aiodist.group.services.handlers import known
 from aiodist.group.services.mailbox import Unread
 from aiodist.group.services.stream import Stream
 from aiodist.group.services.switchboard import Switchboard
+from aiodist.net.wire.calls import Says
 
 
 class Calls:
@@ -43,9 +44,9 @@ class Calls:
         """Call a handler of another rank; see `ProcessGroup.call`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         if type(handler) is str:
-            return services.call(uid, rank, known(handler), args, limit, None)
+            return services.ask(Says.CALL, uid, rank, known(handler), [*args], limit)
         name, build = self._known(services, handler, stream=False)
-        return services.call(uid, rank, name, args, limit, build)
+        return services.ask(Says.CALL, uid, rank, name, [*args], limit, build)
 
     def stream(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Stream[Any]:
         """Open a stream of a handler's values; see `ProcessGroup.stream`."""
@@ -58,7 +59,7 @@ class Calls:
     async def send_message(self, rank: int, message: Any, timeout: Timeout) -> None:
         """Send a message to another rank's mailbox; see `ProcessGroup.send_message`."""
         services, uid, rank, limit = self._towards(rank, timeout)
-        await services.send_message(uid, rank, message, limit)
+        await services.ask(Says.MESSAGE, uid, rank, "", message, limit)
 
     def messages(self) -> AsyncIterator[tuple[int | None, Any]]:
         """The messages that come to this rank's mailbox; see `ProcessGroup.messages`."""

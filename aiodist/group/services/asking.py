@@ -32,6 +32,8 @@ class Asked(AskedFields):
         untold: bytes of parts that were taken, and not granted anew yet.
     """
 
+    __slots__ = ()
+
     def asks(self, name: bytes, payload: bytes, deadline: float) -> None:
         """Note what it asks, and until when."""
         self.by = SERVED.get()

@@ -36,6 +36,8 @@ class Served(ServedFields):
         room: who waits for credit.
     """
 
+    __slots__ = ()
+
     def spend(self, nbytes: int) -> None:
         """Note that a part was sent. The last one may be larger than the credit."""
         self.credit -= nbytes + PART_COST

@@ -6,7 +6,7 @@ An epoch says who is where (`ServicePlace`); its control plane says who is lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -94,49 +94,7 @@ class Switchboard:
 
     # ── what users ask ───────────────────────────────────────────────────────────────────────────────
 
-    def call(
-        self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
-    ) -> Coroutine[Any, Any, Any]:
-        """Call a handler of another process → its result. Errors as `ProcessGroup.call`."""
-        return self._ask(Says.CALL, uid, rank, name, list(args), timeout, build)
-
-    def send_message(self, uid: bytes, rank: int, message: Any, timeout: float) -> Coroutine[Any, Any, None]:
-        """Put a message into the mailbox of another process. Errors as `ProcessGroup.send_message`."""
-        return self._ask(Says.MESSAGE, uid, rank, "", message, timeout, None)
-
-    def stream(
-        self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
-    ) -> Stream[Any]:
-        """The parts that a handler of another process yields. Errors as `ProcessGroup.stream`."""
-        opens = partial(self.peers.way, uid, rank, name)
-        hears = partial(self.peers.hear_of, uid)
-        return Stream(self._loop, opens, hears, rank, name, encode(list(args)), timeout, build)
-
-    async def take(self) -> tuple[bytes, Any] | None:
-        """The next message: uid of its sender, and what it is; None when no more will come. `Unread` where it
-        cannot be read."""
-        letter = await self.mailbox.take()
-        if letter is None:
-            return None
-        try:
-            message = await letter.value()
-        except AiodistError as error:
-            self.mailbox.read()
-            raise Unread(letter.sender, error) from None
-        except BaseException:  # cancelled, or its coroutine was closed
-            self.mailbox.put_back(letter)
-            raise
-        self.mailbox.read()
-        return letter.sender, message
-
-    def check_open(self) -> None:
-        """Raise `GroupClosed` where this process has left the job."""
-        if self.peers.closed:
-            raise closed()
-
-    # ── how ──────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _ask(
+    async def ask(
         self,
         kind: Says,
         uid: bytes,
@@ -144,8 +102,10 @@ class Switchboard:
         name: str,
         value: Any,
         timeout: float,
-        build: Build | None,
+        build: Build | None = None,
     ) -> Any:
+        """Call a handler of another process with a list of arguments → its result; or put a MESSAGE, without
+        a name, into its mailbox. Errors as `ProcessGroup.call` and `send_message`."""
         peer = self.peers.by_uid.get(uid)  # who is lost is not there
         ask = None if peer is None else peer.way.ask_small
         asked = None if ask is None else ask(kind, name.encode(), value, timeout)
@@ -186,6 +146,38 @@ class Switchboard:
             return build(result)
         except Misfit as error:
             raise CallError(rank, name, f"a result of another shape: {error}") from error.__cause__
+
+    def stream(
+        self, uid: bytes, rank: int, name: str, args: Sequence[Any], timeout: float, build: Build | None
+    ) -> Stream[Any]:
+        """The parts that a handler of another process yields. Errors as `ProcessGroup.stream`."""
+        opens = partial(self.peers.way, uid, rank, name)
+        hears = partial(self.peers.hear_of, uid)
+        return Stream(self._loop, opens, hears, rank, name, encode(list(args)), timeout, build)
+
+    async def take(self) -> tuple[bytes, Any] | None:
+        """The next message: uid of its sender, and what it is; None when no more will come. `Unread` where it
+        cannot be read."""
+        letter = await self.mailbox.take()
+        if letter is None:
+            return None
+        try:
+            message = await letter.value()
+        except AiodistError as error:
+            self.mailbox.read()
+            raise Unread(letter.sender, error) from None
+        except BaseException:  # cancelled, or its coroutine was closed
+            self.mailbox.put_back(letter)
+            raise
+        self.mailbox.read()
+        return letter.sender, message
+
+    def check_open(self) -> None:
+        """Raise `GroupClosed` where this process has left the job."""
+        if self.peers.closed:
+            raise closed()
+
+    # ── how ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _left(self, peer: ServicePeer, callee: Callee) -> None:
         """Let a connection go that the other process, or this one, has ended."""
