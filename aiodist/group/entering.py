@@ -28,16 +28,23 @@ class Entering(Coroutine[Any, Any, G], AbstractAsyncContextManager[G, None]):
 
     Args:
         making: gives the group; None, or what stands for it, where this rank is no member.
+        never_made: called where this ends, or is dropped, before `making` has begun. From any thread.
     """
 
-    __slots__ = ("__weakref__", "_made", "_making")
+    __slots__ = ("__weakref__", "_made", "_making", "_never_made")
 
-    def __init__(self, making: Coroutine[Any, Any, G]) -> None:
+    def __init__(
+        self, making: Coroutine[Any, Any, G], never_made: Callable[[], object] | None = None
+    ) -> None:
         self._making = making
+        self._never_made = never_made
         self._made: Any = None
 
+    def __del__(self) -> None:
+        self._ends_unbegun()
+
     def __await__(self) -> Generator[Any, None, G]:
-        return self._making.__await__()
+        return (yield from self._making.__await__())  # not that itself: who awaits this keeps this
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -58,12 +65,21 @@ class Entering(Coroutine[Any, Any, G], AbstractAsyncContextManager[G, None]):
         return self._making.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As a coroutine's."""
+        """As a coroutine's: also of a task that is cancelled before its first step."""
+        self._ends_unbegun()
         return self._making.throw(*error)
 
     def close(self) -> None:
         """As a coroutine's."""
+        self._ends_unbegun()
         self._making.close()
+
+    def _ends_unbegun(self) -> None:
+        """Note that it ends now, unless it has begun: nothing in it can do so."""
+        never_made = self._never_made
+        if never_made is not None and inspect.getcoroutinestate(self._making) == inspect.CORO_CREATED:
+            self._never_made = None
+            never_made()
 
     async def __aenter__(self) -> G:
         self._made = await self._making

@@ -833,7 +833,7 @@ class ProcessGroup:
             What gives the new group when it is awaited or entered (`async with`); None on ranks that are no
             members.
         """
-        return Entering(self._subgroups.new_group(self, ranks, timeout, name, use_local_synchronization))
+        return self._subgroups.new_group(self, ranks, timeout, name, use_local_synchronization)
 
     def split(
         self, color: int | None, key: int = 0, *, timeout: Timeout = None, name: str = ""
@@ -850,7 +850,7 @@ class ProcessGroup:
             What gives this rank's new group when it is awaited or entered (`async with`); None where `color`
             is None.
         """
-        return Entering(self._subgroups.split(self, color, key, timeout, name))
+        return self._subgroups.split(self, color, key, timeout, name)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from aiodist.group import arguments as check
 from aiodist.group.breakage import pack
 from aiodist.group.control.messages import Say
 from aiodist.group.core import GroupCore
+from aiodist.group.entering import Entering
 from aiodist.group.requests import NO_DATA, Request, internal
 from aiodist.group.roster import context_of
 
@@ -42,10 +44,11 @@ class Subgroups:
     def __init__(self, core: GroupCore) -> None:
         self._core = core
         self._roster = core.roster
+        self._closing: set[asyncio.Task[None]] = set()
 
     def new_group(
         self, owner: object, ranks: Sequence[int] | None, timeout: Timeout, name: str, locally: bool
-    ) -> Coroutine[Any, Any, Any]:
+    ) -> Entering[Any]:
         """Make a group of some members; see `ProcessGroup.new_group`."""
         core, roster = self._core, self._roster
         chosen = check.members(ranks, roster.size)
@@ -56,14 +59,18 @@ class Subgroups:
         detail = f"ranks {list(chosen)}"
         work = core.issue(Request(Kind.new_group, NO_DATA, detail=detail), limit, True, at_once=True)
         number = self._next_child()
-        context = context_of(roster.context, number, [roster.ranks[member] for member in chosen])
+        members = [roster.ranks[member] for member in chosen]
+        context = context_of(roster.context, number, members)
         if core.error is None:
             core.carriers.splitting(context, chosen)
-        return self._after(owner, work, context, chosen, limit, label or f"{roster.name}.{number}")
+        return Entering(
+            self._after(owner, work, context, chosen, limit, label or f"{roster.name}.{number}"),
+            partial(self._soon, self._given_up, "new_group", context, members)
+            if roster.rank in chosen
+            else None,
+        )
 
-    def split(
-        self, owner: object, color: int | None, key: int, timeout: Timeout, name: str
-    ) -> Coroutine[Any, Any, Any]:
+    def split(self, owner: object, color: int | None, key: int, timeout: Timeout, name: str) -> Entering[Any]:
         """Divide the group by a colour; see `ProcessGroup.split`."""
         mine = np.array([_NO_COLOR if color is None else _word(color, "color"), _word(key, "key")], np.int64)
         if color is not None and mine[0] < 0:
@@ -73,12 +80,22 @@ class Subgroups:
         table = np.empty((self._roster.size, 2), np.int64)
         asked = internal(Kind.all_gather, mine, table, detail=f"{AS}split()")
         work = self._core.issue(asked, limit, True, at_once=True)
-        return self._after_split(owner, work, self._next_child(), int(mine[0]), limit, label)
+        number, chosen = self._next_child(), int(mine[0])
+        return Entering(
+            self._after_split(owner, work, number, chosen, limit, label),
+            partial(self._soon, self._given_up, "split", self._context_of_color(number, chosen), ())
+            if chosen != _NO_COLOR
+            else None,
+        )
 
     # ── how they are made ─────────────────────────────────────────────────────────────────────────────
 
     def _next_child(self) -> int:
         return self._core.numbers.next_of("children") + 1
+
+    def _context_of_color(self, number: int, color: int) -> int:
+        """By its color, not its members: so a rank that never sees the table can name the group, too."""
+        return context_of(self._roster.context, number, (), f"color {color}")
 
     async def _after(
         self,
@@ -102,12 +119,11 @@ class Subgroups:
     async def _after_split(
         self, owner: object, work: Work[Any], number: int, color: int, timeout: float, name: str
     ) -> Any:
-        # By its color, not its members: so a rank that never sees the table can name the group, too.
         roster, control = self._roster, self._core.control
-        mine = context_of(roster.context, number, (), f"color {color}")
+        mine = self._context_of_color(number, color)
         table = await (work if color == _NO_COLOR else self._concluded(work, mine, (), "split"))
         for other in {int(c) for c in table[:, 0] if c >= 0 and c != color}:
-            control.unsubscribe(context_of(roster.context, number, (), f"color {other}"))
+            control.unsubscribe(self._context_of_color(number, other))
         if color == _NO_COLOR:
             await self._core.stand_by(timeout)
             return None
@@ -133,9 +149,21 @@ class Subgroups:
             self._will_not_join(context, ranks, error)
             raise
         except asyncio.CancelledError:
-            reason = f"its {what}() was cancelled before it had made the group"
-            self._will_not_join(context, ranks, GroupAborted(self._roster.me, reason))
+            self._given_up(what, context, ranks)
             raise
+        except GeneratorExit:  # closed, or dropped and collected
+            self._soon(self._given_up, what, context, ranks)
+            raise
+
+    def _given_up(self, what: str, context: int, ranks: Sequence[int]) -> None:
+        """Tell the others that nobody waits for the call here any more, which makes the group."""
+        reason = f"its {what}() was cancelled before it had made the group"
+        self._will_not_join(context, ranks, GroupAborted(self._roster.me, reason))
+
+    def _soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Have the loop call a function. A collector has this called anywhere, and in any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._core.loop.call_soon_threadsafe(function, *args)
 
     def _will_not_join(self, context: int, ranks: Sequence[int], error: GroupBroken) -> None:
         """Tell the others that this rank never makes a group: nothing else here could tell them why."""
@@ -148,7 +176,7 @@ class Subgroups:
 
     def _meet_locally(
         self, owner: object, chosen: tuple[int, ...], timeout: float, name: str
-    ) -> Coroutine[Any, Any, Any]:
+    ) -> Entering[Any]:
         core, roster = self._core, self._roster
         core.check_here()
         if roster.rank not in chosen:
@@ -161,7 +189,21 @@ class Subgroups:
         label = name or f"{roster.name}{list(chosen)}.{number}"
         group, made = self._child(owner, context, chosen, timeout, label)
         work = group.issue(Request(Kind.barrier, NO_DATA), timeout, True)
-        return self._connected(group, made, timeout, work._line()._replace(op="new_group"), work)
+        origin = work._line()._replace(op="new_group")
+        return Entering(
+            self._connected(group, made, timeout, origin, work), partial(self._soon, self._close, group)
+        )
+
+    def _close(self, group: GroupCore) -> None:
+        """Close a group that the others make with this rank, and nobody here waits for."""
+        task = self._core.loop.create_task(group.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closed)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody has the group
 
     async def _connected(
         self, group: GroupCore, made: Any, timeout: float, origin: Origin, met: Work[None] | None = None

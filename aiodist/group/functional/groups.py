@@ -68,7 +68,7 @@ def new_group(
         name=check.text(group_desc, "group_desc"),
         use_local_synchronization=use_local_synchronization,
     )
-    return Entering(_named(making))
+    return Entering(_named(making), making.close)
 
 
 async def _outside() -> Made:
@@ -152,7 +152,11 @@ async def _divide(
     limit = pg.timeout if timeout is None else seconds(timeout)
     label = check.text(name, "group_desc")  # all is checked before the first of them takes a number
     making = [pg.new_group(ranks, timeout=limit, name=label) for ranks in chosen]
-    groups = [await _named(each) for each in making]
+    try:
+        groups = [await _named(each) for each in making]
+    finally:  # where one fails, or is cancelled, the others are never made here either
+        for each in making:
+            each.close()
     mine = next((made for made in groups if isinstance(made, ProcessGroup)), GroupMember.NON_GROUP_MEMBER)
     return mine, groups
 
