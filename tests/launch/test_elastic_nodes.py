@@ -137,6 +137,23 @@ def test_an_elastic_job_goes_on_without_a_lost_node(start: Start, port: int) -> 
 
 
 @pytest.mark.slow(COSTLY)
+def test_a_late_node_knows_of_one_that_was_lost_before_it_came(start: Start, port: int) -> None:
+    """It waited for the report of that one until node 0 had left, and counted the job as failed."""
+    jobs = [start(ELASTIC, *node(port, "1:3"), nproc=1)]
+    for n in (1, 2):
+        jobs[0].expect(1)
+        jobs.append(start(ELASTIC, *node(port, "1:3"), nproc=1))
+        jobs[n].expect(1)
+        if n == 1:
+            jobs[1].process.kill()
+            jobs[0].until_said("node 1 is lost; the job goes on with 1")
+    ends = go([jobs[0], jobs[2]])
+    assert [end[0] for end in ends] == [0, 0], ends
+    for end in ends:
+        assert end[2].endswith("aiodist run: the job ended well without node 1 (lost)\n")
+
+
+@pytest.mark.slow(COSTLY)
 def test_a_lost_node_costs_a_restart_where_the_script_is_not_elastic(start: Start, port: int) -> None:
     jobs = [start(WAIT, *node(port, "2:3", "--max-restarts", "1", conf=ALL), nproc=1) for _ in range(3)]
     told(jobs)

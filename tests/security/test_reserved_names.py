@@ -71,6 +71,8 @@ async def test_a_nodes_heartbeat_goes_on_whatever_is_beside_it() -> None:
     agents = [LocalNode(n, HOST, HOST, DOORS) for n in range(2)]
     made = [Nodes(local, roster, store, None, lease=30.0, beat=0.01) for local in agents]
     heard: list[object] = []
+    for n in range(2):
+        await Nodes.expect(store, n, 30.0)
     for member in made:
         await member.watch(Listener(heard.append, heard.append))
     async with store.watch("agents/alive/1") as watch:

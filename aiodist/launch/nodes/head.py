@@ -158,7 +158,7 @@ class Head:
         waiting = self._admission.waiting if self._admission is not None else {}
         admitted = [member for member in roster.members if member.id in waiting]
         for member in admitted:  # a node that never comes is missed like one that falls silent
-            await store.set(f"agents/alive/{member.id}", b"", ttl=self._config.node_timeout)
+            await Nodes.expect(store, member.id, self._config.node_timeout)
         await store.set(f"agents/{roster.attempt}/roster", roster.to_json())
         for member in admitted:
             assert self._admission is not None
@@ -253,6 +253,7 @@ class Head:
                 continue
             newcomer = next(iter(admission.waiting.values()))
             if script.takes_in:
+                await nodes.expect(store, newcomer.id, self._config.node_timeout)
                 nodes.know(nodes.roster.grown(newcomer))
                 await self._publish(store, nodes.roster)
                 self._say(f"{newcomer.host} joins the job with {newcomer.nproc} worker(s)")

@@ -162,6 +162,8 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say, instance: b
         if node_rank is None:
             raise UsageError("node 0 gave this node no place", hint="Start its agent again")
         if not config.admits_later:  # else its lease says whether a node is there
+            # The head's word for us may be over when the last one has come.
+            await Nodes.expect(store, id, config.meet_timeout + config.node_timeout)
             await store.barrier("agents/here", len(roster.members), node_rank, timeout=config.meet_timeout)
     except BaseException:
         await store.aclose()

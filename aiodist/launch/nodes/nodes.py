@@ -32,6 +32,7 @@ _OVER, _IS_MEMBER, _HAS_LEFT = b"over", b"in", b"left"
 _ASKING = 5.0  # seconds for a look into the workers' store
 
 BEAT = 1.0
+_HEAD = 0  # the id of its node
 _ALIVE = "agents/alive/"
 
 
@@ -111,6 +112,18 @@ class Nodes:
         self._restarts = 0  # where there is no store
         self._begin(roster)
 
+    @staticmethod
+    async def expect(store: Store, id: int, seconds: float) -> None:
+        """Count a node as alive for so many seconds, until its own signs of life come. It must be so before
+        the node is on a roster: one without any is lost.
+
+        Args:
+            store: the agents'. The sign ends with the client, too, that leaves it.
+            id: of the node.
+            seconds: at most.
+        """
+        await store.set(f"{_ALIVE}{id}", b"", ttl=seconds)
+
     def _begin(self, roster: Roster) -> None:
         self._lost: dict[int, asyncio.Event] = {}
         self.know(roster)
@@ -187,10 +200,12 @@ class Nodes:
     # -- what it is told ------------------------------------------------------------------------
 
     async def watch(self, listener: Listener) -> None:
-        """Tell this listener, from now on, when another node fails or is lost."""
+        """Tell this listener, from now on, when another node fails or is lost; and which were lost before."""
         self._listener = listener
         if self.store is None:
             return
+        if self.lost:
+            listener.missed(self.lost)
         if self._pulse is None or self._pulse.done():
             self._pulse = asyncio.create_task(self._keep_alive(self.store))
         await self._stop_watch()
@@ -362,6 +377,9 @@ class Nodes:
             while True:
                 try:
                     async with asyncio.timeout(self.lease):
+                        # Each of them, but the head, had a sign of life before it was on the roster. One
+                        # without any has died, perhaps before we came, and never was alive when we looked.
+                        listed = {member.id for member in self.roster.members} - {_HEAD}
                         keys = set(await store.list_keys("agents/"))
                         if self.head is None and self.local.id in seen and mine not in keys:
                             # A long sleep, or a broken network: the others gave us up.
@@ -380,7 +398,7 @@ class Nodes:
                 if alive != self.alive:
                     self.alive = alive
                     self.changed()
-                self._miss(seen - alive, keys)
+                self._miss((seen | listed) - alive, keys)
                 await asyncio.sleep(self._beat)
         except (AiodistError, TimeoutError):
             self._lose_touch()

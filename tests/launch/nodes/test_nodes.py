@@ -15,6 +15,7 @@ from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.verdict import NodeReport, Verdict
 from aiodist.rendezvous.hash_store import HashStore
+from tests.waiting import until_so
 
 ACCESS = StoreAccess("j", "s")
 
@@ -159,6 +160,35 @@ async def test_a_node_that_falls_silent_is_lost() -> None:
     assert changed.is_set()
     mine = NodeReport(0, "h")
     assert await a.reports(mine) == [mine]
+    await close(a, b)
+
+
+async def test_a_node_that_was_gone_before_anybody_looked_is_lost() -> None:
+    """One that came late would wait for the report of such a node for ever."""
+    store = HashStore()
+    late = Nodes(local(3), roster(3).grown(Member(3, "h3", 4)), store, lease=30.0, beat=0.02)
+    await late.expect(store, 2, 30.0)
+    ears, heard = listener()
+    await late.watch(ears)
+    assert await heard.get() == (1,)
+    mine = NodeReport(3, "h")
+    for node in (0, 2):
+        await store.set(f"agents/0/report/{node}", NodeReport(node, "h").to_json())
+    assert [report.node_rank for report in await late.reports(mine)] == [3, 0, 2]
+    assert heard.empty()
+    await late.aclose()
+
+
+async def test_who_listens_hears_of_a_loss_before() -> None:
+    """In the moment between two attempts nobody listens."""
+    a, b = nodes(HashStore(), 2, lease=30.0, beat=0.02)
+    nobody, _ = listener()
+    await a.watch(nobody)
+    await a.enter(roster(2, attempt=1))
+    await until_so(lambda: a.lost == (1,))
+    ears, heard = listener()
+    await a.watch(ears)
+    assert await heard.get() == (1,)
     await close(a, b)
 
 
