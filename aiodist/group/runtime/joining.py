@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from enum import Enum, auto
 from typing import Any
 
-from aiodist.base.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.base.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.base.timeouts import Timeout
 from aiodist.group import ProcessGroup
 from aiodist.group.default import set_default
@@ -97,7 +98,11 @@ async def join(
             if begins:
                 group = await member.first_epoch(told_who_finishes(asked.environ, meeting.world_size))
                 if group.rank == 0:
-                    await meeting.store.set(ELASTIC, b"1")
+                    try:
+                        await meeting.store.set(ELASTIC, b"1")
+                    except BaseException as error:
+                        await _leave(group, error)
+                        raise
             else:
                 group = await _admitted(member, meeting.store, left)
                 left = max(0.0, began + asked.timeout - loop.time())
@@ -109,7 +114,13 @@ async def _admitted(member: Member, store: Store, left: float) -> ProcessGroup |
     """The group that this process was admitted to; None where nobody is left who could admit it."""
     if not outlives_jobs(store):
         return await member.join(left)
-    return (await unless(member.join(left), until_deserted(member.job.store)))[0]
+    return (await unless(member.join(left), until_deserted(member.job.store), _leave))[0]
+
+
+async def _leave(group: ProcessGroup, error: BaseException) -> None:
+    """Leave a world that nobody gets: its other members must not wait for this process."""
+    with contextlib.suppress(AiodistError):
+        await group.__aexit__(type(error), error, None)
 
 
 async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool, str]:

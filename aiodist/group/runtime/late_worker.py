@@ -7,7 +7,7 @@ run of all ranks would begin there. But those that have ended well do not come: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -92,20 +92,43 @@ class Late:
 
 
 async def unless(
-    work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, E]
+    work: Coroutine[Any, Any, T],
+    end: Coroutine[Any, Any, E],
+    undo: Callable[[T, BaseException], Awaitable[object]] | None = None,
 ) -> tuple[T, None] | tuple[None, E]:
     """Do some work unless something else ends first, which then cancels it → what the one that ended returns.
 
     Where `end` fails, only the work counts: of a lost store both tell.
+
+    Args:
+        work: what to do.
+        end: what ends it.
+        undo: takes the work back where this is cancelled in the very moment in which it is done, so that
+            nobody gets its result.
     """
     loop = asyncio.get_running_loop()
     working, ending = loop.create_task(work), loop.create_task(end)
     try:
         await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done() or ending.exception() is not None:
-            return await working, None
+        if not working.done() and ending.exception() is not None:
+            await asyncio.wait({working})
+    except BaseException as error:
+        await _stop(working, ending)
+        if undo is not None and _is_well(working):
+            await undo(working.result(), error)
+        raise
+    over = not working.done()
+    await _stop(working, ending)
+    if over and not _is_well(working):
         return None, ending.result()
-    finally:
-        for task in (working, ending):
-            task.cancel()
-        await asyncio.gather(working, ending, return_exceptions=True)
+    return working.result(), None
+
+
+async def _stop(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_well(task: asyncio.Task[Any]) -> bool:
+    return not task.cancelled() and task.exception() is None

@@ -15,6 +15,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.group.runtime.joining import _standing_store
 from aiodist.group.runtime.late_worker import unless
+from aiodist.group.runtime.member import ELASTIC
 from aiodist.net.local_socket import connect_to_store
 from aiodist.rendezvous import HashStore, Invitation, PrefixStore, Store, StoreServer, TcpStore
 from aiodist.testing import spmd
@@ -476,3 +477,126 @@ async def test_work_goes_on_unless_something_ends_it() -> None:
     assert await unless(asyncio.sleep(0.01, "done"), lost()) == ("done", None)
     with pytest.raises(dist.RendezvousError, match="lost"):
         await unless(lost(), work())
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+async def test_work_that_is_done_as_the_wait_for_it_is_cancelled_is_taken_back(before: int) -> None:
+    """A turn of the loop lies between the end of the work and that of the wait."""
+    loop = asyncio.get_running_loop()
+    undone: list[tuple[str, type[BaseException]]] = []
+
+    async def work() -> str:
+        for _ in range(before):
+            await asyncio.sleep(0)
+        loop.call_soon(waiting.cancel)
+        return "done"
+
+    async def undo(result: str, error: BaseException) -> None:
+        await asyncio.sleep(0)
+        undone.append((result, type(error)))
+
+    waiting = loop.create_task(unless(work(), asyncio.Event().wait(), undo))
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert undone == [("done", asyncio.CancelledError)]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_nothing_is_taken_back_of_work_that_is_not_done() -> None:
+    async def undo(result: str, error: BaseException) -> None:
+        raise AssertionError(result)
+
+    waiting = asyncio.ensure_future(unless(asyncio.sleep(60, "done"), asyncio.Event().wait(), undo))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+
+
+class Unmarked(HashStore):
+    """A store that never says that the job has begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    async def set(self, key: str, value: Any, *, ttl: float | None = None) -> None:
+        if key == ELASTIC:
+            self.asked.set()
+            await asyncio.Event().wait()
+        await super().set(key, value, ttl=ttl)
+
+
+async def test_a_world_that_a_cancelled_join_has_formed_is_left() -> None:
+    async with Unmarked() as store:
+        before = asyncio.all_tasks()
+        joining = asyncio.ensure_future(dist.join(store=store, rank=0, world_size=1))
+        await store.asked.wait()
+        joining.cancel()
+        await asyncio.wait([joining])
+        assert joining.cancelled()
+        assert asyncio.all_tasks() <= before
+        group = await init(store)  # the rank is free again
+        await group.aclose()
+
+
+JOINS = """
+import asyncio, sys
+import numpy as np
+import aiodist as dist
+from aiodist.group.runtime import member
+
+async def stays():
+    async with dist.join() as pg:
+        print("joined", flush=True)
+        pg = await pg.grow()
+        try:
+            await pg.recv(np.zeros(1), 1)
+        except dist.GroupAborted as error:
+            print("told of rank", error.rank, flush=True)
+
+async def is_cancelled():
+    join_running = member.join_running
+
+    async def cancelled(*arguments):
+        group = await join_running(*arguments)
+        asyncio.get_running_loop().call_soon(joining.cancel)
+        return group
+
+    member.join_running = cancelled
+    joining = asyncio.ensure_future(dist.join())
+    await asyncio.wait([joining])
+    print("cancelled" if joining.cancelled() else joining, flush=True)
+    await asyncio.to_thread(sys.stdin.read)  # it lives
+
+dist.run(stays() if sys.argv[1] == "stays" else is_cancelled())
+"""
+
+
+@pytest.mark.slow(COSTLY)
+async def test_a_member_does_not_wait_for_a_process_whose_join_was_cancelled_as_it_was_admitted() -> None:
+    server = await StoreServer.start("127.0.0.1", 0, "job", b"s" * 32)
+    places = {"AIODIST_STORE": f"127.0.0.1:{server.port}", "AIODIST_JOB": "job", "AIODIST_SECRET": "s" * 32}
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        for what, more in (("stays", {"RANK": "0", "WORLD_SIZE": "1"}), ("is cancelled", {})):
+            processes.append(
+                await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", JOINS, what),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    env={**os.environ, **places, **more},
+                )
+            )
+            out = processes[-1].stdout
+            assert out is not None
+            assert await out.readline() == (b"joined\n" if what == "stays" else b"cancelled\n")
+        async with asyncio.timeout(40):
+            output, _ = await processes[0].communicate()
+        assert output == b"told of rank 1\n"
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
+        await server.aclose()
