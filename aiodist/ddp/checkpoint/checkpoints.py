@@ -449,12 +449,14 @@ class Checkpoints:
             the checkpoint; None where `step` is None and there is none.
 
         Raises:
+            UsageError: `step` is no integer; or, on all ranks, it is not the same on all of them.
             CheckpointError: it is damaged, is not there, or is of other things. All ranks raise it, and
                 `things` may have been loaded in part.
             GroupBroken: a member was lost. `things` may have been loaded, on some ranks or on all: load
                 again.
         """
-        return await together(self._in_turn(step, things))
+        number = None if step is None else integer(step, "step")
+        return await together(self._in_turn(number, things))
 
     async def _in_turn(self, step: int | None, things: Mapping[str, Any]) -> Checkpoint | None:
         """Load a checkpoint when it is this call's turn: see `load`."""
@@ -464,6 +466,13 @@ class Checkpoints:
     async def _load(self, step: int | None, things: Mapping[str, Any]) -> Checkpoint | None:
         """Load a checkpoint, all of it: see `load`."""
         pg = self._pg
+        asked = await pg.all_gather_object("the last one" if step is None else f"step {step}")
+        for member, other in enumerate(asked):
+            if other != asked[0]:
+                raise UsageError(
+                    f"rank {pg.ranks[member]} loads {other}, and rank {pg.ranks[0]} {asked[0]}",
+                    hint="Pass the same step on all ranks",
+                )
         chosen = await self._chosen(pg, step)
         if not chosen and step is None:
             return None

@@ -576,6 +576,32 @@ def test_ranks_that_differ_are_told(tmp_path: Path) -> None:
     on_all(2, part)
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ((1, 1, 2), "rank 2 loads step 2, and rank 0 step 1"),
+        ((None, 1, None), "rank 1 loads step 1, and rank 0 the last one"),
+        ((10**30, None, 1), f"rank 1 loads the last one, and rank 0 step {10**30}"),
+    ],
+)
+def test_ranks_that_load_other_steps_are_told(
+    tmp_path: Path, asked: tuple[int | None, ...], message: str
+) -> None:
+    """All of them got the one that rank 0 had asked for."""
+
+    async def part(pg: ProcessGroup) -> list[int]:
+        async with Checkpoints(pg, tmp_path) as checkpoints:
+            for step in (1, 2):
+                await checkpoints.save(step, x=step)
+            with pytest.raises(UsageError, match=message):
+                await checkpoints.load(asked[pg.rank])
+            found = await checkpoints.load(np.int64(1) if pg.rank else 1)  # type: ignore[arg-type]
+            assert found is not None
+            return [found.step, found["x"]]
+
+    assert on_all(3, part) == [[1, 1]] * 3
+
+
 def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
     async def part(pg: ProcessGroup) -> None:
         for more, match in [
