@@ -99,6 +99,7 @@ def request(
     op: Op | None = None,
     names: Names = PLAIN,
     sizes: Sequence[int] | None = None,
+    detail: str = "",
 ) -> Request:
     """Check the arguments of a collective.
 
@@ -112,6 +113,7 @@ def request(
         op: how elements combine, for those that reduce; unchecked.
         names: of the arguments.
         sizes: rows of the part of, or for, each member, where they differ; unchecked.
+        detail: anything else that ranks must agree on, as text; not with `sizes`, which are such.
     """
     roles = ROLES[kind]
     member = check.group_rank(root, here.size, roles.root_name) if roles.rooted else NO_ROOT
@@ -144,7 +146,7 @@ def request(
             shape = one.shape
             if roles.cut and not roles.agrees_on_part:
                 shape = source.shape if isinstance(source, np.ndarray) else (here.size, *shape)
-            made = Request(kind, (one.dtype, shape), source, target, result, root=member)
+            made = Request(kind, (one.dtype, shape), source, target, result, root=member, detail=detail)
     except UsageError as error:
         error.hint = lists.hint(kind, names.listed, tensor, out) or error.hint
         raise

@@ -10,7 +10,7 @@ from aiodist.base.types import Kind
 from aiodist.group import arguments as check
 from aiodist.group.places import place_of
 from aiodist.group.process_group import ProcessGroup
-from aiodist.group.requests import Names, Op, exchange_lists, receiving, request
+from aiodist.group.requests import PLAIN, Names, Op, exchange_lists, receiving, request
 
 _ALL_GATHER = Names("tensor", "tensor_list", listed=True)
 _ALL_GATHER_INTO = Names("input_tensor", "output_tensor")
@@ -33,6 +33,26 @@ def _issue(
     return pg._core.issue(request(kind, pg._core.roster, tensor, out, names=names, **more), timeout, async_op)
 
 
+def all_reduce(
+    pg: ProcessGroup, tensor: Any, op: Op, async_op: bool, timeout: float | None = None, detail: str = ""
+) -> Work[Any]:
+    """Reduce over all ranks, in place; a `detail` is compared, too. → `tensor`."""
+    return _issue(pg, Kind.all_reduce, tensor, None, PLAIN, async_op, timeout, op=op, detail=detail)
+
+
+def reduce(
+    pg: ProcessGroup,
+    tensor: Any,
+    dst: int,
+    op: Op,
+    async_op: bool,
+    timeout: float | None = None,
+    detail: str = "",
+) -> Work[Any]:
+    """Reduce to `dst`, in place; a `detail` is compared, too. → `tensor` there, None elsewhere."""
+    return _issue(pg, Kind.reduce, tensor, None, PLAIN, async_op, timeout, op=op, root=dst, detail=detail)
+
+
 def all_gather(
     pg: ProcessGroup, tensors: Sequence[Any], tensor: Any, async_op: bool, timeout: float | None = None
 ) -> Work[Any]:
@@ -41,10 +61,15 @@ def all_gather(
 
 
 def all_gather_into_tensor(
-    pg: ProcessGroup, output: Any, tensor: Any, async_op: bool, timeout: float | None = None
+    pg: ProcessGroup,
+    output: Any,
+    tensor: Any,
+    async_op: bool,
+    timeout: float | None = None,
+    detail: str = "",
 ) -> Work[Any]:
     """Gather every rank's tensor into one, stacked or concatenated along the first axis. → `output`."""
-    return _issue(pg, Kind.all_gather, tensor, output, _ALL_GATHER_INTO, async_op, timeout)
+    return _issue(pg, Kind.all_gather, tensor, output, _ALL_GATHER_INTO, async_op, timeout, detail=detail)
 
 
 def reduce_scatter(
@@ -54,16 +79,25 @@ def reduce_scatter(
     op: Op,
     async_op: bool,
     timeout: float | None = None,
+    detail: str = "",
 ) -> Work[Any]:
     """Reduce a list over all ranks; rank r gets the r-th. → `output`."""
-    return _issue(pg, Kind.reduce_scatter, tensors, output, _REDUCE_SCATTER, async_op, timeout, op=op)
+    more = {"op": op, "detail": detail}
+    return _issue(pg, Kind.reduce_scatter, tensors, output, _REDUCE_SCATTER, async_op, timeout, **more)
 
 
 def reduce_scatter_tensor(
-    pg: ProcessGroup, output: Any, tensor: Any, op: Op, async_op: bool, timeout: float | None = None
+    pg: ProcessGroup,
+    output: Any,
+    tensor: Any,
+    op: Op,
+    async_op: bool,
+    timeout: float | None = None,
+    detail: str = "",
 ) -> Work[Any]:
     """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis. → `output`."""
-    return _issue(pg, Kind.reduce_scatter, tensor, output, _REDUCE_SCATTER_TENSOR, async_op, timeout, op=op)
+    more = {"op": op, "detail": detail}
+    return _issue(pg, Kind.reduce_scatter, tensor, output, _REDUCE_SCATTER_TENSOR, async_op, timeout, **more)
 
 
 def gather(

@@ -120,7 +120,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Reduce to the root's tensor."""
         tensor, (op, root, limit) = one(tensors, "reduce"), asked(*given, **named)
         gets = root == self.ours.rank
-        start = _reducing(op, tensor, lambda pg, op, **more: pg.reduce(tensor, root, op, **more), gets)
+        start = _reducing(op, tensor, partial(_reduce, tensor, root), gets)
         return self._start("reduce", [tensor], start, limit)
 
     def allgather(self, output_tensors: Any, input_tensors: Any, *given: Any, **named: Any) -> AiodistWork:
@@ -547,6 +547,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
 _MESSAGES = ("send", "recv", "recvAnySource")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_QUOTIENT = "for AVG"
+"""What ranks must agree on beside the sum of integers that each of them divides then."""
 
 
 def _refuse_bytes(tensors: list[Any]) -> None:
@@ -568,8 +570,16 @@ def _hear(other: Reply, over_with: Callable[[int, BaseException | None], None]) 
     over_with(1, other.error)
 
 
-def _all_reduce(tensor: Any, pg: ProcessGroup, op: Any, **more: Any) -> Any:
+def _all_reduce(tensor: Any, pg: ProcessGroup, op: Any, detail: str = "", **more: Any) -> Any:
+    if detail:
+        return shapes.all_reduce(pg, tensor, op, detail=detail, **more)
     return pg.all_reduce(tensor, op, **more)
+
+
+def _reduce(tensor: Any, root: int, pg: ProcessGroup, op: Any, detail: str = "", **more: Any) -> Any:
+    if detail:
+        return shapes.reduce(pg, tensor, root, op, detail=detail, **more)
+    return pg.reduce(tensor, root, op, **more)
 
 
 def _all_reduce_quantized(tensor: Any, options: dict[str, Any], pg: ProcessGroup, **more: Any) -> Any:
@@ -596,14 +606,14 @@ def _reducing(op: Any, out: Any, start: Callable[..., Any], gets: bool = True) -
 
     Args:
         out: the tensor that gets the result, or one like it.
-        start: issues it, given the group and `op`.
+        start: issues it, given the group and `op`; and for an average `detail`, which ranks must agree on.
         gets: whether this rank gets the result.
     """
     if op is not ReduceOp.AVG or out.device.type != "cpu" or out.dtype not in _INTEGERS:
         return partial(start, op=op)
 
     def started(pg: ProcessGroup, **more: Any) -> Any:
-        work = start(pg, op=ReduceOp.SUM, **more)
+        work = start(pg, op=ReduceOp.SUM, detail=_QUOTIENT, **more)
         if gets:
             _afterwards(work, out, lambda: out.div_(pg.size, rounding_mode="trunc"))
         return work
