@@ -10,6 +10,7 @@ import torch
 from aiodist.base.errors import AiodistError, UsageError
 from aiodist.base.types import ReduceOp
 from aiodist.group.process_group import ProcessGroup
+from aiodist.group.shapes import all_gather_into_tensor
 
 _TAG = 2**31 - 3  # of objects: apart from the tags of what programs send as tensors
 
@@ -78,12 +79,17 @@ async def sparse_all_reduce(pg: ProcessGroup, tensor: Any, op: Any) -> Any:
 
     Returns:
         → the sum, coalesced.
+
+    Raises:
+        CollectiveMismatch: ranks have tensors of other shapes, dtypes or numbers of sparse dimensions.
     """
     if op is not ReduceOp.SUM:
         raise UsageError("sparse tensors can be summed, and nothing else", hint="Use ReduceOp.SUM")
     mine = tensor.detach().coalesce()
     counts = torch.zeros(pg.size, dtype=torch.int64)
-    await pg.all_gather(torch.tensor([mine._nnz()]), counts)
+    kind = f"{str(mine.dtype).removeprefix('torch.')}{list(mine.shape)}"
+    form = f"for sparse {kind}, {mine.sparse_dim()} of {mine.ndim} dimensions sparse"
+    await all_gather_into_tensor(pg, counts, torch.tensor([mine._nnz()]), True, detail=form)
     sizes = counts.tolist()
     total = sum(sizes)
     indices = torch.empty((total, mine.sparse_dim()), dtype=torch.int64)
