@@ -30,7 +30,10 @@ Hook = Callable[[Any, GradBucket], Awaitable["torch.Tensor | None"]]
 _wrappers: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
 """By the id of each parameter, which a wrapper keeps alive."""
 
-_COMPARED = ("find_unused_parameters", "static_graph", "broadcast_buffers", "elastic")
+_COMPARED = (
+    *("find_unused_parameters", "static_graph", "broadcast_buffers"),
+    *("divide_by_initial_world_size", "elastic"),
+)
 
 
 class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
@@ -199,7 +202,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         values = [*self._named_values(), *((f"state[{n}]", value) for n, value in enumerate(self._state))]
         mine = [f"{name}: {value.dtype} {list(value.shape)}" for name, value in values]
         mine += [f"{name} with requires_grad" for name in self._names]
-        options = (self._finds, self._static, self._sends_buffers, self._elastic)
+        options = (self._finds, self._static, self._sends_buffers, self._by_all, self._elastic)
         mine += [f"bucket_cap_mb={self._cap / MIB:g}", *map("{}={}".format, _COMPARED, options)]
         orphan = self._elastic and is_orphan(self.pg)
         rows = await self.pg.all_gather_object((self._holds, orphan, mine))

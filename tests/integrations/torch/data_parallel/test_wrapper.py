@@ -211,6 +211,7 @@ async def modules_and_options_that_differ_or_do_not_fit(pg: ProcessGroup) -> Non
         ("find_unused_parameters", pg.rank == 0),
         ("static_graph", pg.rank == 0),
         ("broadcast_buffers", pg.rank == 0),
+        ("divide_by_initial_world_size", pg.rank == 0),  # in `join` each rank had averages of its own
         ("bucket_cap_mb", 1 + pg.rank),
     ]
     for option, value in options:
