@@ -8,9 +8,9 @@ import json
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -123,6 +123,7 @@ class Checkpoint:
     path: Path
     size: int
     _things: Mapping[str, Any]
+    _checksum: int  # of its index, which has those of all arrays
 
     def __getitem__(self, name: str) -> Any:
         """The thing that was saved by a name."""
@@ -450,8 +451,8 @@ class Checkpoints:
 
         Raises:
             UsageError: `step` is no integer; or, on all ranks, it is not the same on all of them.
-            CheckpointError: it is damaged, is not there, or is of other things. All ranks raise it, and
-                `things` may have been loaded in part.
+            CheckpointError: it is damaged, is not there, is of other things, or is not the same one on all
+                ranks, whose folders differ. All ranks raise it, and `things` may have been loaded in part.
             GroupBroken: a member was lost. `things` may have been loaded, on some ranks or on all: load
                 again.
         """
@@ -485,17 +486,19 @@ class Checkpoints:
             except Exception as error:  # whatever it is: the others are told
                 cause = error
             gone = cause is not None and not is_whole(path)
-            errors = await pg.all_gather_object(["" if cause is None else _described(cause), gone])
-            if not any(failure for failure, _ in errors):
+            same = 0 if found is None else found._checksum
+            errors = await pg.all_gather_object(["" if cause is None else _described(cause), gone, same])
+            if not any(failure for failure, _, _ in errors):
+                _check_same(pg, path, [checksum for _, _, checksum in errors])
                 return found
             before = chosen
-            if step is None and any(one for _, one in errors):
+            if step is None and any(one for _, one, _ in errors):
                 chosen = await self._chosen(pg, None)  # another job has removed it: it has a later one
             if chosen in ("", before):
                 break
         if cause is not None:
             raise CheckpointError(_described(cause)) from cause
-        member = next(at for at, (failure, _) in enumerate(errors) if failure)
+        member = next(at for at, (failure, _, _) in enumerate(errors) if failure)
         raise CheckpointError(f"rank {pg.ranks[member]} could not load: {errors[member][0]}")
 
     async def _chosen(self, pg: ProcessGroup, step: int | None) -> str:
@@ -621,7 +624,7 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
     index = index_of(path)
     reader = Reader(path, index["files"], index["sizes"])
     saved = dict(index["tree"][1])
-    found = Checkpoint(index["step"], path, len(index["files"]), saved)
+    found = Checkpoint(index["step"], path, len(index["files"]), saved, index["crc"])
     for name in things:
         found[name]  # it says what is not there
     try:
@@ -641,7 +644,22 @@ def _read(path: Path, rank: int, size: int, things: Mapping[str, Any]) -> Checkp
             raise
         except Exception as error:  # whatever a class of others raises
             raise CheckpointError(f"{name} in {path} is of another model: {_described(error)}") from error
-    return Checkpoint(found.step, path, found.size, trees)
+    return replace(found, _things=trees)
+
+
+def _check_same(pg: ProcessGroup, path: Path, checksums: Sequence[int]) -> None:
+    """Refuse what ranks have read in other folders: each of them may have a checkpoint of this name.
+
+    Args:
+        path: of what was read here.
+        checksums: of its index, by member.
+    """
+    for member, checksum in enumerate(checksums):
+        if checksum != checksums[0]:
+            raise CheckpointError(
+                f"{path} is another checkpoint on rank {pg.ranks[member]} than on rank {pg.ranks[0]}",
+                hint="Pass a folder that all ranks see, as an absolute path",
+            )
 
 
 def _changes_of(thing: Any) -> int:

@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -600,6 +601,30 @@ def test_ranks_that_load_other_steps_are_told(
             return [found.step, found["x"]]
 
     assert on_all(3, part) == [[1, 1]] * 3
+
+
+def test_checkpoints_of_one_name_in_other_folders_are_not_loaded_as_one(tmp_path: Path) -> None:
+    """As hosts have them whose folder is not shared, and which were tried alone before."""
+
+    async def alone(pg: ProcessGroup, folder: str) -> None:
+        async with Checkpoints(pg, tmp_path / folder) as checkpoints:
+            await checkpoints.save(7, weights=np.full(3, float(len(folder))), folder="any")
+
+    for folder in ("a", "bb"):
+        on_all(1, partial(alone, folder=folder))
+
+    async def part(pg: ProcessGroup) -> float:
+        async with Checkpoints(pg, tmp_path / ("bb" if pg.rank == 1 else "a")) as checkpoints:
+            with pytest.raises(
+                CheckpointError, match=r"is another checkpoint on rank 1 than on rank 0\. Pass a"
+            ):
+                await checkpoints.load()
+        async with Checkpoints(pg, tmp_path / "bb") as checkpoints:
+            found = await checkpoints.load(7)
+            assert found is not None
+            return float(found["weights"][0])
+
+    assert on_all(3, part) == [2.0] * 3
 
 
 def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
