@@ -150,11 +150,12 @@ class ShardedOptimizer:
         given, groups = parameter_groups(parameters)
         self._model = model = Model(given, bool(whole), copies, cap_of(bucket_cap_mb))
         self._max_norm = None if max_norm is None else number(max_norm, "max_norm")
+        placed = [(more, [model.place[i] for i in chosen if i in model.place]) for more, chosen in groups]
         self._elastic, self._min_size, self._restore = bool(elastic), min_size, restore
         self._update = update_of(
             optimizer,
             [given[index] for index in model.trained],
-            [(options, [model.place[i] for i in chosen if i in model.place]) for options, chosen in groups],
+            placed,
             defaults,
             model.whole,
         )
@@ -167,7 +168,7 @@ class ShardedOptimizer:
         others = [(one.dtype.name, one.shape) for one in self._common]
         plan = f"{state_dict.shapes_of(model)} {others} {self._update.name} {self._update.options}"
         plan += f" {model.buckets} {model.whole} {self._max_norm} {copies} {self._elastic}"
-        plan += f" {restore is not None}"
+        plan += f" {restore is not None} {[places for _, places in placed]}"
         self._plan = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
         self._held = False  # this rank has its share of a state
         self._synced = False  # all ranks have the same values

@@ -107,6 +107,19 @@ def test_optimizers_of_shapes_need_whole_arrays(name: str) -> None:
     assert all(one == bits(plain) for one in on_all(2, part))
 
 
+def test_other_groups_of_parameters_are_refused_on_all_ranks() -> None:
+    """A parameter of which each rank had a piece got the rates of both groups, each in some elements."""
+
+    async def part(pg: ProcessGroup) -> None:
+        mine = [torch.nn.Parameter(torch.full((4,), 1.0 + pg.rank)) for _ in range(3)]
+        groups = [{"params": mine[: 1 + pg.rank], "lr": 1.0}, {"params": mine[1 + pg.rank :], "lr": 0.5}]
+        with pytest.raises(UsageError, match=f"rank {1 - pg.rank} has other arrays, or another plan, than"):
+            await ShardedOptimizer(pg, groups, torch.optim.SGD, lr=0.1)
+        assert all(one.eq(1.0 + pg.rank).all() for one in mine)
+
+    on_all(2, part)
+
+
 def test_groups_and_schedulers_and_frozen_parameters() -> None:
     def groups(own: list[Any]) -> list[dict[str, Any]]:
         return [{"params": own[:2], "lr": 0.5}, {"params": own[2:], "weight_decay": 0.1}]
