@@ -1775,7 +1775,8 @@ def test_a_failure_of_what_is_left_open_fails_a_child_of_multiprocessing(start: 
 
 def starts_a_child() -> None:
     """Some end without the interpreter's end."""
-    child = multiprocessing.get_context(sys.argv[2]).Process(target=left_receiving)
+    context: Any = multiprocessing.get_context(sys.argv[2])
+    child = context.Process(target=left_receiving)
     child.start()
     child.join()
     assert child.exitcode == 1
