@@ -26,6 +26,7 @@ cdef extern from "Python.h":
     object PyContextVar_Set(object variable, object value)
 
 cdef extern from "handle.h":
+    object bare_new(object kind)
     ctypedef void* sender
     void set_sender(object kind, sender send)
 
@@ -45,7 +46,7 @@ cdef enum:
     FEW_BYTES = 2 << 10  # as `net/wire/objects.py`: nothing in so few takes long
     AT_ONCE = 32  # tasks that are started before the loop turns
     PARTS = 1 << 20  # as `group/services/fields.py`
-    FEW = 8  # as `group/services/frames.py` has these two
+    FEW = 16  # as `group/services/frames.py` has these two
     PART = 4
 
 cdef uint64_t KINDS = 0  # a bit for each kind of frame there is
@@ -61,13 +62,16 @@ cdef class OpenCall:
     cdef public int64_t nbytes, credit
     cdef public double deadline
 
+    def __cinit__(self, *_, **__):
+        self.stopped, self.credit = "", PARTS
+
 
 cdef class AskedFields(OpenCall):
     cdef public object waiter, name, payload, timer, by
     cdef public int64_t untold
 
     def __init__(self, kind, waiter):
-        self.kind, self.waiter, self.stopped, self.credit = kind, waiter, "", PARTS
+        self.kind, self.waiter = kind, waiter
 
 
 cdef class ServedFields(OpenCall):
@@ -76,7 +80,6 @@ cdef class ServedFields(OpenCall):
 
     def __init__(self, uint64_t number, kind, int64_t nbytes, double deadline):
         self.number, self.kind, self.nbytes, self.deadline = number, kind, nbytes, deadline
-        self.stopped, self.credit = "", PARTS
 
 
 cdef class HandlerFields:
@@ -274,7 +277,8 @@ cdef class Asker(Matcher):
         cdef char* at
         if length > MAX_NAME:
             return None
-        asked = self.make(kind, self.create_future())
+        asked = bare_new(self.make)
+        asked.kind, asked.waiter = kind, self.create_future()
         # From here on until the call is entered nothing runs Python code.
         if (end.over or end.full or end.lanes or self.waiting or self.messages
                 or not asking.fits(0, self.most, self.window)):
@@ -407,9 +411,11 @@ cdef class Server(Matcher):
 
     cdef int start(self, HandlerFields handler, uint64_t number, size_t nbytes, double left, list args) except -1:
         """Start an async function in a task of its own."""
-        cdef ServedFields served = self.make(number, self.call, nbytes, <double>self.time() + left)
+        cdef ServedFields served = bare_new(self.make)
         cdef SlotsFields slots = handler.slots
         cdef Run run = Run.__new__(Run)
+        served.number, served.kind, served.nbytes = number, self.call, nbytes
+        served.deadline = <double>self.time() + left
         served.slot = slots
         slots.free -= 1
         self.end.started += 1

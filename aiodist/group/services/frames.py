@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiodist import _engine
 from aiodist.net.wire.calls import Frames
 
-_FEW = 8  # frames that leave together without asking whether they are a good part of all
+_FEW = 16  # frames that leave together without asking whether they are a good part of all
 _PART = 4  # that part: so both sides work at the same time, where many calls are under way
 
 

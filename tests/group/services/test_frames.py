@@ -140,15 +140,15 @@ def test_what_is_sent_leaves_in_its_order_and_together(steps: list[tuple[str, in
 @pytest.mark.parametrize("form", FORMS)
 def test_many_of_a_turn_leave_in_one_write_and_a_good_part_before_it_ends(form: Any) -> None:
     end = End(form)
-    for _ in range(7):
+    for _ in range(15):
         end.end.send(b"a", many=2)
     assert not end.said
     end.end.send(b"a", many=2)
-    assert end.said == [b"a" * 8]
+    assert end.said == [b"a" * 16]
     for _ in range(3):
         end.end.send(b"b", many=2)
     [flush] = end.soon
     flush()
-    assert end.said == [b"a" * 8, b"bbb"]
+    assert end.said == [b"a" * 16, b"bbb"]
     end.end.send(b"c", many=1)
     assert end.said[2:] == [b"c"]
