@@ -89,7 +89,11 @@ class Calls:
         return self._members
 
     def _towards(self, rank: Any, timeout: Timeout) -> tuple[Switchboard, bytes, int, float]:
-        services, core = self._services(), self._core
+        services, core = self._switchboard, self._core
+        if services is None or services.peers.closed:
+            services = self._services()
+        else:
+            core.check_here(closed_is_wrong=False)  # as `_services` does
         members = self._members or self._uids()
         if type(rank) is not int or not 0 <= rank < len(members):
             rank = check.group_rank(rank, len(members), "rank")

@@ -106,15 +106,14 @@ class Switchboard:
     ) -> Any:
         """Call a handler of another process with a list of arguments → its result; or put a MESSAGE, without
         a name, into its mailbox. Errors as `ProcessGroup.call` and `send_message`."""
-        peer = self.peers.by_uid.get(uid)  # who is lost is not there
-        ask = None if peer is None else peer.way.ask_small
-        asked = None if ask is None else ask(kind, name.encode(), value, timeout)
-        if peer is None or asked is None:
+        way = peer.way if (peer := self.peers.by_uid.get(uid)) else None  # who is lost is not there
+        asked = None
+        if way is not None and way.caller is not None and way.caller.ask_small is not None:
+            asked = way.caller.ask_small(kind, name.encode(), value, timeout)
+        if way is None or asked is None:
             payload = None if kind is Says.MESSAGE else await encoded(value)
             way = self.peers.way(uid, rank, name or A_MESSAGE)
             asked = Asked(kind, self._loop.create_future())
-        else:
-            way = peer.way
         try:
             if not asked.number:
                 if payload is None:
@@ -122,7 +121,7 @@ class Switchboard:
                     payload = await encoded(value)
                 asked.asks(name.encode(), payload, self._loop.time() + timeout)
                 way.ask(asked)
-            if asked.number and way.poll():
+            if asked.number and (caller := way.caller) and len(caller.asking.calls) == 1 and caller.poll():
                 await asyncio.sleep(0)
             outcome: Outcome = await asked.waiter
         except BaseException:

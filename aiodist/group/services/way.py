@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any
 
 from aiodist.group.services.asking import Asked
 from aiodist.group.services.caller import Caller, tell
@@ -30,12 +29,10 @@ class CallWay:
 
     Attributes:
         caller: the calls on the latest connection; None before the first.
-        ask_small: its short way, see `Caller`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, dial: Callable[[], Awaitable[Line]]) -> None:
         self.caller: Caller | None = None
-        self.ask_small: Callable[[Says, bytes, Any, float], Asked | None] | None = None
         self._loop = loop
         self._dial = dial
         self._queue: Queue[Asked] = Queue()
@@ -62,11 +59,6 @@ class CallWay:
             asked.timer = self._loop.call_at(asked.deadline, self._late, asked)
         queue.put(asked, message=asked.kind is Says.MESSAGE)
         self.admit()
-
-    def poll(self) -> bool:
-        """Look for the answer of the only call, which was just sent; whether the loop has to turn then."""
-        caller = self.caller
-        return caller is not None and len(caller.asking.calls) == 1 and caller.poll()
 
     def admit(self) -> None:
         """Send what waits, as far as there is room."""
@@ -135,8 +127,7 @@ class CallWay:
             raise
         else:
             if self._over is None:
-                self.caller = caller = Caller(self._loop, line, self._queue, self.admit)
-                self.ask_small = caller.ask_small
+                self.caller = Caller(self._loop, line, self._queue, self.admit)
             else:
                 line.kill()
 
