@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +93,41 @@ async def test_an_async_function_has_a_task_of_its_own() -> None:
             await pg.call(1, "stops_itself")
 
     await ask(server, client)
+
+
+async def test_a_task_that_has_answered_is_gone_without_the_collector() -> None:
+    """Its context holds the call, so the call must not hold the task."""
+    tasks: list[weakref.ref[Any]] = []
+
+    def server(pg: ProcessGroup) -> None:
+        @pg.handler
+        async def at_once() -> None:
+            tasks.append(weakref.ref(asyncio.current_task()))
+
+        @pg.handler
+        async def later(value: Any) -> Any:
+            tasks.append(weakref.ref(asyncio.current_task()))
+            await asyncio.sleep(0)
+            return value
+
+    async def client(pg: ProcessGroup) -> None:
+        gc.disable()
+        try:
+            await asyncio.gather(*(pg.call(1, "at_once") for _ in range(20)))
+            await asyncio.gather(*(pg.call(1, "later", value) for value in (1, (2,), {3: "x" * 20_000})))
+            await pg.barrier()
+            assert len(tasks) == 23
+            assert [one() for one in tasks if one() is not None] == []
+        finally:
+            gc.enable()
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            server(pg)
+        await pg.barrier()
+        await (client(pg) if pg.rank == 0 else pg.barrier())
+
+    await run_cluster(2, main)
 
 
 async def test_a_plain_function_may_raise_what_stops_a_task() -> None:
