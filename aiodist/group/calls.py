@@ -16,6 +16,8 @@ from aiodist.group.services.stream import Stream
 from aiodist.group.services.switchboard import Switchboard
 from aiodist.net.wire.calls import Says
 
+_CALL = Says.CALL  # members of an enum are slow
+
 
 class Calls:
     """The calls of a group, which belong to the process, and not to the group.
@@ -44,9 +46,9 @@ class Calls:
         """Call a handler of another rank; see `ProcessGroup.call`."""
         services, uid, rank, limit = self._towards(rank, timeout)
         if type(handler) is str:
-            return services.ask(Says.CALL, uid, rank, known(handler), [*args], limit)
+            return services.ask(_CALL, uid, rank, known(handler), [*args], limit)
         name, build = self._known(services, handler, stream=False)
-        return services.ask(Says.CALL, uid, rank, name, [*args], limit, build)
+        return services.ask(_CALL, uid, rank, name, [*args], limit, build)
 
     def stream(self, rank: int, handler: Any, args: tuple[Any, ...], timeout: Timeout) -> Stream[Any]:
         """Open a stream of a handler's values; see `ProcessGroup.stream`."""
