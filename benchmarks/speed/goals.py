@@ -9,7 +9,8 @@ _KIB, _MIB = 1 << 10, 1 << 20
 _SMALL, _LARGE = (0, _KIB), (_MIB, ALL[1])
 _REDUCE = ("all_reduce",)
 _MESSAGES = ("p2p",)
-_REQUESTS = tuple(f"{count} {what}" for what in ("objects", "tensors", "calls") for count in (32, 256))
+_REQUESTS = tuple(f"{count} {what}" for what in ("objects", "tensors") for count in (32, 256))
+_CALLS = tuple(f"{count} {what}" for what in ("calls", "functions") for count in (32, 256))
 _STAGED = Floor("passes-staged")
 
 SMALL: tuple[Bar, ...] = (
@@ -95,10 +96,31 @@ MESSAGES: tuple[Bar, ...] = (
         floor=_STAGED,
     ),
     Compared(
-        "32 and 256 requests at once: rate / asyncio's streams", _REQUESTS, "streams", 1.5, suite="service"
+        "32 and 256 calls at once: time / asyncio's streams",
+        _CALLS,
+        "streams",
+        0.9,
+        0.6,
+        faster=False,
+        suite="service",
     ),
     Compared(
-        "32 and 256 requests at once: processor time / asyncio's streams",
+        "32 and 256 calls at once: processor time / asyncio's streams",
+        tuple(f"{what}, processor" for what in _CALLS),
+        "streams",
+        1.1,
+        faster=False,
+        suite="service",
+    ),
+    Compared(
+        "32 and 256 messages there and back: rate / asyncio's streams",
+        _REQUESTS,
+        "streams",
+        1.5,
+        suite="service",
+    ),
+    Compared(
+        "32 and 256 messages there and back: processor time / asyncio's streams",
         tuple(f"{what}, processor" for what in _REQUESTS),
         "streams",
         1,
