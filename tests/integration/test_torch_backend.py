@@ -277,7 +277,7 @@ def test_what_cannot_be_sent_is_refused_and_nothing_lost(said: dict[str, str]) -
 
 def test_large_buckets_of_torchs_wrapper_lie_where_peers_read_them(said: dict[str, str]) -> None:
     if not (available() and supported()):
-        pytest.skip("ranks of one host share memory on Linux on x86-64")
+        pytest.skip("ranks of one host share memory on Linux, with the compiled engine")
     found = said["buckets"]
     assert found.count("[True] 5") == 2, found  # one bucket, and then two
     assert found.count("[True] 3") == 2, found

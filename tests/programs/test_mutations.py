@@ -62,7 +62,7 @@ on find it; else later ones do."""
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 async def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (available() and supported()):
-        pytest.skip("ranks of one process share memory on Linux on x86-64")
+        pytest.skip("ranks of one process share memory on Linux, with the compiled engine")
     for seeds in jobs(MUTATIONS[mutation], MOST):
         with monkeypatch.context() as patch:
             mutation(patch)

@@ -23,7 +23,7 @@ EACH = 10
 )
 async def test_programs(layout: int, limits: int) -> None:
     if not (available() and supported()):
-        pytest.skip("ranks of one process share memory on Linux on x86-64")
+        pytest.skip("ranks of one process share memory on Linux, with the compiled engine")
     first = limits * len(LAYOUTS) + layout
     violations = await run(range(first, first + EACH * WORLDS, WORLDS))
     assert not violations, "\n".join(
