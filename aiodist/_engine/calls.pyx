@@ -407,6 +407,8 @@ cdef class Server(Matcher):
             self.end.sent(len(self.serving.calls) + 1)
         else:
             self.runs.returned(number, handler, nbytes, left, result)
+            if self.serving.due < <double>self.alarm.at:  # it is awaited, until its deadline
+                self.alarm.set(self.serving.due)
         return 0
 
     cdef int start(self, HandlerFields handler, uint64_t number, size_t nbytes, double left, list args) except -1:
