@@ -156,7 +156,8 @@ class Server(Matcher):
         serving: the table.
         handlers: by name.
         loop: the event loop.
-        runs: does the rest: `returned`, `raised`; `answer`, `awaits`, `failed`, `stopped` for a task.
+        runs: does the rest: `returned`, `raised`; `answer`, `awaits`, `failed`, `stopped`,
+            `unstarted` for a task.
         make: the class of calls.
         served: holds the call for which a handler's task runs.
         call: the kind of calls that it knows.

@@ -465,6 +465,9 @@ cdef class Run:
 
     def throw(self, *error):
         if self.rest is None:
+            served, self.served = self.served, None
+            if served is not None:
+                self.server.runs.unstarted(served)
             raise error[0]
         try:
             return self.rest.throw(*error)

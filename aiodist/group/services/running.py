@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from aiodist.group.services.answers import Answers
@@ -120,6 +121,14 @@ class HandlerRuns:
         """Answer a call that was stopped."""
         self._answers.stopped(served)
 
+    def unstarted(self, served: Served) -> None:
+        """Answer a call whose task the program has cancelled before its first step, which it never takes."""
+        served.started = True
+        if served.stopped or served.begun:
+            self._answers.cancelled(served, asyncio.CancelledError())
+        else:
+            self._answers.end(served, Says.REFUSED, b"its task was cancelled there")
+
     async def awaits(self, running: Awaitable[Any]) -> Any:
         """Wait for what an async function has given that is no coroutine."""
         return await running
@@ -156,8 +165,15 @@ class HandlerRuns:
             task = loop.create_task(work, context=context)
         if served.number in self._serving.calls:  # it has not ended in its first step
             served.work = task
+            if not served.started:
+                task.add_done_callback(partial(self._task_ended, served))
             if served.stopped:
                 task.cancel()
+
+    def _task_ended(self, served: Served, _task: asyncio.Task[None]) -> None:
+        """Answer for a task that has ended without its first step."""
+        if not served.started:
+            self.unstarted(served)
 
     async def _finish(self, served: Served, handler: Handler, args: list[Any]) -> None:
         """Run an async function; its result is answered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 from aiodist.group.services.callee import Callee
@@ -69,6 +70,55 @@ def test_a_deadline_stops_what_a_plain_function_has_begun() -> None:
         passed = b"its deadline passed"
         assert caller.answers == [(Says.DROPPED, 1, passed), (Says.DROPPED, 2, passed)]
         assert caller.callee.served == 0
+        await caller.callee.aclose(1.0)
+
+    run_virtual(main())
+
+
+def test_a_task_that_the_program_cancels_before_its_first_step_is_answered() -> None:
+    """Its place is free again, and it says truly whether something of it has run."""
+
+    async def main() -> None:
+        handlers = Handlers()
+        loop = asyncio.get_running_loop()
+        ours = {asyncio.current_task()}
+
+        async def later(x: Any) -> Any:
+            return x
+
+        async def queued(x: Any) -> Any:
+            return x
+
+        def begins() -> Any:
+            return loop.create_future()
+
+        def cancels() -> None:
+            for task in asyncio.all_tasks() - ours:
+                task.cancel()
+
+        for function in (later, queued, begins):
+            handlers.register(function, function.__name__, 2)
+        handlers.register(cancels, "cancels", None)
+        handlers.by_name["queued"].slots.free = 0
+        caller = Bytes(handlers)
+        caller.ask(1, "later", 1, left=50.0)
+        caller.ask(2, "later", (2,), left=50.0)
+        caller.ask(3, "begins", left=50.0)
+        caller.ask(4, "queued", 4, left=50.0)
+        caller.ask(5, "cancels", left=50.0)
+        await asyncio.sleep(1)
+        refused, raised, result = Says.REFUSED, Says.RAISED, Says.RESULT
+        expected = {1: refused, 2: refused, 3: raised, 4: refused, 5: result}
+        if sys.version_info >= (3, 12):  # tasks take their first step at once
+            expected |= {1: result, 2: result, 4: raised}
+        assert {number: kind for kind, number, _ in caller.answers} == expected
+        assert {name: one.slots.free for name, one in handlers.by_name.items()} == {
+            "later": 2, "queued": 0, "begins": 2, "cancels": 256
+        }  # fmt: skip
+        assert caller.callee.served == 0
+        caller.ask(6, "later", 6, left=50.0)
+        await asyncio.sleep(1)
+        assert caller.answers[-1] == (Says.RESULT, 6, encode(6))
         await caller.callee.aclose(1.0)
 
     run_virtual(main())
