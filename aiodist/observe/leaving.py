@@ -132,7 +132,8 @@ def _open(key: str, environ: Mapping[str, str]) -> Folder:
 
 
 async def _apart(work: Callable[[], Path | None], patience: float) -> Path | None:
-    """Do it in a thread, which nobody waits for any more when the time is over; None then."""
+    """Do it in a thread, which nobody waits for any more when the time is over; None then. Where the
+    interpreter exits, and Python 3.12 starts no thread any more, it is done here."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     found: list[Path | None] = []
 
@@ -143,7 +144,11 @@ async def _apart(work: Callable[[], Path | None], patience: float) -> Path | Non
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(done.set)
 
-    threading.Thread(target=run, name="aiodist dump", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="aiodist dump", daemon=True).start()
+    except RuntimeError:
+        with contextlib.suppress(Exception):  # as little as in a thread does it keep anybody from leaving
+            run()
     await happens(done, patience)
     return found[0] if found else None
 

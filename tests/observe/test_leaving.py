@@ -74,6 +74,20 @@ async def test_a_process_writes_down_its_own_record(make: Make, tmp_path: Path) 
     assert len(files(tmp_path)) == 1
 
 
+async def test_it_is_written_where_no_thread_can_begin(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Python 3.12 while the interpreter exits."""
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    make(0)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    await keep_own(KEY, {LOG_DIR: str(tmp_path / "logs")})
+    assert [rank.rank for rank in read_job(tmp_path / "logs").ranks] == [0]
+
+
 async def test_a_folder_that_does_not_answer_delays_nobody_for_long(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
