@@ -139,6 +139,7 @@ async def _quiet_moments(rng: random.Random, steps: int) -> None:
     there = There(network)
     way = CallWay(loop, there.dial)
     asked: list[Asked] = []
+    encoded: set[Asked] = set()
     outcomes: list[asyncio.Future[Outcome]] = []
 
     def ask() -> None:
@@ -154,6 +155,7 @@ async def _quiet_moments(rng: random.Random, steps: int) -> None:
 
     def put(one: Asked) -> None:
         number = asked.index(one) if one in asked else len(asked)
+        encoded.add(one)
         payload = number.to_bytes(4, "big") + bytes(rng.choice([0, 100, 3_000, 60_000, 140_000]))
         one.asks(b"name", payload, loop.time() + rng.choice([0.01, 1.0, 50.0]))
         way.ask(one)
@@ -167,7 +169,7 @@ async def _quiet_moments(rng: random.Random, steps: int) -> None:
             way.abandon(one)
 
     def encode() -> None:
-        for one in drawn([one for one in asked if not (hasattr(one, "payload") or one.waiter.done())]):
+        for one in drawn([one for one in asked if not (one in encoded or one.waiter.done())]):
             put(one)
 
     steps_: list[Callable[[], Any]] = [
@@ -186,7 +188,7 @@ async def _quiet_moments(rng: random.Random, steps: int) -> None:
             assert not caller.fits(first.nbytes), "it fits, and waits"
     network.refused = 0
     for one in asked:
-        if not hasattr(one, "payload"):
+        if one not in encoded:
             one.waiter.cancel()
             way.abandon(one)
     while any(not one.done() for one in outcomes):
