@@ -23,6 +23,7 @@ from aiodist.group.core import GroupCore
 from aiodist.group.entering import Entering
 from aiodist.group.requests import NO_DATA, Request, internal
 from aiodist.group.roster import context_of
+from aiodist.net.tasks import Tasks
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class Subgroups:
     def __init__(self, core: GroupCore) -> None:
         self._core = core
         self._roster = core.roster
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks()
 
     def new_group(
         self, owner: object, ranks: Sequence[int] | None, timeout: Timeout, name: str, locally: bool
@@ -196,14 +197,12 @@ class Subgroups:
 
     def _close(self, group: GroupCore) -> None:
         """Close a group that the others make with this rank, and nobody here waits for."""
-        task = self._core.loop.create_task(group.aclose())
-        self._closing.add(task)
-        task.add_done_callback(self._closed)
 
-    def _closed(self, task: asyncio.Task[None]) -> None:
-        self._closing.discard(task)
-        if not task.cancelled():
-            task.exception()  # nobody has the group
+        async def close() -> None:
+            with contextlib.suppress(Exception):  # nobody has the group
+                await group.aclose()
+
+        self._closing.start(close())
 
     async def _connected(
         self, group: GroupCore, made: Any, timeout: float, origin: Origin, met: Work[None] | None = None
