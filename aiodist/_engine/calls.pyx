@@ -11,6 +11,7 @@ from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from aiodist._engine.handle cimport sent
 from aiodist._engine.plain cimport Room
 
 from aiodist.base.errors import WireError
@@ -455,13 +456,7 @@ cdef class Run:
         return self.send(None)
 
     def send(self, value):
-        cdef PyObject* found = NULL
-        cdef bint over = run_send(<PyObject*>self, <PyObject*>value, &found) == PYGEN_RETURN
-        result = <object>found
-        Py_DECREF(result)  # the reference that came
-        if over:
-            raise StopIteration(result)
-        return result
+        return sent(run_send, self, value)
 
     def throw(self, *error):
         if self.rest is None:

@@ -1,5 +1,23 @@
 # The fields of a handle, of what a group's handles share, and of the loop's turn, for the compiled callers.
 
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+
+cdef extern from "Python.h":
+    int PYGEN_RETURN
+
+ctypedef int (*resume)(PyObject* which, PyObject* value, PyObject** result) except -1
+
+cdef inline sent(resume send, object which, object value):
+    """What `send` of an awaitable gives, or raises at its end, by C's way to resume it."""
+    cdef PyObject* found = NULL
+    cdef bint over = send(<PyObject*>which, <PyObject*>value, &found) == PYGEN_RETURN
+    result = <object>found
+    Py_DECREF(result)  # the reference that came
+    if over:
+        raise StopIteration(result)
+    return result
+
 cdef class TurnClock:
     cdef double began_at, poll_began, polled  # of the turn (negative: it has not begun), of a poll; seconds of polling
     cdef double start(self, double limit) except? -1

@@ -7,7 +7,6 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident()
-    int PYGEN_RETURN
     int PyIter_Send(object iterator, object value, PyObject** result) except -1
 
 cdef extern from "fingerprint.h":
@@ -155,13 +154,7 @@ cdef class Awaiting:
         return self.send(None)
 
     def send(self, value):
-        cdef PyObject* found = NULL
-        cdef bint over = send_to(<PyObject*>self, <PyObject*>value, &found) == PYGEN_RETURN
-        result = <object>found
-        Py_DECREF(result)  # the reference that came
-        if over:
-            raise StopIteration(result)
-        return result
+        return sent(send_to, self, value)
 
     def throw(self, *error):
         return self.begun().throw(*error)
