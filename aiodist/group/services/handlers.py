@@ -62,7 +62,7 @@ class Handler(HandlerFields):
             return "its arguments cannot be read"
         if not self.least <= len(args) <= self.most:
             takes = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most:g}"
-            return f"{self.name} takes {takes} arguments, not {len(args)}"
+            return f"{self.name} takes {takes} argument{'' if takes == '1' else 's'}, not {len(args)}"
         for places, build in self.builders:
             for place in range(*places.indices(len(args))):
                 try:

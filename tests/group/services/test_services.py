@@ -96,6 +96,8 @@ async def test_results_errors_and_names() -> None:
         for args in [(), (1, 2, 3)]:
             with pytest.raises(dist.CallNotRun, match="takes 1 to 2 arguments"):
                 await pg.call(1, "power", *args)
+        with pytest.raises(dist.CallNotRun, match="lookup takes 1 argument, not 2"):
+            await pg.call(1, "lookup", Query("abcd", 9), 2)
         with pytest.raises(dist.CallNotRun, match="Query has no field 'nothing'"):
             await pg.call(1, "lookup", {"nothing": 1})
         with pytest.raises(dist.CallNotRun, match=r"use pg\.call"):
