@@ -129,12 +129,12 @@ def test_the_same_seed_gives_the_same_trace(keys_in_trace: list[Trace]) -> None:
         loop = VirtualLoop()
         trace = Trace(seed, loop)
         keys_in_trace[:] = [trace]
-        ended = simulate(12, trace, loop)
+        ended = simulate(24, trace, loop)
         return trace.digest(), trace.frames, ended
 
     first = traced(5)
     assert first == traced(5)
-    assert first[1] > 12 * 11 * 2  # all_to_all alone: a dial and a message for each pair
+    assert first[1] > 24 * 23 * 2  # all_to_all alone: a dial and a message for each pair
     assert first[0] != traced(6)[0]
 
 

@@ -33,9 +33,9 @@ def shown(outcome: engine.Outcome) -> list[str]:
 
 @pytest.mark.parametrize("target", TARGETS, ids=NAMES)
 def test_nothing_but_the_documented_errors_comes_out(target: Target) -> None:
-    outcome = engine.fuzz(target, 40, 1)
+    outcome = engine.fuzz(target, 60, 1)
     assert not shown(outcome)
-    assert outcome.inputs >= 40
+    assert outcome.inputs >= 60
     assert outcome.accepted, "nothing was accepted: are the seeds still valid?"
 
 
@@ -144,7 +144,7 @@ def test_the_same_seed_gives_the_same_inputs() -> None:
             seen.append(data)
             return ""
 
-        engine.fuzz(parser(note), 30, seed)
+        engine.fuzz(parser(note), 100, seed)
         return seen
 
     assert inputs(5) == inputs(5) != inputs(6)

@@ -80,7 +80,7 @@ async def scenario(pg: ProcessGroup, seed: int, nbytes: int, objects: bool, task
     return got
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     nbytes=st.sampled_from(SIZES),

@@ -40,7 +40,7 @@ def measured(schedules: list[Schedule]) -> Cost:
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in ALGORITHMS for name in ALGORITHMS[kind]])
 def test_the_model_counts_what_the_schedules_do(kind: Kind, name: str) -> None:
     one = ALGORITHMS[kind][name]
-    for size in (*range(1, 18), 31, 32):
+    for size in range(1, 33):
         if not one.offered(size, 0):
             continue
         cost = one.cost(size)

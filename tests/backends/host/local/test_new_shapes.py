@@ -116,7 +116,7 @@ def layout_of(call: Call, path: Path, size: int, rank: int, limits: Thresholds) 
     }
 
 
-@settings(max_examples=100)
+@settings(max_examples=300)
 @given(data=st.data(), size=st.integers(2, 64), limits=st.sampled_from(LIMITS))
 def test_a_path_holds_for_all_sizes_that_it_is_said_to_reach(
     data: st.DataObject, size: int, limits: Thresholds
