@@ -88,8 +88,7 @@ class HandlerRuns:
         """Answer with what a plain function has returned: now, or when what it has begun is done."""
         try:
             if not hasattr(result, "__await__"):
-                answer = objects.encode_small(result)
-                self._answers.at_once(number, _RESULT, encode(result) if answer is None else answer)
+                self._answers.at_once(number, _RESULT, encode(result))
                 return
         except BaseException as error:
             self.raised(number, handler.name, error)
